@@ -1,0 +1,23 @@
+"""eqzoo: image networks that are equivariant by construction, under timm's registry."""
+
+from .equivariance import equivariance_error
+from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
+from .hub import WeightsNotFoundError
+from .models import create_model, list_models, list_pretrained
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "P4",
+    "P4M",
+    "Z2",
+    "Z2M",
+    "Group",
+    "WeightsNotFoundError",
+    "create_model",
+    "cyclic",
+    "dihedral",
+    "equivariance_error",
+    "list_models",
+    "list_pretrained",
+]

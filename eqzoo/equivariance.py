@@ -1,0 +1,159 @@
+"""Measures how exactly a network keeps its promise: ``Φ(g x) = g Φ(x)`` for its features, ``Φ(g x) = Φ(x)`` at the end.
+
+An error is the relative L2 norm ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``: it has no unit, is about 1e-15 for an exact network in
+float64, and of the order of 1 for one that promises nothing.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .groups import Group, transform
+
+__all__ = ["EquivarianceReport", "equivariance_error", "equivariance_report", "randomise_norms"]
+
+
+@dataclass(frozen=True)
+class EquivarianceReport:
+    """The equivariance errors of a network, each largest over the pictures of the batch taken together.
+
+    Args:
+        group: The group.
+        logits: For every element that maps the pixel grid onto itself, the error of the network's output.
+        features: The same for ``forward_features``; empty if the group does not act on them.
+        layers: For every layer with a group, its own error given the input that it had in the network, largest over
+            the elements.
+    """
+
+    group: Group
+    logits: dict[int, float]
+    features: dict[int, float]
+    layers: dict[str, float]
+
+    @property
+    def largest(self) -> float:
+        """The largest of all errors."""
+        return max([*self.logits.values(), *self.features.values(), *self.layers.values()])
+
+
+def equivariance_error(
+    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomise: bool = False, seed: int = 0
+) -> float:
+    """The largest equivariance error of a network: of its layers, features and output, over all elements.
+
+    Args:
+        model: The network, or a single layer; it is copied and left as it is.
+        x: What it is fed; by default two pictures of noise of the network's ``input_size``.
+        group: The group; by default the network's own. Of a group that is no subgroup of the network's own, the output
+            alone is measured.
+        randomise: Whether to give norms and biases random values first. Fresh ones are symmetric by accident, and hide
+            what training would break.
+        seed: The seed of the noise and of the random values.
+
+    Returns:
+        ``max ‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, computed in float64 and evaluation mode on the CPU.
+
+    Raises:
+        ValueError: If there is no group or no input size to take, or the output is not a finite field.
+
+    Example:
+        >>> import eqzoo
+        >>> eqzoo.equivariance_error(eqzoo.create_model("p4_cnn", pretrained=True)) < 1e-12
+        True
+        >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
+        True
+    """
+    return equivariance_report(model, x, group, randomise, seed).largest
+
+
+def equivariance_report(
+    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomise: bool = False, seed: int = 0
+) -> EquivarianceReport:
+    """The equivariance errors of a network, one by one; see `equivariance_error` for the arguments."""
+    group = group or getattr(model, "group", None)
+    if group is None:
+        raise ValueError(f"{type(model).__name__} has no group of its own; say which one to measure with group=")
+    own = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    generator = torch.Generator().manual_seed(seed)
+    if randomise:
+        randomise_norms(own, generator)
+    if x is None:
+        x = _noise(own, generator)
+    x = x.detach().to("cpu", torch.float64)
+    with torch.no_grad():
+        own_group = getattr(own, "group", group)
+        logits = _errors(own, x, group, own_group)
+        inside = _is_subgroup(group, own_group)
+        trunk = getattr(own, "forward_features", None)
+        features = _errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
+        layers = _layer_errors(own, x, group) if inside else {}
+    return EquivarianceReport(group, logits, features, layers)
+
+
+def randomise_norms(model: nn.Module, generator: torch.Generator) -> None:
+    """Fills norms' parameters and statistics and all biases uniformly from [0.5, 1.5), in place."""
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point() and tensor.ndim == 1:
+            tensor.copy_(torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + 0.5)
+
+
+def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
+    size = getattr(model, "input_size", None) or getattr(model, "pretrained_cfg", {}).get("input_size")
+    if size is None:
+        raise ValueError(f"{type(model).__name__} does not say its input size; pass x")
+    return torch.randn(2, *size, generator=generator, dtype=torch.float64)
+
+
+def _features(model: nn.Module, x: Tensor) -> Tensor:
+    """The last features as a field, also of a fused network, which gives them as planes."""
+    y: Tensor = cast(Any, model).forward_features(x)
+    group = getattr(model, "group", None)
+    return y.unflatten(1, (-1, group.order)) if group and y.ndim == 4 else y
+
+
+def _errors(function: Callable[[Tensor], Tensor], x: Tensor, group: Group, own: Group) -> dict[int, float]:
+    y = function(x)
+    norm = y.norm()
+    if not torch.isfinite(norm) or norm == 0:
+        raise ValueError(f"the output has norm {norm}, so no relative error; feed another x")
+    return {
+        g: ((function(_act(x, group, g, own)) - _act(y, group, g, own)).norm() / norm).item()
+        for g in group.grid_elements
+    }
+
+
+def _act(x: Tensor, group: Group, g: int, own: Group) -> Tensor:
+    """The action on what a layer takes or gives, told by its shape: a field of its own group, a picture, a vector."""
+    if x.ndim < 4:
+        return x
+    if x.ndim == 4 or x.shape[2] == 1:
+        return transform(x, group, g, "trivial")
+    element = own.element(group.matrix(g))
+    if element is None or x.shape[2] != own.order:
+        raise ValueError(f"no action of {group.name} on a field of shape {tuple(x.shape)}")
+    return transform(x, own, element, "regular")
+
+
+def _is_subgroup(group: Group, other: Group) -> bool:
+    return all(other.element(group.matrix(g)) is not None for g in group.elements)
+
+
+def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
+    layers = {name: module for name, module in model.named_modules() if name and hasattr(module, "group")}
+    inputs: dict[str, Tensor] = {}
+    handles = [module.register_forward_pre_hook(partial(_keep_input, inputs, name)) for name, module in layers.items()]
+    model(x)
+    for handle in handles:
+        handle.remove()
+    return {
+        name: max(_errors(layers[name], value, group, layers[name].group).values()) for name, value in inputs.items()
+    }
+
+
+def _keep_input(inputs: dict[str, Tensor], name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+    inputs[name] = args[0]

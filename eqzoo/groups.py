@@ -1,0 +1,215 @@
+"""Finite point groups of the plane: cyclic (turns) and dihedral (turns and a mirror).
+
+An element is an integer ``i = m·n + r`` that stands for ``R^r M^m``: mirror first, then ``r`` turns of ``2π/n``.
+A turn is counter-clockwise as displayed, a mirror flips the width axis, and pixel (0, 0) is top left.
+
+A group acts on feature fields by ``(g f)(x) = ρ(g) f(g⁻¹ x)``:
+
+* ``"trivial"``: images, ``(..., height, width)``; ρ does nothing.
+* ``"regular"``: ``(..., |H|, height, width)``; ρ permutes the group axis, ``(g f)(h, x) = f(g⁻¹ h, g⁻¹ x)``.
+
+Filters transform as the fields that they are correlated with, so one function, `transform`, acts on both.
+
+References:
+    Group Equivariant Convolutional Networks (Cohen and Welling, 2016), sections 4 and 6
+    https://arxiv.org/abs/1602.07576
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["P4", "P4M", "Z2", "Z2M", "Field", "Group", "cyclic", "dihedral", "orbit", "permutation", "transform"]
+
+Field = Literal["trivial", "regular"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A finite group of turns by multiples of ``2π/n`` and, where asked for, mirrors.
+
+    Args:
+        rotations: The number of turns, n.
+        mirrors: Whether the group holds mirrors too; it then has ``2n`` elements.
+
+    Raises:
+        ValueError: If ``rotations`` is smaller than 1.
+
+    References:
+        Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 4
+        https://arxiv.org/abs/1602.07576
+
+    Example:
+        >>> P4M.order, P4M.name, P4M.product(1, 4) == P4M.product(4, 3)  # R M = M R^-1
+        (8, 'p4m', True)
+    """
+
+    rotations: int
+    mirrors: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rotations < 1:
+            raise ValueError(f"a group needs at least one turn (the identity), got rotations={self.rotations}")
+
+    @property
+    def order(self) -> int:
+        """The number of elements, ``|H|``."""
+        return self.rotations * (1 + self.mirrors)
+
+    @property
+    def name(self) -> str:
+        """The field's name: z2 and p4 for the wallpaper groups of the pixel grid, r<n> else; with an m for mirrors."""
+        return {1: "z2", 4: "p4"}.get(self.rotations, f"r{self.rotations}") + "m" * self.mirrors
+
+    @property
+    def elements(self) -> range:
+        """All elements; 0 is the identity."""
+        return range(self.order)
+
+    @property
+    def grid_elements(self) -> tuple[int, ...]:
+        """The elements that map the pixel grid onto itself: quarter turns, and mirrors followed by quarter turns."""
+        return tuple(g for g in self.elements if 4 * (g % self.rotations) % self.rotations == 0)
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether every element maps the pixel grid onto itself."""
+        return len(self.grid_elements) == self.order
+
+    def _split(self, g: int) -> tuple[int, int]:
+        if not 0 <= g < self.order:
+            raise ValueError(f"element {g} is not in {self.name}: its elements are 0 to {self.order - 1}")
+        return divmod(g, self.rotations)
+
+    def product(self, g: int, h: int) -> int:
+        """The element ``g h`` (first h, then g): ``R^r M^m · R^s M^k = R^(r ± s) M^(m + k)``, minus if m is 1."""
+        (m, r), (k, s) = self._split(g), self._split(h)
+        return ((m + k) % 2) * self.rotations + (r + (-s if m else s)) % self.rotations
+
+    def inverse(self, g: int) -> int:
+        """The element ``g⁻¹``; every mirror is its own inverse."""
+        m, r = self._split(g)
+        return g if m else -r % self.rotations
+
+    def matrix(self, g: int) -> Tensor:
+        """The action on positions: the orthogonal matrix of g on ``(row, column)`` vectors, ``(2, 2)`` float64.
+
+        ``R(θ) = [[cos θ, −sin θ], [sin θ, cos θ]]`` and ``M = diag(1, −1)``; quarter turns are exact integers.
+        """
+        m, r = self._split(g)
+        cos, sin = _cos_sin(r, self.rotations)
+        flip = -1.0 if m else 1.0
+        return torch.tensor([[cos, -sin * flip], [sin, cos * flip]], dtype=torch.float64)
+
+    def quarter_turns(self, g: int) -> tuple[int, bool]:
+        """The action on the pixel grid: how many quarter turns, and whether the width axis is mirrored before.
+
+        Raises:
+            ValueError: If g does not map the pixel grid onto itself.
+        """
+        m, r = self._split(g)
+        turns, rest = divmod(4 * r, self.rotations)
+        if rest:
+            raise ValueError(
+                f"element {g} of {self.name} turns by {360 * r / self.rotations:g} degrees, which does not map the "
+                f"pixel grid onto itself; the elements that do are {self.grid_elements}"
+            )
+        return turns, bool(m)
+
+    def element(self, matrix: Tensor) -> int | None:
+        """The element whose matrix this is, or None: how a subgroup finds its elements in a larger group."""
+        matches = (g for g in self.elements if torch.allclose(self.matrix(g), matrix.double(), atol=1e-9))
+        return next(matches, None)
+
+
+def cyclic(rotations: int) -> Group:
+    """The cyclic group of turns by multiples of ``2π/rotations``."""
+    return Group(rotations)
+
+
+def dihedral(rotations: int) -> Group:
+    """The dihedral group: the turns of `cyclic` and as many mirrors, ``2·rotations`` elements."""
+    return Group(rotations, mirrors=True)
+
+
+Z2 = cyclic(1)
+Z2M = dihedral(1)
+P4 = cyclic(4)
+P4M = dihedral(4)
+
+
+def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
+    """Applies an element of the group to a field or filter: ``(g f)(x) = ρ(g) f(g⁻¹ x)``.
+
+    Args:
+        x: ``(..., height, width)`` for a trivial field, ``(..., |H|, height, width)`` for a regular one.
+        group: The group.
+        g: The element.
+        field: ``"trivial"`` or ``"regular"``.
+
+    Returns:
+        The transformed field; a quarter turn swaps height and width.
+
+    Raises:
+        ValueError: If g does not map the pixel grid onto itself, the field is unknown, or the group axis is not |H|.
+
+    Example:
+        >>> transform(torch.tensor([[1, 2], [3, 4]]), P4, 1, "trivial")  # a quarter turn, counter-clockwise
+        tensor([[2, 4],
+                [1, 3]])
+    """
+    turns, mirrored = group.quarter_turns(g)
+    if field == "regular":
+        if x.ndim < 3 or x.shape[-3] != group.order:
+            raise ValueError(
+                f"a regular field of {group.name} is (..., {group.order}, height, width), got {tuple(x.shape)}"
+            )
+        x = x.index_select(-3, permutation(group, g).to(x.device))
+    elif field != "trivial":
+        raise ValueError(f"field is 'trivial' or 'regular', got {field!r}")
+    return torch.rot90(x.flip(-1) if mirrored else x, turns, (-2, -1))
+
+
+def permutation(group: Group, g: int) -> Tensor:
+    """How g permutes the group axis of a regular field: entry h is the index of ``g⁻¹ h``, ``(|H|,)`` int64."""
+    inverse = group.inverse(g)
+    return torch.tensor([group.product(inverse, h) for h in group.elements])
+
+
+@cache
+def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
+    """Where each entry of every transformed copy of a filter comes from.
+
+    Entry ``[g, j]`` is the place in the flattened filter that the j-th entry of ``g·filter`` is read from, so the
+    orbit of any filter is one gather.
+
+    Args:
+        group: The group.
+        kernel_size: The side of the square filter, in pixels.
+        field: What the filter is correlated with: ``"trivial"`` or ``"regular"``.
+
+    Returns:
+        ``(|H|, k·k)`` for a trivial field, ``(|H|, |H|·k·k)`` for a regular one, int64.
+
+    Raises:
+        ValueError: If the group does not act on the pixel grid.
+    """
+    if not group.on_grid:
+        raise ValueError(
+            f"{group.name} does not map the pixel grid onto itself, so its filters have no exact orbit; "
+            "use z2, z2m, r2, r2m, p4 or p4m"
+        )
+    shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
+    places = torch.arange(math.prod(shape)).reshape(shape)
+    return torch.stack([transform(places, group, g, field).flatten() for g in group.elements])
+
+
+def _cos_sin(r: int, n: int) -> tuple[float, float]:
+    """Cosine and sine of ``2π r/n``, exact at the quarter turns."""
+    if 4 * r % n == 0:
+        return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[4 * r // n]
+    return math.cos(2 * math.pi * r / n), math.sin(2 * math.pi * r / n)

@@ -1,0 +1,63 @@
+"""Where weights come from: a folder of the user's, the checkpoints shipped with the package, the Hugging Face Hub."""
+
+import os
+from pathlib import Path
+
+__all__ = ["HUB_OWNER", "WEIGHTS_NAME", "WeightsNotFoundError", "find_weights", "shipped_folder"]
+
+HUB_OWNER = "eqzoo"
+WEIGHTS_NAME = "model.safetensors"
+
+
+class WeightsNotFoundError(FileNotFoundError):
+    """No weights in any of the places where they are looked for; the message names the places."""
+
+
+def shipped_folder() -> Path:
+    """The folder of shipped checkpoints: ``model_cards/`` inside an installed package, else in the clone around it."""
+    package = Path(__file__).resolve().parent
+    installed = package / "model_cards"
+    return installed if installed.is_dir() else package.parent / "model_cards"
+
+
+def find_weights(name: str, repo_id: str, cache_dir: str | Path | None = None) -> Path:
+    """Finds the weights of a checkpoint, in this order: ``EQZOO_WEIGHTS``, the shipped checkpoints, the Hub.
+
+    A folder of checkpoints holds ``<name>/model.safetensors``, as a Hub repo, or ``<name>.safetensors``.
+
+    Args:
+        name: The checkpoint, ``<model>.<data set>``.
+        repo_id: Its Hub repo, ``<owner>/<name>``.
+        cache_dir: Where downloads are kept; by default huggingface_hub's own cache.
+
+    Returns:
+        The path of a safetensors file.
+
+    Raises:
+        WeightsNotFoundError: If it is in none of the three places, or the Hub cannot be reached.
+
+    Example:
+        >>> find_weights("p4_cnn.rotmnist", "eqzoo/p4_cnn.rotmnist").name
+        'model.safetensors'
+    """
+    folders = [Path(os.environ["EQZOO_WEIGHTS"])] if os.environ.get("EQZOO_WEIGHTS") else []
+    for folder in (*folders, shipped_folder()):
+        for path in (folder / name / WEIGHTS_NAME, folder / f"{name}.safetensors"):
+            if path.is_file():
+                return path
+    return _download(name, repo_id, cache_dir)
+
+
+def _download(name: str, repo_id: str, cache_dir: str | Path | None) -> Path:
+    from huggingface_hub import hf_hub_download  # imported late: it takes a second that local weights do not need
+
+    try:
+        return Path(hf_hub_download(repo_id, WEIGHTS_NAME, cache_dir=cache_dir))
+    except Exception as error:  # every version of huggingface_hub raises its HTTP library's own errors here
+        folder = os.environ.get("EQZOO_WEIGHTS")
+        raise WeightsNotFoundError(
+            f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}), not shipped in {shipped_folder()}, "
+            f"and the Hub gave no https://huggingface.co/{repo_id} ({type(error).__name__}). Three ways on: pass "
+            f"checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
+            f"{name}/{WEIGHTS_NAME}; or go online and check that the Hub repo exists"
+        ) from error

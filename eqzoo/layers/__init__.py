@@ -1,0 +1,15 @@
+"""Equivariant layers, one mechanism a file."""
+
+from .conv import GroupConv2d, LiftingConv2d
+from .norm import GroupBatchNorm2d
+from .pool import GlobalPool, GroupPool, SpatialAdaptiveAvgPool2d, SpatialPool2d
+
+__all__ = [
+    "GlobalPool",
+    "GroupBatchNorm2d",
+    "GroupConv2d",
+    "GroupPool",
+    "LiftingConv2d",
+    "SpatialAdaptiveAvgPool2d",
+    "SpatialPool2d",
+]

@@ -1,0 +1,183 @@
+"""Lifting and group convolutions: plain convolutions with the whole orbit of every filter."""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..groups import Field, Group, orbit
+from ._exact import check_size
+
+__all__ = ["GroupConv2d", "LiftingConv2d"]
+
+
+class _OrbitConv2d(nn.Module):
+    """What lifting and group convolution share: parameters, the filter bank by one gather, and fusing."""
+
+    in_field: ClassVar[Field]
+    orbit_index: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.padding = padding
+        self.dilation = dilation
+        self.in_planes = in_channels * (group.order if self.in_field == "regular" else 1)
+        self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes, kernel_size, kernel_size))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        index = orbit(group, kernel_size, self.in_field)
+        self.register_buffer("orbit_index", index.reshape(1, group.order, 1, -1), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = planes in x k², as torch does."""
+        bound = 1 / math.sqrt(self.in_planes * self.kernel_size**2)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    def filters(self) -> Tensor:
+        """The filter bank ``(C'·|H|, planes in, k, k)``: for each filter, its copies under all elements."""
+        order, k = self.group.order, self.kernel_size
+        if order == 1:
+            return self.weight
+        weight = self.weight.reshape(self.out_channels, 1, self.in_channels, -1).expand(-1, order, -1, -1)
+        index = self.orbit_index.expand(self.out_channels, -1, self.in_channels, -1)
+        return weight.gather(3, index).reshape(self.out_channels * order, self.in_planes, k, k)
+
+    def expanded_bias(self) -> Tensor | None:
+        """The bias of the filter bank, ``(C'·|H|,)``: one value a field, so that turning cannot change it."""
+        return None if self.bias is None else self.bias.repeat_interleave(self.group.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        if x.ndim == 5:
+            x = x.flatten(1, 2)
+        bias = self.expanded_bias()
+        y = F.conv2d(x, self.filters(), bias, self.stride, self.padding, self.dilation)
+        return y.unflatten(1, (self.out_channels, self.group.order))
+
+    def fuse(self) -> nn.Conv2d:
+        """The same map as a plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
+        conv = nn.Conv2d(
+            self.in_planes,
+            self.out_channels * self.group.order,
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.dilation,
+            bias=self.bias is not None,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+        with torch.no_grad():
+            conv.weight.copy_(self.filters())
+            bias = self.expanded_bias()
+            if conv.bias is not None and bias is not None:
+                conv.bias.copy_(bias)
+        return conv.train(self.training)
+
+    def _check(self, x: Tensor) -> None:
+        lead = (self.in_channels,) if self.in_field == "trivial" else (self.in_channels, self.group.order)
+        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
+            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
+            raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
+        span = self.dilation * (self.kernel_size - 1) + 1
+        check_size(self, self.group, x, span, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group.name}, {self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, bias={self.bias is not None}"
+        )
+
+
+class LiftingConv2d(_OrbitConv2d):
+    """Correlates an image with every transformed copy of its filters.
+
+    ``out(h) = f ⋆ (h·ψ) + b``. The output is a regular field: turning the image turns the maps and permutes the
+    group axis.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of image channels, C.
+        out_channels: The number of regular fields, C'.
+        kernel_size: The side of the square filter, in pixels, odd or even.
+        stride: The step between outputs, in pixels.
+        padding: The zeros added to each side, in pixels.
+        dilation: The step between filter taps, in pixels.
+        bias: Whether to add a bias, one a field.
+
+    Shape:
+        ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
+
+    Raises:
+        ValueError: If the group is not one of the pixel grid, the input has another shape, or the stride would sample
+            another grid after a turn: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+
+    References:
+        Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 10
+        https://arxiv.org/abs/1602.07576
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> lift = LiftingConv2d(P4, 3, 16, kernel_size=3, padding=1)
+        >>> lift(torch.zeros(2, 3, 32, 32)).shape  # (B, C', |H|, height, width)
+        torch.Size([2, 16, 4, 32, 32])
+    """
+
+    in_field = "trivial"
+
+
+class GroupConv2d(_OrbitConv2d):
+    """Correlates a regular field with every transformed copy of its filters.
+
+    ``out(h) = Σ_h' f(h') ⋆ (h·ψ)(h') + b`` with ``(h·ψ)(h') = h·ψ(h⁻¹h')``: a turn of the input turns the maps and
+    permutes the group axis, of the output as of the input.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of regular fields that come in, C.
+        out_channels: The number of regular fields that go out, C'.
+        kernel_size: The side of the square filter, in pixels, odd or even.
+        stride: The step between outputs, in pixels.
+        padding: The zeros added to each side, in pixels.
+        dilation: The step between filter taps, in pixels.
+        bias: Whether to add a bias, one a field.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C·|H|, k, k)``, read
+        as ``(C', C, |H|, k, k)``.
+
+    Raises:
+        ValueError: If the group is not one of the pixel grid, the input has another shape, or the stride would sample
+            another grid after a turn: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+
+    References:
+        Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 11
+        https://arxiv.org/abs/1602.07576
+
+    Example:
+        >>> from eqzoo.groups import P4M
+        >>> conv = GroupConv2d(P4M, 16, 8, kernel_size=1)
+        >>> conv(torch.zeros(2, 16, 8, 32, 32)).shape  # (B, C', |H|, height, width)
+        torch.Size([2, 8, 8, 32, 32])
+    """
+
+    in_field = "regular"

@@ -1,0 +1,209 @@
+"""Pooling over space, which keeps the field, over the group, which makes it trivial, and over both."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..groups import Group
+from ._exact import check_size
+
+__all__ = ["GlobalPool", "GroupPool", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
+
+Reduce = Literal["max", "avg"]
+
+
+def _check_reduce(reduce: str) -> None:
+    if reduce not in ("max", "avg"):
+        raise ValueError(f"reduce is 'max' or 'avg', got {reduce!r}")
+
+
+class SpatialPool2d(nn.Module):
+    """Takes the maximum or the mean of a field over square windows.
+
+    ``out(c, h, x) = max or mean over the window at x of f(c, h, ·)``; the group axis is left as it is. Works on
+    images and on regular fields.
+
+    Args:
+        group: The point group H, whose promise the layer keeps.
+        kernel_size: The side of the window, in pixels.
+        stride: The step of the window, in pixels; by default the side of the window.
+        padding: Pixels added to each side, ignored by the maximum and counted as zeros by the mean.
+        reduce: ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, ..., height, width)`` to ``(B, ..., height', width')``.
+
+    Raises:
+        ValueError: If the windows would not tile the picture: ``(side + 2·padding − k) % stride`` must be 0.
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> SpatialPool2d(P4, 2)(torch.zeros(2, 16, 4, 24, 24)).shape
+        torch.Size([2, 16, 4, 12, 12])
+    """
+
+    def __init__(
+        self, group: Group, kernel_size: int, stride: int | None = None, padding: int = 0, reduce: Reduce = "max"
+    ) -> None:
+        super().__init__()
+        _check_reduce(reduce)
+        self.group = group
+        self.kernel_size = kernel_size
+        self.stride = stride or kernel_size
+        self.padding = padding
+        self.reduce = reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_size(self, self.group, x, self.kernel_size, self.stride, self.padding)
+        pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
+        planes = x.flatten(1, 2) if x.ndim == 5 else x
+        y = pool(planes, self.kernel_size, self.stride, self.padding)
+        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+
+    def fuse(self) -> nn.Module:
+        """The same map as a plain pool on planes, ``(B, C·|H|, height, width)``."""
+        plain = nn.MaxPool2d if self.reduce == "max" else nn.AvgPool2d
+        return plain(self.kernel_size, self.stride, self.padding)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group.name}, {self.kernel_size}, stride={self.stride}, padding={self.padding}, "
+            f"reduce={self.reduce!r}"
+        )
+
+
+class SpatialAdaptiveAvgPool2d(nn.Module):
+    """Takes means over a given number of windows, placed alike from every side: exact at every picture size.
+
+    Args:
+        output_size: The side of the output, in pixels.
+
+    Shape:
+        ``(B, ..., height, width)`` to ``(B, ..., output_size, output_size)``.
+
+    Example:
+        >>> SpatialAdaptiveAvgPool2d(4)(torch.zeros(2, 16, 4, 9, 9)).shape
+        torch.Size([2, 16, 4, 4, 4])
+    """
+
+    def __init__(self, output_size: int) -> None:
+        super().__init__()
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        planes = x.flatten(1, 2) if x.ndim == 5 else x
+        y = F.adaptive_avg_pool2d(planes, self.output_size)
+        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+
+    def fuse(self) -> nn.AdaptiveAvgPool2d:
+        """The same map as a plain `torch.nn.AdaptiveAvgPool2d` on planes."""
+        return nn.AdaptiveAvgPool2d(self.output_size)
+
+    def extra_repr(self) -> str:
+        return f"{self.output_size}"
+
+
+class GroupPool(nn.Module):
+    """Takes the maximum or the mean over the group axis: a regular field becomes a trivial one.
+
+    ``out(c, x) = max or mean over h of f(c, h, x)``. Turning the input turns the output; pooled over space as well,
+    the result does not change at all.
+
+    Args:
+        group: The point group H.
+        reduce: ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C, height, width)``.
+
+    Raises:
+        ValueError: If ``reduce`` is neither, or the input has no group axis of |H|.
+
+    References:
+        Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6.3
+        https://arxiv.org/abs/1602.07576
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> GroupPool(P4)(torch.zeros(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
+    """
+
+    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
+        super().__init__()
+        _check_reduce(reduce)
+        self.group = group
+        self.reduce = reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_field(self, self.group, x)
+        return x.amax(2) if self.reduce == "max" else x.mean(2)
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)`` to ``(B, C, height, width)``."""
+        return _PlanePool(self.group.order, self.reduce, (2,))
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, reduce={self.reduce!r}"
+
+
+class GlobalPool(nn.Module):
+    """Takes the maximum or the mean over the group and over space: a regular field becomes an invariant vector.
+
+    ``out(c) = max or mean over h and x of f(c, h, x)``. No transformation of the group changes the output.
+
+    Args:
+        group: The point group H.
+        reduce: ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C)``.
+
+    Raises:
+        ValueError: If ``reduce`` is neither, or the input has no group axis of |H|.
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> GlobalPool(P4)(torch.zeros(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16])
+    """
+
+    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
+        super().__init__()
+        _check_reduce(reduce)
+        self.group = group
+        self.reduce = reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check_field(self, self.group, x)
+        return x.amax((2, 3, 4)) if self.reduce == "max" else x.mean((2, 3, 4))
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)`` to ``(B, C)``."""
+        return _PlanePool(self.group.order, self.reduce, (2, 3, 4))
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, reduce={self.reduce!r}"
+
+
+def _check_field(module: nn.Module, group: Group, x: Tensor) -> None:
+    if x.ndim != 5 or x.shape[2] != group.order:
+        raise ValueError(f"{module} takes (B, C, {group.order}, height, width), got {tuple(x.shape)}")
+
+
+class _PlanePool(nn.Module):
+    """`GroupPool` and `GlobalPool` on planes, for fused networks."""
+
+    def __init__(self, order: int, reduce: Reduce, axes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order = order
+        self.reduce = reduce
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        field = x.unflatten(1, (-1, self.order))
+        return field.amax(self.axes) if self.reduce == "max" else field.mean(self.axes)
+
+    def extra_repr(self) -> str:
+        return f"order={self.order}, reduce={self.reduce!r}, axes={self.axes}"

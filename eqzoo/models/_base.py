@@ -1,0 +1,145 @@
+"""What every network of the zoo has in common: timm's methods, written once."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from timm.models import checkpoint_seq
+from torch import Tensor, nn
+
+from ..groups import Group
+
+__all__ = ["EquivariantNet"]
+
+
+class EquivariantNet(nn.Module):
+    """A stem, blocks and a head, with timm's methods; the base of all networks here.
+
+    ``forward(x) = forward_head(forward_features(x))``. The features are a regular field of the group,
+    ``(B, C, |H|, height, width)``; the logits are invariant, ``(B, num_classes)``. A subclass sets ``stem``, ``blocks``
+    and ``feature_info`` (one entry for the stem and one for each block) and writes ``forward_head`` and
+    ``reset_classifier``.
+
+    Args:
+        group: The point group whose turns and mirrors the network respects.
+        num_classes: The number of classes.
+        in_chans: The number of channels of the picture.
+        num_features: The number of fields of the last features, which is also the length of the pooled features.
+    """
+
+    stem: nn.Module
+    blocks: nn.Sequential
+    head: nn.Module
+    feature_info: list[dict[str, Any]]
+    pretrained_cfg: dict[str, Any]
+    output_fmt: ClassVar[str] = "NCHW"
+
+    def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
+        super().__init__()
+        self.group = group
+        self.num_classes = num_classes
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = num_features
+        self.grad_checkpointing = False
+
+    @property
+    def input_size(self) -> tuple[int, int, int]:
+        """The picture that the network is made for: ``(channels, height, width)``, sides in pixels."""
+        _, height, width = self.pretrained_cfg["input_size"]
+        return self.in_chans, height, width
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The last features: ``(B, C, height, width)`` pictures to a regular field ``(B, C, |H|, height', width')``."""
+        x = self.stem(x)
+        if self.grad_checkpointing and self.training:
+            checkpointed: Tensor = checkpoint_seq(self.blocks, x)
+            return checkpointed
+        return self._through_blocks(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | Sequence[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The features after the stem and after each block, as timm's wrappers ask for them.
+
+        Args:
+            x: The pictures, ``(B, C, height, width)``.
+            indices: Which features: all (None), the last n (an int), or places counted from the stem.
+            norm: Accepted for timm; there is no final norm to apply.
+            stop_early: Whether to stop at the last feature asked for.
+            output_fmt: ``"NCHW"``, planes ``(B, C·|H|, height, width)``, is the only one.
+            intermediates_only: Whether to leave out the last features.
+
+        Returns:
+            The planes asked for; and before them, unless ``intermediates_only``, the last features as a field.
+
+        Raises:
+            ValueError: If an index is out of range or the format is another.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt is 'NCHW', planes (B, C·|H|, height, width); got {output_fmt!r}")
+        wanted = self._feature_indices(indices)
+        last = max(wanted) if stop_early or intermediates_only else len(self.blocks)
+        found = []
+        for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
+            x = stage(x)
+            if place in wanted:
+                found.append(x.flatten(1, 2) if x.ndim == 5 else x)
+        return found if intermediates_only else (x, found)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drops the blocks behind the last feature asked for, and the head; returns the places of the features."""
+        wanted = self._feature_indices(indices)
+        self.blocks = self.blocks[: max(wanted)]
+        if prune_head:
+            self.reset_classifier(0)
+        return wanted
+
+    def get_classifier(self) -> nn.Module:
+        """The layer that makes the logits."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, num_features)``."""
+        raise NotImplementedError
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How timm groups parameters by depth, for layer-wise learning rates."""
+        return {"stem": r"^stem", "blocks": r"^blocks" if coarse else [(r"^blocks\.(\d+)", None)]}
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm's optimizers leave undecayed besides biases and norms: none."""
+        return set()
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Trades time for memory: blocks are recomputed in the backward pass."""
+        self.grad_checkpointing = enable
+
+    def _through_blocks(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def _feature_indices(self, indices: int | Sequence[int] | None) -> list[int]:
+        count = len(self.blocks) + 1
+        if indices is None:
+            return list(range(count))
+        if isinstance(indices, int):
+            indices = range(-indices, 0)
+        wanted = [count + i if i < 0 else i for i in indices]
+        if not wanted or not all(0 <= i < count for i in wanted):
+            raise ValueError(f"features are numbered 0 (stem) to {count - 1}, got {list(indices)}")
+        return wanted

@@ -1,0 +1,159 @@
+"""The rotated-MNIST network of group equivariant CNNs, for any group of the pixel grid.
+
+Seven valid convolutions, as attentive group convolutions took it over from Cohen and Welling: 3 x 3, but 4 x 4 in the
+last, which classifies; batch norm and ReLU after each of the first six, dropout after all of them but the second,
+a 2 x 2 maximum after the second. On 28 x 28 pictures the sides are 26, 24 and 12, 10, 8, 6, 4, 1.
+
+| model     | group | fields N | parameters |
+|-----------|-------|----------|------------|
+| z2_cnn    | Z2    | 20       | 21,620     |
+| p4_cnn    | P4    | 10       | 24,610     |
+| p4_cnn_w* | P4    | 11 15 19 | 29,051 · 50,415 · 77,539 |
+| p4m_cnn   | P4M   | 7        | 26,747     |
+
+References:
+    Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8.1
+    https://arxiv.org/abs/1602.07576
+    Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 4.1 and table 1
+    https://arxiv.org/abs/2002.03830
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..groups import P4, P4M, Z2, Group
+from ..layers import GlobalPool, GroupBatchNorm2d, GroupConv2d, LiftingConv2d, SpatialPool2d
+from ..layers.pool import Reduce
+from ._base import EquivariantNet
+from ._builder import ROTMNIST, build, published
+
+__all__ = ["GroupCNN"]
+
+
+class GroupCNN(EquivariantNet):
+    """Seven lifting and group convolutions; the last one classifies.
+
+    Args:
+        group: The point group.
+        width: The number of fields of every layer, N.
+        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, N)``.
+        in_chans: The number of channels of the picture.
+        drop_rate: The probability of dropping an activation.
+        global_pool: How logits are pooled over the group, and over space where pictures are larger than 28 x 28:
+            ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides even and at least 28 pixels.
+
+    References:
+        Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 4.1
+        https://arxiv.org/abs/2002.03830
+
+    Example:
+        >>> import torch
+        >>> GroupCNN(P4)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        group: Group = P4,
+        width: int = 10,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        drop_rate: float = 0.3,
+        global_pool: Reduce = "max",
+    ) -> None:
+        super().__init__(group, num_classes, in_chans, num_features=width)
+        self.drop_rate = drop_rate
+        self.stem = self._stage(LiftingConv2d(group, in_chans, width, 3, bias=False), drop=True)
+        self.blocks = nn.Sequential(
+            self._stage(GroupConv2d(group, width, width, 3, bias=False), pool=True),
+            *(self._stage(GroupConv2d(group, width, width, 3, bias=False), drop=True) for _ in range(4)),
+        )
+        planes = width * group.order
+        self.feature_info = [{"num_chs": planes, "reduction": 1, "module": "stem"}] + [
+            {"num_chs": planes, "reduction": 2, "module": f"blocks.{i}"} for i in range(5)
+        ]
+        self.reset_classifier(num_classes, global_pool)
+
+    def _stage(self, conv: nn.Module, drop: bool = False, pool: bool = False) -> nn.Sequential:
+        layers = OrderedDict(conv=conv, norm=GroupBatchNorm2d(self.group, self.num_features), act=nn.ReLU())
+        if drop:
+            layers["drop"] = nn.Dropout(self.drop_rate)
+        if pool:
+            layers["pool"] = SpatialPool2d(self.group, 2)
+        return nn.Sequential(layers)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
+        return pooled
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the last convolution by a fresh one; 0 classes leave the pooled features ``(B, N)``."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
+        like = next(self.stem.parameters())
+        head = GroupConv2d(self.group, self.num_features, num_classes, 4, bias=False) if num_classes else nn.Identity()
+        self.head = head.to(like.device, like.dtype)
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    return ROTMNIST | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "z2_cnn.rotmnist": _cfg(**published("z2_cnn.rotmnist")),
+        "p4_cnn.rotmnist": _cfg(**published("p4_cnn.rotmnist")),
+        "p4_cnn_w11.untrained": _cfg(),
+        "p4_cnn_w15.untrained": _cfg(),
+        "p4_cnn_w19.untrained": _cfg(),
+        "p4m_cnn.untrained": _cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
+    return build(GroupCNN, variant, pretrained, out_indices=(0, 1, 2, 3, 4, 5), **(args | kwargs))
+
+
+@register_model
+def z2_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The plain CNN for rotated MNIST, 20 fields: the baseline that respects no turn (21,620 parameters)."""
+    return _create("z2_cnn", pretrained, kwargs, group=Z2, width=20)
+
+
+@register_model
+def p4_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN for rotated MNIST, 10 fields: exact for quarter turns (24,610 parameters)."""
+    return _create("p4_cnn", pretrained, kwargs, group=P4, width=10)
+
+
+@register_model
+def p4_cnn_w11(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with 11 fields, BIG11 of attentive group convolutions (29,051 parameters)."""
+    return _create("p4_cnn_w11", pretrained, kwargs, group=P4, width=11)
+
+
+@register_model
+def p4_cnn_w15(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with 15 fields, BIG15 of attentive group convolutions (50,415 parameters)."""
+    return _create("p4_cnn_w15", pretrained, kwargs, group=P4, width=15)
+
+
+@register_model
+def p4_cnn_w19(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with 19 fields, BIG19 of attentive group convolutions (77,539 parameters)."""
+    return _create("p4_cnn_w19", pretrained, kwargs, group=P4, width=19)
+
+
+@register_model
+def p4m_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4m CNN with 7 fields, ours: exact for quarter turns and mirrors (26,747 parameters)."""
+    return _create("p4m_cnn", pretrained, kwargs, group=P4M, width=7)

@@ -1,0 +1,139 @@
+"""Lifting and group convolutions against loops, their law, their fused form, and the sizes that they refuse."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eqzoo.equivariance import equivariance_error
+from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
+from eqzoo.layers import GroupConv2d, LiftingConv2d
+from tests import reference
+
+GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
+CASES = [
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 2, "stride": 2},
+    {"kernel_size": 4, "padding": 2},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": 2, "stride": 2, "padding": 1},
+]
+
+
+def picture(layer, side=6, width=None):
+    lead = (layer.in_channels,) if layer.in_field == "trivial" else (layer.in_channels, layer.group.order)
+    return torch.randn(2, *lead, side, width or side)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_layers_are_their_equations(group, case):
+    options = {name: value for name, value in case.items() if name != "kernel_size"}
+    for layer, slow in (
+        (LiftingConv2d(group, 2, 3, **case), reference.lifting_conv),
+        (GroupConv2d(group, 2, 3, **case), reference.group_conv),
+    ):
+        x = picture(layer)
+        expected = slow(x, layer.weight, layer.bias, group, **options)
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+        grads = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+        slow_grads = torch.autograd.grad(expected.square().sum(), layer.parameters())
+        torch.testing.assert_close(grads, slow_grads, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_turning_the_input_turns_the_output(group, case):
+    for layer in (LiftingConv2d(group, 2, 3, **case), GroupConv2d(group, 2, 3, **case)):
+        assert equivariance_error(layer, picture(layer, 6, 10)) < 1e-14
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    group=st.sampled_from(GRID),
+    kernel_size=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    steps=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    bias=st.booleans(),
+)
+def test_every_size_that_is_accepted_is_exact(group, kernel_size, stride, padding, dilation, steps, bias):
+    span = dilation * (kernel_size - 1) + 1
+    height, width = (max(1, span - 2 * padding) + step * stride for step in steps)
+    layer = GroupConv2d(group, 2, 2, kernel_size, stride, padding, dilation, bias)
+    try:
+        error = equivariance_error(layer, picture(layer, height, width))
+    except ValueError as refused:
+        assert "would break" in str(refused)  # spans below twice the padding leave a rest
+        assert max(1, span - 2 * padding) + 2 * padding != span
+    else:
+        assert error < 1e-14
+
+
+def test_the_error_can_be_large():
+    """Negative control: a plain convolution promises no quarter turn, and keeps none."""
+    plain = torch.nn.Conv2d(2, 3, 3)
+    assert equivariance_error(plain, torch.randn(2, 2, 6, 6), P4) > 0.1
+    layer = GroupConv2d(P4, 2, 3, 3)
+    layer.orbit_index = layer.orbit_index[:, [1, 0, 2, 3]]  # two filters attached to the wrong elements
+    assert equivariance_error(layer, picture(layer)) > 0.1
+
+
+@pytest.mark.parametrize("layer", [LiftingConv2d, GroupConv2d])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_fuse_gives_a_plain_convolution(layer, channels_last):
+    conv = layer(P4M, 2, 3, 3, stride=2, padding=1, dilation=1)
+    if channels_last:
+        conv = conv.to(memory_format=torch.channels_last)
+    x = picture(conv, 7)
+    plain = conv.fuse()
+    assert type(plain) is torch.nn.Conv2d
+    planes = x if x.ndim == 4 else x.flatten(1, 2)
+    torch.testing.assert_close(plain(planes), conv(x).flatten(1, 2), rtol=0, atol=1e-14)
+
+
+def test_parameters_are_four_dimensional_and_the_index_is_not_saved():
+    layer = GroupConv2d(P4, 5, 6, 3)
+    assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == {
+        "weight": (6, 20, 3, 3),
+        "bias": (6,),
+    }
+
+
+def test_gradcheck():
+    for layer in (LiftingConv2d(P4M, 1, 2, 2), GroupConv2d(Z2M, 1, 2, 3, padding=1)):
+        x = picture(layer, 3).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, w, layer=layer: _call(layer, x, w), (x, layer.weight))
+
+
+def _call(layer, x, weight):
+    return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+
+def test_sizes_that_would_break_the_group_are_refused_and_the_fix_is_named():
+    layer = LiftingConv2d(P4, 1, 2, 3, stride=2, padding=1)
+    with pytest.raises(ValueError, match="exact at height 31 or 33"):
+        layer(torch.zeros(1, 1, 32, 32))
+    assert layer(torch.zeros(1, 1, 33, 33)).shape == (1, 2, 4, 17, 17)
+    with pytest.raises(ValueError, match="exact at width 31 or 33"):  # a mirror reverses the width alone
+        LiftingConv2d(Z2M, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 32))
+    assert LiftingConv2d(Z2M, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 33)).shape == (1, 2, 2, 16, 17)
+    assert LiftingConv2d(Z2, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 32)).shape == (1, 2, 1, 16, 16)
+
+
+def test_the_refused_sizes_do_break_the_group(monkeypatch):
+    """Negative control of the rule: without it, the error is as large as the output."""
+    monkeypatch.setattr("eqzoo.layers.conv.check_size", lambda *_: None)
+    layer = LiftingConv2d(P4, 1, 2, 3, stride=2, padding=1)
+    assert equivariance_error(layer, torch.randn(1, 1, 32, 32)) > 0.5
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height, width\), got \(1, 3, 8, 8\)"):
+        GroupConv2d(P4, 3, 2, 3)(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="at least 2 pixels larger"):
+        LiftingConv2d(P4, 1, 2, 5)(torch.zeros(1, 1, 3, 8))
+    with pytest.raises(ValueError, match="use z2, z2m"):
+        GroupConv2d(cyclic(8), 3, 2, 3)

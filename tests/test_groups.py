@@ -1,0 +1,96 @@
+"""The group axioms, and that every action is a homomorphism, for every element."""
+
+import itertools
+
+import pytest
+import torch
+
+from eqzoo.groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral, orbit, permutation, transform
+from tests import reference
+
+GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
+ALL = [*GRID, cyclic(3), dihedral(3), cyclic(8), dihedral(8), cyclic(12), cyclic(16)]
+
+
+def names(group):
+    return group.name
+
+
+@pytest.mark.parametrize("group", ALL, ids=names)
+def test_group_axioms(group):
+    for g, h in itertools.product(group.elements, repeat=2):
+        assert group.product(g, h) in group.elements
+        for k in group.elements:
+            assert group.product(group.product(g, h), k) == group.product(g, group.product(h, k))
+    for g in group.elements:
+        assert group.product(g, 0) == g == group.product(0, g)
+        assert group.product(g, group.inverse(g)) == 0 == group.product(group.inverse(g), g)
+
+
+@pytest.mark.parametrize("group", ALL, ids=names)
+def test_matrices_are_a_homomorphism_and_faithful(group):
+    for g, h in itertools.product(group.elements, repeat=2):
+        torch.testing.assert_close(group.matrix(g) @ group.matrix(h), group.matrix(group.product(g, h)))
+    for g in group.elements:
+        assert group.element(group.matrix(g)) == g
+
+
+def test_elements_are_a_mirror_of_the_width_and_then_counter_clockwise_turns():
+    picture = torch.tensor([[1, 2], [3, 4]])
+    assert transform(picture, P4M, 4, "trivial").tolist() == [[2, 1], [4, 3]]
+    assert transform(picture, P4M, 1, "trivial").tolist() == [[2, 4], [1, 3]]
+    assert transform(picture, P4M, 5, "trivial").tolist() == [[1, 3], [2, 4]]  # mirrored, then turned
+
+
+@pytest.mark.parametrize("field", ["trivial", "regular"])
+@pytest.mark.parametrize("group", [*GRID, cyclic(8), dihedral(8)], ids=names)
+def test_the_action_is_a_homomorphism_and_the_reference(group, field):
+    x = torch.randn(2, group.order, 3, 4)
+    slow = reference.act if field == "trivial" else reference.act_regular
+    for g, h in itertools.product(group.grid_elements, repeat=2):
+        product = transform(x, group, group.product(g, h), field)
+        assert torch.equal(transform(transform(x, group, h, field), group, g, field), product)
+    for g in group.grid_elements:
+        assert torch.equal(transform(x, group, g, field), slow(x, group, g))
+
+
+def test_the_homomorphism_test_can_fail():
+    x = torch.randn(4, 3, 3)
+
+    def wrong(x, g):  # permutes by g instead of its inverse
+        return torch.rot90(x[permutation(P4, P4.inverse(g))], g, (-2, -1))
+
+    assert torch.equal(wrong(wrong(x, 1), 1), wrong(x, 2))  # a homomorphism too, but not the action
+    assert not torch.equal(wrong(x, 1), reference.act_regular(x, P4, 1))
+
+
+@pytest.mark.parametrize("field", ["trivial", "regular"])
+@pytest.mark.parametrize("kernel_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("group", GRID, ids=names)
+def test_orbit_gathers_the_transformed_filters(group, kernel_size, field):
+    shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
+    w = torch.randn(shape)
+    for g, index in zip(group.elements, orbit(group, kernel_size, field), strict=True):
+        assert torch.equal(w.flatten()[index].reshape(shape), transform(w, group, g, field))
+
+
+def test_names_and_grid():
+    assert [g.name for g in (Z2, Z2M, P4, P4M, cyclic(8), dihedral(6))] == ["z2", "z2m", "p4", "p4m", "r8", "r6m"]
+    assert all(g.on_grid for g in GRID)
+    assert cyclic(8).grid_elements == (0, 2, 4, 6)
+    assert cyclic(3).grid_elements == (0,)
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match="at least one turn"):
+        Group(0)
+    with pytest.raises(ValueError, match="0 to 3"):
+        P4.inverse(4)
+    with pytest.raises(ValueError, match="45 degrees"):
+        transform(torch.zeros(3, 3), cyclic(8), 1, "trivial")
+    with pytest.raises(ValueError, match=r"\(\.\.\., 4, height, width\)"):
+        transform(torch.zeros(8, 3, 3), P4, 1, "regular")
+    with pytest.raises(ValueError, match="'trivial' or 'regular'"):
+        transform(torch.zeros(4, 3, 3), P4, 1, "vector")
+    with pytest.raises(ValueError, match="use z2"):
+        orbit(cyclic(8), 3, "trivial")
