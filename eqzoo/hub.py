@@ -20,14 +20,14 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "model_cards"
 
 
-def find_weights(name: str, repo_id: str, cache_dir: str | Path | None = None) -> Path:
+def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = None) -> Path:
     """Finds the weights of a checkpoint, in this order: ``EQZOO_WEIGHTS``, the shipped checkpoints, the Hub.
 
     A folder of checkpoints holds ``<name>/model.safetensors``, as a Hub repo, or ``<name>.safetensors``.
 
     Args:
         name: The checkpoint, ``<model>.<data set>``.
-        repo_id: Its Hub repo, ``<owner>/<name>``.
+        repo_id: Its Hub repo, ``<owner>/<name>``, or None if it has not been published.
         cache_dir: Where downloads are kept; by default huggingface_hub's own cache.
 
     Returns:
@@ -48,16 +48,22 @@ def find_weights(name: str, repo_id: str, cache_dir: str | Path | None = None) -
     return _download(name, repo_id, cache_dir)
 
 
-def _download(name: str, repo_id: str, cache_dir: str | Path | None) -> Path:
+def _download(name: str, repo_id: str | None, cache_dir: str | Path | None) -> Path:
+    if repo_id is None:
+        raise WeightsNotFoundError(_nowhere(name, "it has not been published on the Hub"))
     from huggingface_hub import hf_hub_download  # imported late: it takes a second that local weights do not need
 
     try:
         return Path(hf_hub_download(repo_id, WEIGHTS_NAME, cache_dir=cache_dir))
     except Exception as error:  # every version of huggingface_hub raises its HTTP library's own errors here
-        folder = os.environ.get("EQZOO_WEIGHTS")
-        raise WeightsNotFoundError(
-            f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}), not shipped in {shipped_folder()}, "
-            f"and the Hub gave no https://huggingface.co/{repo_id} ({type(error).__name__}). Three ways on: pass "
-            f"checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
-            f"{name}/{WEIGHTS_NAME}; or go online and check that the Hub repo exists"
-        ) from error
+        reason = f"the Hub gave no https://huggingface.co/{repo_id} ({type(error).__name__}: {error})"
+        raise WeightsNotFoundError(_nowhere(name, reason)) from error
+
+
+def _nowhere(name: str, reason: str) -> str:
+    folder = os.environ.get("EQZOO_WEIGHTS")
+    return (
+        f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}), not shipped in {shipped_folder()}, and "
+        f"{reason}. Three ways on: pass checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a "
+        f"folder that holds {name}/{WEIGHTS_NAME}; or, for a published checkpoint, go online"
+    )

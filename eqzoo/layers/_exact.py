@@ -7,7 +7,9 @@ from ..groups import Group
 __all__ = ["check_size"]
 
 
-def check_size(module: nn.Module, group: Group, x: Tensor, span: int, stride: int, padding: int) -> None:
+def check_size(
+    module: nn.Module, group: Group, x: Tensor, span: int, stride: int, padding: int, exact: bool = True
+) -> None:
     """Raises unless a sliding window sees the same places of a picture and of its transformed copies.
 
     A window of ``span`` pixels that starts at the first pixel must end at the last one, along every axis that the
@@ -21,6 +23,7 @@ def check_size(module: nn.Module, group: Group, x: Tensor, span: int, stride: in
         span: The side of the window, counted with its dilation, in pixels.
         stride: The step of the window, in pixels.
         padding: The zeros added to each side, in pixels.
+        exact: Whether the group must be kept; False only asks that the window fits.
 
     Raises:
         ValueError: If the window is larger than the input or the sampled places change with the turn.
@@ -32,7 +35,7 @@ def check_size(module: nn.Module, group: Group, x: Tensor, span: int, stride: in
             f"{module} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels of "
             f"padding a side; give a picture that is at least {-room} pixels larger here, or a larger padding"
         )
-    if stride == 1:
+    if stride == 1 or not exact:
         return
     sides = {"height": height} if group.rotations > 1 else {}
     if group.order > 1:

@@ -29,6 +29,7 @@ class _OrbitConv2d(nn.Module):
         padding: int = 0,
         dilation: int = 1,
         bias: bool = True,
+        exact: bool = True,
     ) -> None:
         super().__init__()
         self.group = group
@@ -38,6 +39,7 @@ class _OrbitConv2d(nn.Module):
         self.stride = stride
         self.padding = padding
         self.dilation = dilation
+        self.exact = exact
         self.in_planes = in_channels * (group.order if self.in_field == "regular" else 1)
         self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
@@ -99,7 +101,7 @@ class _OrbitConv2d(nn.Module):
             wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
             raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
         span = self.dilation * (self.kernel_size - 1) + 1
-        check_size(self, self.group, x, span, self.stride, self.padding)
+        check_size(self, self.group, x, span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:
         return (
@@ -123,6 +125,7 @@ class LiftingConv2d(_OrbitConv2d):
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
         bias: Whether to add a bias, one a field.
+        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
@@ -160,6 +163,7 @@ class GroupConv2d(_OrbitConv2d):
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
         bias: Whether to add a bias, one a field.
+        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C·|H|, k, k)``, read

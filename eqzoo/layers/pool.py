@@ -30,6 +30,7 @@ class SpatialPool2d(nn.Module):
         stride: The step of the window, in pixels; by default the side of the window.
         padding: Pixels added to each side, ignored by the maximum and counted as zeros by the mean.
         reduce: ``"max"`` or ``"avg"``.
+        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
 
     Shape:
         ``(B, ..., height, width)`` to ``(B, ..., height', width')``.
@@ -44,7 +45,13 @@ class SpatialPool2d(nn.Module):
     """
 
     def __init__(
-        self, group: Group, kernel_size: int, stride: int | None = None, padding: int = 0, reduce: Reduce = "max"
+        self,
+        group: Group,
+        kernel_size: int,
+        stride: int | None = None,
+        padding: int = 0,
+        reduce: Reduce = "max",
+        exact: bool = True,
     ) -> None:
         super().__init__()
         _check_reduce(reduce)
@@ -53,9 +60,10 @@ class SpatialPool2d(nn.Module):
         self.stride = stride or kernel_size
         self.padding = padding
         self.reduce = reduce
+        self.exact = exact
 
     def forward(self, x: Tensor) -> Tensor:
-        check_size(self, self.group, x, self.kernel_size, self.stride, self.padding)
+        check_size(self, self.group, x, self.kernel_size, self.stride, self.padding, self.exact)
         pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
         planes = x.flatten(1, 2) if x.ndim == 5 else x
         y = pool(planes, self.kernel_size, self.stride, self.padding)

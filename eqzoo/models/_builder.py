@@ -9,7 +9,7 @@ from timm.models import PretrainedCfg, build_model_with_cfg, resolve_pretrained_
 from ..hub import HUB_OWNER, find_weights
 from ._base import EquivariantNet
 
-__all__ = ["ROTMNIST", "build", "published"]
+__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "published"]
 
 ROTMNIST: dict[str, Any] = {
     "num_classes": 10,
@@ -20,6 +20,32 @@ ROTMNIST: dict[str, Any] = {
     "crop_pct": 1.0,
     "interpolation": "bicubic",
     "label_names": tuple("0123456789"),
+}
+CIFAR10: dict[str, Any] = {
+    "num_classes": 10,
+    "input_size": (3, 32, 32),
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2470, 0.2435, 0.2616),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+    "label_names": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+}
+CIFAR100: dict[str, Any] = {
+    "num_classes": 100,
+    "input_size": (3, 32, 32),
+    "mean": (0.5071, 0.4865, 0.4409),
+    "std": (0.2673, 0.2564, 0.2762),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+}
+PCAM: dict[str, Any] = {
+    "num_classes": 2,
+    "input_size": (3, 96, 96),
+    "mean": (0.701, 0.538, 0.692),
+    "std": (0.235, 0.277, 0.213),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+    "label_names": ("normal", "tumor"),
 }
 
 
@@ -50,7 +76,7 @@ def build(
     """
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
-    if pretrained and cfg.hf_hub_id and not _names_a_source(cfg):
+    if pretrained and not _names_a_source(cfg):
         name = f"{variant}.{cfg.tag}" if cfg.tag else variant
         overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
         cfg = replace(cfg, file=overlay["file"])

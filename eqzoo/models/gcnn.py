@@ -111,10 +111,10 @@ default_cfgs = generate_default_cfgs(
     {
         "z2_cnn.rotmnist": _cfg(**published("z2_cnn.rotmnist")),
         "p4_cnn.rotmnist": _cfg(**published("p4_cnn.rotmnist")),
-        "p4_cnn_w11.untrained": _cfg(),
-        "p4_cnn_w15.untrained": _cfg(),
-        "p4_cnn_w19.untrained": _cfg(),
-        "p4m_cnn.untrained": _cfg(),
+        "p4_cnn_w11.rotmnist": _cfg(),
+        "p4_cnn_w15.rotmnist": _cfg(),
+        "p4_cnn_w19.rotmnist": _cfg(),
+        "p4m_cnn.rotmnist": _cfg(),
     }
 )
 
