@@ -23,6 +23,7 @@ __all__ = ["Split", "load_picture", "normalise", "preprocess", "rotmnist", "rotm
 
 ROTMNIST_SEED = 2007
 ROTMNIST_SIZES = {"train": 10_000, "valid": 2_000, "test": 50_000}
+AMAT_ROWS = {"train_valid": 12_000, "test": 50_000}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
         ValueError: If a file holds something else.
     """
     rows = []
-    for part, count in (("train_valid", 12_000), ("test", 50_000)):
+    for part, count in AMAT_ROWS.items():
         path = Path(folder) / f"mnist_all_rotation_normalized_float_{part}.amat"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; rotated MNIST's archive holds it, or use rotmnist()")

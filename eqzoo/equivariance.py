@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from .groups import Group, transform
 
@@ -51,8 +52,8 @@ def equivariance_error(
         x: What it is fed; by default two pictures of noise of the network's ``input_size``.
         group: The group; by default the network's own. Of a group that is no subgroup of the network's own, the output
             alone is measured.
-        randomise: Whether to give norms and biases random values first. Fresh ones are symmetric by accident, and hide
-            what training would break.
+        randomise: Whether to give norms and biases random values first, as `randomise_norms` does. Fresh ones are
+            symmetric by accident, and hide what training would break.
         seed: The seed of the noise and of the random values.
 
     Returns:
@@ -80,11 +81,9 @@ def equivariance_report(
         raise ValueError(f"{type(model).__name__} has no group of its own; say which one to measure with group=")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
+    x = (_noise(own, generator) if x is None else x.detach()).to("cpu", torch.float64)
     if randomise:
-        randomise_norms(own, generator)
-    if x is None:
-        x = _noise(own, generator)
-    x = x.detach().to("cpu", torch.float64)
+        randomise_norms(own, x, generator)
     with torch.no_grad():
         own_group = getattr(own, "group", group)
         logits = _errors(own, x, group, own_group)
@@ -95,11 +94,36 @@ def equivariance_report(
     return EquivarianceReport(group, logits, features, layers)
 
 
-def randomise_norms(model: nn.Module, generator: torch.Generator) -> None:
-    """Fills norms' parameters and statistics and all biases uniformly from [0.5, 1.5), in place."""
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point() and tensor.ndim == 1:
-            tensor.copy_(torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + 0.5)
+@torch.no_grad()
+def randomise_norms(model: nn.Module, x: Tensor, generator: torch.Generator) -> None:
+    """Makes norms and biases look trained, in place.
+
+    Parameters that are vectors are drawn uniformly from [0.5, 1.5). Running statistics become those of the given
+    pictures, so that the signal does not die out, times factors drawn alike.
+
+    Args:
+        model: The network, in evaluation mode.
+        x: What it is fed.
+        generator: The randomness.
+    """
+
+    def factors(like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like) + 0.5
+
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.copy_(factors(parameter))
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train().momentum = None  # the mean over all batches, of which there is one
+    model(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
+        for statistic in (norm.running_mean, norm.running_var):
+            assert statistic is not None
+            statistic.mul_(factors(statistic))
 
 
 def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:

@@ -158,6 +158,7 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
         ValueError: If g does not map the pixel grid onto itself, the field is unknown, or the group axis is not |H|.
 
     Example:
+        >>> import torch
         >>> transform(torch.tensor([[1, 2], [3, 4]]), P4, 1, "trivial")  # a quarter turn, counter-clockwise
         tensor([[2, 4],
                 [1, 3]])

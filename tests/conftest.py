@@ -1,13 +1,9 @@
 """All tests run in float64 and from a fixed seed."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
-
-# Read when huggingface_hub is first imported: tests never leave the machine.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

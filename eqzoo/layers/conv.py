@@ -139,6 +139,7 @@ class LiftingConv2d(_OrbitConv2d):
         https://arxiv.org/abs/1602.07576
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4
         >>> lift = LiftingConv2d(P4, 3, 16, kernel_size=3, padding=1)
         >>> lift(torch.zeros(2, 3, 32, 32)).shape  # (B, C', |H|, height, width)
@@ -178,6 +179,7 @@ class GroupConv2d(_OrbitConv2d):
         https://arxiv.org/abs/1602.07576
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4M
         >>> conv = GroupConv2d(P4M, 16, 8, kernel_size=1)
         >>> conv(torch.zeros(2, 16, 8, 32, 32)).shape  # (B, C', |H|, height, width)

@@ -31,6 +31,7 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         https://arxiv.org/abs/1602.07576
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4
         >>> GroupBatchNorm2d(P4, 16)(torch.randn(2, 16, 4, 8, 8)).shape
         torch.Size([2, 16, 4, 8, 8])

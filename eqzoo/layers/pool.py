@@ -39,6 +39,7 @@ class SpatialPool2d(nn.Module):
         ValueError: If the windows would not tile the picture: ``(side + 2·padding − k) % stride`` must be 0.
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4
         >>> SpatialPool2d(P4, 2)(torch.zeros(2, 16, 4, 24, 24)).shape
         torch.Size([2, 16, 4, 12, 12])
@@ -91,6 +92,7 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
         ``(B, ..., height, width)`` to ``(B, ..., output_size, output_size)``.
 
     Example:
+        >>> import torch
         >>> SpatialAdaptiveAvgPool2d(4)(torch.zeros(2, 16, 4, 9, 9)).shape
         torch.Size([2, 16, 4, 4, 4])
     """
@@ -133,6 +135,7 @@ class GroupPool(nn.Module):
         https://arxiv.org/abs/1602.07576
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4
         >>> GroupPool(P4)(torch.zeros(2, 16, 4, 8, 8)).shape
         torch.Size([2, 16, 8, 8])
@@ -172,6 +175,7 @@ class GlobalPool(nn.Module):
         ValueError: If ``reduce`` is neither, or the input has no group axis of |H|.
 
     Example:
+        >>> import torch
         >>> from eqzoo.groups import P4
         >>> GlobalPool(P4)(torch.zeros(2, 16, 4, 8, 8)).shape
         torch.Size([2, 16])

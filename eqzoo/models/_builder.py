@@ -55,7 +55,7 @@ def published(name: str) -> dict[str, str]:
 
 
 def build(
-    model_cls: type[EquivariantNet], variant: str, pretrained: bool, out_indices: tuple[int, ...], **kwargs: Any
+    model_cls: type[EquivariantNet], variant: str, pretrained: bool, feature_indices: tuple[int, ...], **kwargs: Any
 ) -> EquivariantNet:
     """Builds a network as `timm.models.build_model_with_cfg` does, and finds its weights first.
 
@@ -63,7 +63,7 @@ def build(
         model_cls: The class of the network.
         variant: The registered name, without tag.
         pretrained: Whether to load weights.
-        out_indices: The features that ``features_only=True`` gives where the caller names none.
+        feature_indices: The features that ``features_only=True`` gives where the caller names none.
         **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only`` ...) and the
             arguments of the class.
 
@@ -81,7 +81,7 @@ def build(
         overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
         cfg = replace(cfg, file=overlay["file"])
     # Features come through forward_intermediates: as planes, which is what timm's consumers take.
-    feature_cfg = {"feature_cls": "getter", "out_indices": out_indices}
+    feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     try:
         model: EquivariantNet = build_model_with_cfg(
             model_cls, variant, pretrained, pretrained_cfg_overlay=overlay, feature_cfg=feature_cfg, **kwargs

@@ -120,7 +120,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(GroupCNN, variant, pretrained, out_indices=(0, 1, 2, 3, 4, 5), **(args | kwargs))
+    return build(GroupCNN, variant, pretrained, feature_indices=(0, 1, 2, 3, 4, 5), **(args | kwargs))
 
 
 @register_model
