@@ -3,6 +3,7 @@
 import argparse
 import runpy
 from pathlib import Path
+from typing import Any
 
 from eqzoo.data import Split, rotmnist
 from eqzoo.engine import Recipe
@@ -12,13 +13,21 @@ RECIPES = Path(__file__).parent / "recipes"
 
 def load_recipe(name: str) -> Recipe:
     """The recipe ``<model>.<data set>``, from its file in training/recipes."""
-    path = RECIPES / f"{name.replace('.', '_')}.py"
-    if not path.is_file():
-        known = ", ".join(sorted(recipe_names()))
-        raise SystemExit(f"no recipe {name!r}; there are: {known}")
-    recipe = runpy.run_path(str(path))["recipe"]
+    recipe = _read(name)["recipe"]
     assert isinstance(recipe, Recipe)
     return recipe
+
+
+def recipe_text(name: str) -> str:
+    """What the file of a recipe says of it, on one line."""
+    return " ".join(_read(name)["__doc__"].split())
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = RECIPES / f"{name.replace('.', '_')}.py"
+    if not path.is_file():
+        raise SystemExit(f"no recipe {name!r}; there are: {', '.join(sorted(recipe_names()))}")
+    return runpy.run_path(str(path))
 
 
 def recipe_names() -> list[str]:
