@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..hub import WEIGHTS_NAME
-from . import gcnn
+from . import asc_resnet, gcnn
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
 
-_MODULES = (gcnn,)
+_MODULES = (asc_resnet, gcnn)
 
 
 def create_model(
