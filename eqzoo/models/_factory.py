@@ -60,7 +60,7 @@ def list_models(pattern: str = "*") -> list[str]:
     """The names of the networks of this package that match a pattern of the shell's kind.
 
     Example:
-        >>> list_models("z2*")
+        >>> list_models("z2_c*")
         ['z2_cnn']
     """
     names = (name for module in _MODULES for name in timm.list_models(module=module.__name__.rpartition(".")[2]))
