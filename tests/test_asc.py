@@ -99,6 +99,19 @@ def test_layers_are_their_equations(group, scale, kind):
     torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), inputs), rtol=0, atol=1e-10)
 
 
+def test_the_loops_tell_near_misses_apart():
+    """Negative control: a shift counted once for every element, the other scale, one head in place of two."""
+    layer, x = small_layer(AffineSelfConv2d, P4)
+    expected = reference_asc.affine_self_conv(x, layer)
+    shifted, scaled, merged = copy.deepcopy(layer), copy.deepcopy(layer), copy.deepcopy(layer)
+    with torch.no_grad():
+        shifted.key_map.beta.mul_(4)
+    scaled.scale = "head"
+    merged.num_heads = 1
+    for wrong in (shifted, scaled, merged):
+        assert (wrong(x) - expected).norm() > 1e-3 * expected.norm()
+
+
 @pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite], ids=names)
 @pytest.mark.parametrize("group", GRID, ids=names)
 def test_turning_the_input_turns_the_output(group, kind):
