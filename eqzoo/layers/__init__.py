@@ -1,15 +1,21 @@
 """Equivariant layers, one mechanism a file."""
 
+from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .conv import GroupConv2d, LiftingConv2d
 from .norm import GroupBatchNorm2d
 from .pool import GlobalPool, GroupPool, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from .squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
+    "AffineSelfConv2d",
     "GlobalPool",
     "GroupBatchNorm2d",
     "GroupConv2d",
     "GroupPool",
+    "GroupSqueezeExcite",
     "LiftingConv2d",
+    "SimpleAffineSelfConv2d",
     "SpatialAdaptiveAvgPool2d",
     "SpatialPool2d",
+    "StandAloneSelfAttention2d",
 ]

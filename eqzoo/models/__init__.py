@@ -2,6 +2,7 @@
 
 from ._base import EquivariantNet
 from ._factory import create_model, list_models, list_pretrained
+from .asc_resnet import ASCResNet
 from .gcnn import GroupCNN
 
-__all__ = ["EquivariantNet", "GroupCNN", "create_model", "list_models", "list_pretrained"]
+__all__ = ["ASCResNet", "EquivariantNet", "GroupCNN", "create_model", "list_models", "list_pretrained"]

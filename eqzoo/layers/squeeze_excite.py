@@ -1,0 +1,67 @@
+"""Squeeze and excitation for regular fields."""
+
+import copy
+
+from torch import Tensor, nn
+
+from ..groups import Group
+from ._planes import Planes
+
+__all__ = ["GroupSqueezeExcite"]
+
+
+class GroupSqueezeExcite(nn.Module):
+    """Scales every field by a gate that is computed from the means of all fields.
+
+    ``out(c, h, x) = σ(W₂ relu(W₁ s + b₁) + b₂)_c f(c, h, x)`` with ``s_c`` the mean of ``f(c, ·, ·)`` over the group
+    and space. Turning the input leaves s and so the gates as they are.
+
+    Args:
+        group: The point group H.
+        channels: The number of regular fields, C.
+        reduction: The fields for each hidden unit, r.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to the same.
+
+    Raises:
+        ValueError: If r does not divide C, or the input has another shape.
+
+    References:
+        Affine Self Convolution (Diaconu and Worrall, 2019), section 3.3, equations 17 and 18
+        https://arxiv.org/abs/1911.07704
+        Squeeze-and-Excitation Networks (Hu et al., 2018), section 3, https://arxiv.org/abs/1709.01507
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> GroupSqueezeExcite(P4, 16, reduction=4)(torch.zeros(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 4, 8, 8])
+    """
+
+    def __init__(self, group: Group, channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        if reduction < 1 or channels % reduction:
+            raise ValueError(f"reduction must divide the {channels} channels, got {reduction}")
+        self.group = group
+        self.channels = channels
+        self.reduce = nn.Linear(channels, channels // reduction)
+        self.act = nn.ReLU()
+        self.expand = nn.Linear(channels // reduction, channels)
+        self.gate = nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.channels, self.group.order):
+            raise ValueError(
+                f"GroupSqueezeExcite({self.group.name}) takes (B, {self.channels}, {self.group.order}, height, width), "
+                f"got {tuple(x.shape)}"
+            )
+        gates: Tensor = self.gate(self.expand(self.act(self.reduce(x.mean((2, 3, 4))))))
+        return x * gates[:, :, None, None, None]
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``."""
+        return Planes(copy.deepcopy(self), self.group.order)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {self.channels}"

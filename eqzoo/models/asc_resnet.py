@@ -1,0 +1,416 @@
+"""Bottleneck ResNets for CIFAR with affine self convolutions, and the networks that they are compared with.
+
+A 3 x 3 stem with N fields, then three stages of n bottlenecks with N, 2N and 4N fields inside and four times as many
+outside, on sides 32, 16 and 8; the depth is ``9n + 2``. A bottleneck is 1 x 1, middle, 1 x 1, each with batch norm. The
+middle is a 3 x 3 convolution or a self-attention of 8 heads to 5 x 5 neighbours (6 heads with mirrors, where the fields
+are multiples of 6); squeeze and excitation (SE) ends the branch.
+
+| model, 10 classes      | group | N  | middle     | SE reduction | resnet29 | resnet83 |
+|------------------------|-------|----|------------|--------------|----------|----------|
+| z2_resnet*             | Z2    | 16 | conv       |              | 313,114  | 869,530  |
+| z2_se_resnet*          | Z2    | 16 | conv       | 16           | 346,798  | 970,582  |
+| z2_sasa_resnet*        | Z2    | 16 | sasa       |              | 235,162  | 635,674  |
+| z2_simple_asc_resnet*  | Z2    | 16 | simple_asc |              | 217,354  | 582,250  |
+| z2_asc_resnet*         | Z2    | 16 | asc        |              | 267,754  | 733,450  |
+| z2_asc_se_resnet*      | Z2    | 16 | asc        | 16           | 301,438  | 834,502  |
+| p4_resnet*             | P4    | 8  | conv       |              | 309,138  | 861,522  |
+| p4_se_resnet*          | P4    | 8  | conv       | 4            | 342,234  | 960,810  |
+| p4_asc_resnet*         | P4    | 8  | asc        |              | 271,842  | 749,634  |
+| p4_simple_asc_resnet29 | P4    | 8  | simple_asc |              | 217,410  |          |
+| p4_asc_se_resnet29     | P4    | 8  | asc        | 4            | 304,938  |          |
+| p4m_resnet29           | P4M   | 6  | conv       |              | 346,288  |          |
+| p4m_se_resnet29        | P4M   | 6  | conv       | 2            | 383,332  |          |
+| p4m_asc_resnet29       | P4M   | 6  | asc        |              | 313,780  |          |
+
+The last five are ours. The counts of the other ResNet-29 round to those printed in the paper, but for p4_resnet29,
+where it has 310k; the paper shows its ResNet-83 in a figure without numbers.
+
+References:
+    Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendices B and C
+    https://arxiv.org/abs/1911.07704
+    Deep Residual Learning for Image Recognition (He et al., 2016), section 4.2, https://arxiv.org/abs/1512.03385
+"""
+
+import math
+from collections import OrderedDict
+from typing import Any, Literal, cast
+
+import torch.nn.functional as F
+from timm.models import checkpoint_seq, generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..groups import P4, P4M, Z2, Group
+from ..layers import (
+    AffineSelfConv2d,
+    GlobalPool,
+    GroupBatchNorm2d,
+    GroupConv2d,
+    GroupSqueezeExcite,
+    LiftingConv2d,
+    SimpleAffineSelfConv2d,
+    SpatialPool2d,
+    StandAloneSelfAttention2d,
+)
+from ..layers.affine_self_conv import ScoreScale
+from ..layers.pool import Reduce
+from ._base import EquivariantNet
+from ._builder import CIFAR10, CIFAR100, ROTMNIST, build
+
+__all__ = ["ASCResNet"]
+
+Middle = Literal["conv", "sasa", "simple_asc", "asc"]
+Downsample = Literal["pool", "stride"]
+
+_EXPANSION = 4
+_ATTENTION = {"asc": AffineSelfConv2d, "simple_asc": SimpleAffineSelfConv2d, "sasa": StandAloneSelfAttention2d}
+
+
+class ASCResNet(EquivariantNet):
+    """A bottleneck ResNet for small pictures, with convolutions or self-attention in the middle of its bottlenecks.
+
+    The convolutions start from He's normal distribution, filters of self-attention from the standard normal, and the
+    last norm of each bottleneck at 0.
+
+    Args:
+        group: The point group.
+        depth: The number of layers, ``9n + 2`` for n bottlenecks a stage.
+        width: The number of fields of the stem and inside the first stage, N.
+        middle: What is in the middle of a bottleneck: ``"conv"`` (3 x 3), ``"sasa"``, ``"simple_asc"`` or ``"asc"``.
+        se_reduction: The fields for each hidden unit of squeeze and excitation; None leaves it out.
+        num_heads: The number of heads of self-attention.
+        kernel_size: The side of the neighbourhood of self-attention, in pixels.
+        scale: Whether scores are divided by all channels (``"total"``) or by those of a head (``"head"``).
+        downsample: How the first bottleneck of stages two and three halves the sides. ``"pool"``: 2 x 2 means on both
+            branches, exact on even sides. ``"stride"``: convolutions skip every other pixel, as plain ResNets do;
+            self-attention is still pooled, as the paper has it. This is approximate: on even sides the pixels that are
+            kept change with a turn.
+        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, 16·N)``.
+        in_chans: The number of channels of the picture.
+        drop_rate: The probability of dropping a pooled feature before the classifier.
+        global_pool: How features are pooled over the group and space: ``"avg"`` or ``"max"``.
+
+    Shape:
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; 4 divides both sides.
+
+    Raises:
+        ValueError: If no n fits the depth, the middle or the way of downsampling is unknown, heads or reduction do not
+            divide the fields, or the sides of a picture are not multiples of 4.
+
+    References:
+        Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendix C
+        https://arxiv.org/abs/1911.07704
+
+    Example:
+        >>> import torch
+        >>> ASCResNet(P4, depth=11)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        group: Group = P4,
+        depth: int = 29,
+        width: int = 8,
+        middle: Middle = "asc",
+        se_reduction: int | None = None,
+        num_heads: int = 8,
+        kernel_size: int = 5,
+        scale: ScoreScale = "total",
+        downsample: Downsample = "pool",
+        num_classes: int = 10,
+        in_chans: int = 3,
+        drop_rate: float = 0.0,
+        global_pool: Reduce = "avg",
+    ) -> None:
+        super().__init__(group, num_classes, in_chans, num_features=4 * width * _EXPANSION)
+        if depth < 11 or (depth - 2) % 9:
+            raise ValueError(f"depth is 9n + 2 for n bottlenecks a stage, such as 11, 20, 29 or 83; got {depth}")
+        if downsample not in ("pool", "stride"):
+            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
+        self.drop_rate = drop_rate
+        attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
+        stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)
+        self.stem = nn.Sequential(OrderedDict(conv=stem, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
+        self.blocks = nn.Sequential()
+        self.feature_info = [{"num_chs": width * group.order, "reduction": 1, "module": "stem"}]
+        channels = width
+        for i in range(3):
+            inner = width * 2**i
+            stage = nn.Sequential()
+            for j in range((depth - 2) // 9):
+                halve = downsample if i > 0 and j == 0 else None
+                stage.append(Bottleneck(group, channels, inner, middle, se_reduction, halve, j == 0, attention))
+                channels = inner * _EXPANSION
+            self.blocks.append(stage)
+            self.feature_info.append({"num_chs": channels * group.order, "reduction": 2**i, "module": f"blocks.{i}"})
+        self.reset_classifier(num_classes, global_pool)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Draws convolutions from He's normal distribution, N(0, 2/fan_in), fan_in = planes in x k², biases 0."""
+        for module in self.modules():
+            if isinstance(module, (LiftingConv2d, GroupConv2d)):
+                nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_planes * module.kernel_size**2)))
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, Bottleneck):
+                nn.init.zeros_(module.last_norm.weight)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The last features: ``(B, C, height, width)`` pictures to a regular field ``(B, C, |H|, height', width')``."""
+        if self.grad_checkpointing and self.training:
+            checkpointed: Tensor = checkpoint_seq(self.blocks, self.stem(x), flatten=True)
+            return checkpointed
+        return super().forward_features(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
+        pooled: Tensor = self.global_pool(x)
+        if pre_logits:
+            return pooled
+        logits: Tensor = self.head(F.dropout(pooled, self.drop_rate, self.training))
+        return logits
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, 16·N)``."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
+        like = next(self.stem.parameters())
+        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.head = head.to(like.device, like.dtype)
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How timm groups parameters by depth: by bottleneck, or coarsely by stage."""
+        return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)" if coarse else r"^blocks\.(\d+)\.(\d+)"}
+
+
+class Bottleneck(nn.Module):
+    """``relu(branch(x) + shortcut(x))``: 1 x 1, middle, 1 x 1 to four times the fields, and squeeze and excitation.
+
+    Args:
+        group: The point group.
+        channels: The number of fields that come in.
+        inner: The number of fields inside; four times as many go out.
+        middle: What is in the middle.
+        se_reduction: The fields for each hidden unit of squeeze and excitation; None leaves it out.
+        halve: How the sides are halved; None keeps them.
+        project: Whether the shortcut is a 1 x 1 convolution and a norm.
+        attention: The heads, neighbourhood and scale of self-attention.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        channels: int,
+        inner: int,
+        middle: Middle,
+        se_reduction: int | None,
+        halve: Downsample | None,
+        project: bool,
+        attention: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        outer = inner * _EXPANSION
+        stride = 2 if halve == "stride" else 1
+        pool = halve == "pool" or (halve is not None and middle != "conv")
+        self.branch = nn.Sequential(
+            OrderedDict(
+                conv1=GroupConv2d(group, channels, inner, 1, bias=False),
+                norm1=GroupBatchNorm2d(group, inner),
+                act1=nn.ReLU(),
+                middle=_middle(group, inner, middle, stride, attention),
+                pool=SpatialPool2d(group, 2, reduce="avg") if pool else nn.Identity(),
+                norm2=GroupBatchNorm2d(group, inner),
+                act2=nn.ReLU(),
+                conv3=GroupConv2d(group, inner, outer, 1, bias=False),
+                norm3=GroupBatchNorm2d(group, outer),
+                se=GroupSqueezeExcite(group, outer, se_reduction) if se_reduction else nn.Identity(),
+            )
+        )
+        self.shortcut = nn.Sequential()
+        if project:
+            if halve == "pool":
+                self.shortcut.add_module("pool", SpatialPool2d(group, 2, reduce="avg"))
+            conv = GroupConv2d(group, channels, outer, 1, stride=stride, bias=False, exact=stride == 1)
+            self.shortcut.add_module("conv", conv)
+            self.shortcut.add_module("norm", GroupBatchNorm2d(group, outer))
+        self.act = nn.ReLU()
+
+    @property
+    def last_norm(self) -> GroupBatchNorm2d:
+        """The norm whose scale starts at 0, so that a fresh bottleneck is its shortcut."""
+        return cast(GroupBatchNorm2d, self.branch.norm3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.branch(x) + self.shortcut(x))
+        return y
+
+
+def _middle(group: Group, channels: int, middle: Middle, stride: int, attention: dict[str, Any]) -> nn.Module:
+    if middle == "conv":
+        return GroupConv2d(group, channels, channels, 3, stride, padding=1, bias=False, exact=stride == 1)
+    if middle not in _ATTENTION:
+        raise ValueError(f"middle is 'conv', 'sasa', 'simple_asc' or 'asc', got {middle!r}")
+    return _ATTENTION[middle](group, channels, **attention)
+
+
+def _cfg(dataset: dict[str, Any]) -> dict[str, Any]:
+    return dataset | {"first_conv": "stem.conv", "classifier": "head"}
+
+
+_PAPER = ["z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc"]
+_OURS = ["p4_simple_asc", "p4_asc_se", "p4m", "p4m_se", "p4m_asc"]
+
+default_cfgs = generate_default_cfgs(
+    {f"{name}_resnet29.cifar10": _cfg(CIFAR10) for name in _PAPER + _OURS}
+    | {f"{name}_resnet29.cifar100": _cfg(CIFAR100) for name in _PAPER}
+    | {f"{name}_resnet83.cifar10": _cfg(CIFAR10) for name in _PAPER}
+    | {"p4_asc_resnet29.rotmnist": _cfg(ROTMNIST)}
+)
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
+    return build(ASCResNet, variant, pretrained, out_indices=(0, 1, 2, 3), **(args | kwargs))
+
+
+@register_model
+def z2_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with convolutions: translations only (313,114 parameters)."""
+    return _create("z2_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="conv")
+
+
+@register_model
+def z2_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with convolutions and SE: translations only (346,798 parameters)."""
+    return _create("z2_se_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="conv", se_reduction=16)
+
+
+@register_model
+def z2_sasa_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with stand-alone self-attention: translations only (235,162 parameters)."""
+    return _create("z2_sasa_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="sasa")
+
+
+@register_model
+def z2_simple_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with simple affine self convolutions: translations only (217,354 parameters)."""
+    return _create("z2_simple_asc_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="simple_asc")
+
+
+@register_model
+def z2_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with affine self convolutions: translations only (267,754 parameters)."""
+    return _create("z2_asc_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="asc")
+
+
+@register_model
+def z2_asc_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 16 fields with affine self convolutions and SE: translations only (301,438 parameters)."""
+    return _create(
+        "z2_asc_se_resnet29", pretrained, kwargs, group=Z2, depth=29, width=16, middle="asc", se_reduction=16
+    )
+
+
+@register_model
+def p4_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 8 fields with convolutions: exact for quarter turns (309,138 parameters)."""
+    return _create("p4_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="conv")
+
+
+@register_model
+def p4_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 8 fields with convolutions and SE: exact for quarter turns (342,234 parameters)."""
+    return _create("p4_se_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="conv", se_reduction=4)
+
+
+@register_model
+def p4_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 8 fields with affine self convolutions: exact for quarter turns (271,842 parameters)."""
+    return _create("p4_asc_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="asc")
+
+
+@register_model
+def p4_simple_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 8 fields with simple affine self convolutions: exact for quarter turns (217,410 parameters)."""
+    return _create("p4_simple_asc_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="simple_asc")
+
+
+@register_model
+def p4_asc_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 8 fields with affine self convolutions and SE: exact for quarter turns (304,938 parameters)."""
+    return _create("p4_asc_se_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="asc", se_reduction=4)
+
+
+@register_model
+def p4m_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 6 fields with convolutions: exact for quarter turns and mirrors (346,288 parameters)."""
+    return _create("p4m_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="conv")
+
+
+@register_model
+def p4m_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 6 fields with convolutions and SE: exact for quarter turns and mirrors (383,332 parameters)."""
+    return _create("p4m_se_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="conv", se_reduction=2)
+
+
+@register_model
+def p4m_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-29 of 6 fields with affine self convolutions: exact for quarter turns and mirrors (313,780 parameters)."""
+    return _create("p4m_asc_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="asc", num_heads=6)
+
+
+@register_model
+def z2_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with convolutions: translations only (869,530 parameters)."""
+    return _create("z2_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="conv")
+
+
+@register_model
+def z2_se_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with convolutions and SE: translations only (970,582 parameters)."""
+    return _create("z2_se_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="conv", se_reduction=16)
+
+
+@register_model
+def z2_sasa_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with stand-alone self-attention: translations only (635,674 parameters)."""
+    return _create("z2_sasa_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="sasa")
+
+
+@register_model
+def z2_simple_asc_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with simple affine self convolutions: translations only (582,250 parameters)."""
+    return _create("z2_simple_asc_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="simple_asc")
+
+
+@register_model
+def z2_asc_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with affine self convolutions: translations only (733,450 parameters)."""
+    return _create("z2_asc_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="asc")
+
+
+@register_model
+def z2_asc_se_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 16 fields with affine self convolutions and SE: translations only (834,502 parameters)."""
+    return _create(
+        "z2_asc_se_resnet83", pretrained, kwargs, group=Z2, depth=83, width=16, middle="asc", se_reduction=16
+    )
+
+
+@register_model
+def p4_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 8 fields with convolutions: exact for quarter turns (861,522 parameters)."""
+    return _create("p4_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="conv")
+
+
+@register_model
+def p4_se_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 8 fields with convolutions and SE: exact for quarter turns (960,810 parameters)."""
+    return _create("p4_se_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="conv", se_reduction=4)
+
+
+@register_model
+def p4_asc_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """ResNet-83 of 8 fields with affine self convolutions: exact for quarter turns (749,634 parameters)."""
+    return _create("p4_asc_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="asc")
