@@ -103,7 +103,7 @@ class Group:
         m, r = self._split(g)
         cos, sin = _cos_sin(r, self.rotations)
         flip = -1.0 if m else 1.0
-        return torch.tensor([[cos, -sin * flip], [sin, cos * flip]], dtype=torch.float64)
+        return torch.tensor([[cos, -sin * flip], [sin, cos * flip]], dtype=torch.float64, device="cpu")
 
     def quarter_turns(self, g: int) -> tuple[int, bool]:
         """The action on the pixel grid: how many quarter turns, and whether the width axis is mirrored before.
@@ -178,7 +178,7 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
 def permutation(group: Group, g: int) -> Tensor:
     """How g permutes the group axis of a regular field: entry h is the index of ``g⁻¹ h``, ``(|H|,)`` int64."""
     inverse = group.inverse(g)
-    return torch.tensor([group.product(inverse, h) for h in group.elements])
+    return torch.tensor([group.product(inverse, h) for h in group.elements], device="cpu")
 
 
 @cache
@@ -205,7 +205,8 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
             "use z2, z2m, r2, r2m, p4 or p4m"
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
-    places = torch.arange(math.prod(shape)).reshape(shape)
+    # On the CPU whatever the default device is: the result is kept and shared by all layers.
+    places = torch.arange(math.prod(shape), device="cpu").reshape(shape)
     return torch.stack([transform(places, group, g, field).flatten() for g in group.elements])
 
 

@@ -74,6 +74,14 @@ def test_orbit_gathers_the_transformed_filters(group, kernel_size, field):
         assert torch.equal(w.flatten()[index].reshape(shape), transform(w, group, g, field))
 
 
+def test_an_orbit_first_asked_for_on_another_device_is_usable_everywhere():
+    orbit.cache_clear()
+    with torch.device("meta"):
+        index = orbit(P4, 3, "regular")
+    assert index.device.type == "cpu"
+    assert index[0].tolist() == list(range(36))
+
+
 def test_names_and_grid():
     assert [g.name for g in (Z2, Z2M, P4, P4M, cyclic(8), dihedral(6))] == ["z2", "z2m", "p4", "p4m", "r8", "r6m"]
     assert all(g.on_grid for g in GRID)

@@ -271,7 +271,7 @@ default_cfgs = generate_default_cfgs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(ASCResNet, variant, pretrained, out_indices=(0, 1, 2, 3), **(args | kwargs))
+    return build(ASCResNet, variant, pretrained, feature_indices=(0, 1, 2, 3), **(args | kwargs))
 
 
 @register_model
