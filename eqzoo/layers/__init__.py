@@ -2,12 +2,14 @@
 
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .conv import GroupConv2d, LiftingConv2d
+from .e4 import E4Layer2d
 from .norm import GroupBatchNorm2d
 from .pool import GlobalPool, GroupPool, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from .squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
     "AffineSelfConv2d",
+    "E4Layer2d",
     "GlobalPool",
     "GroupBatchNorm2d",
     "GroupConv2d",

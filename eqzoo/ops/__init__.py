@@ -1,5 +1,6 @@
-"""The neighbourhood operations under the layers: plain functions of tensors."""
+"""The neighbourhood operations under the layers: plain functions of tensors, no parameters."""
 
 from .affine_attention import AffineBank, AffineBanks, affine_attention, affine_map
+from .dynamic_depthwise import dynamic_depthwise
 
-__all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
+__all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map", "dynamic_depthwise"]

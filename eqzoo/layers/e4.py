@@ -1,0 +1,254 @@
+"""The efficient equivariant layer: a filter generated at every pixel and element, applied depthwise."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..groups import Group, orbit
+from ..ops import dynamic_depthwise
+from .conv import GroupConv2d
+
+__all__ = ["E4Layer2d", "KernelNormAffine"]
+
+KernelNormAffine = Literal["tied", "per_element"]
+
+
+class _E4(nn.Module):
+    """What the layer and its fused form share: the way from the input to the filters."""
+
+    hidden: nn.Module
+    norm: nn.Module
+    taps: nn.Module
+    value: nn.Module
+
+    def __init__(self, order: int, slices: int) -> None:
+        super().__init__()
+        self.order = order
+        self.slices = slices
+
+    def kernels(self, x: Tensor) -> Tensor:
+        """The filters of all pixels and elements, transformed: ``(B, s, |H|, k·k, height, width)``."""
+        hidden = self._field(F.relu(self.norm(self.hidden(x))))
+        # Elements before channels: each element has rows of its own in the bank of taps.
+        taps = self.taps(hidden.transpose(1, 2).flatten(1, 2))
+        return taps.unflatten(1, (self.order, self.slices, -1)).transpose(1, 2)
+
+    def _field(self, x: Tensor) -> Tensor:
+        return x if x.ndim == 5 else x.unflatten(1, (-1, self.order))
+
+
+class E4Layer2d(_E4):
+    """Generates a filter at every pixel and group element, and sums an encoded field with it.
+
+    ``out(c, h, x) = Σ_d (h·K)(slice(c), h, d, x) V(c, h, x + d)`` over k x k offsets d, zeros outside, with the encoder
+    ``V = W_V f`` and the generator ``K = W₂ ReLU(norm(W₁ f)) + b``. W₁ and W_V are 1 x 1 group convolutions: they see
+    all elements at a pixel, and are the only place where elements meet. W₂ and b are the same for all elements; what
+    they generate for element h is turned and mirrored by h. The norm has, for each hidden field of each picture, one
+    mean and one variance over group, height and width. No softmax, and no projection behind it.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of regular fields that come in, C.
+        out_channels: The number of regular fields that go out, C'.
+        kernel_size: The side k of the square filters, in pixels, odd.
+        slices: The number of filters a pixel, s; blocks of ``C'/s`` neighbouring channels share one.
+        reduction: How many times fewer hidden fields there are than fields that come in, r.
+        concat_kernel: Whether W₁ sees all elements at a pixel; else it maps each one on its own, all alike.
+        concat_value: The same for W_V.
+        kernel_norm_affine: ``"tied"``: one scale and shift a hidden field, which is exact. ``"per_element"``: one for
+            each element, as the authors' code has it, which no longer keeps the group once it is trained.
+        eps: Added to the variance of the norm.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
+
+    Raises:
+        ValueError: If the group is not one of the pixel grid, the kernel is even, s does not divide C' or r does not
+            divide C, or the input has another shape.
+
+    References:
+        Efficient Equivariant Network (He et al., 2021), section 4.1, equation 12
+        https://proceedings.neurips.cc/paper/2021/file/2a79ea27c279e471f4d180b08d62b00a-Paper.pdf
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> layer = E4Layer2d(P4, 16, 16, kernel_size=5, slices=2)
+        >>> layer(torch.zeros(2, 16, 4, 28, 28)).shape  # (B, C', |H|, height, width)
+        torch.Size([2, 16, 4, 28, 28])
+    """
+
+    hidden: "GroupConv2d | _Pointwise"
+    norm: "_KernelNorm"
+    taps: "_TurnedTaps"
+    value: "GroupConv2d | _Pointwise"
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 5,
+        slices: int = 2,
+        reduction: int = 1,
+        concat_kernel: bool = True,
+        concat_value: bool = True,
+        kernel_norm_affine: KernelNormAffine = "tied",
+        eps: float = 1e-5,
+    ) -> None:
+        super().__init__(group.order, slices)
+        _check_arguments(in_channels, out_channels, kernel_size, slices, reduction, kernel_norm_affine)
+        self.group = group
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.kernel_size = kernel_size
+        hidden = in_channels // reduction
+        self.hidden = _mix(group, in_channels, hidden, concat_kernel)
+        self.norm = _KernelNorm(group, hidden, kernel_norm_affine, eps)
+        self.taps = _TurnedTaps(group, hidden, slices, kernel_size)
+        self.value = _mix(group, in_channels, out_channels, concat_value)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws W₁ and W_V from ``N(0, 2/fan_in)``, fan_in = planes in, and W₂ and b as torch does."""
+        for layer in (self.hidden, self.value):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        self.taps.reset_parameters()
+        self.norm.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.in_channels, self.order):
+            raise ValueError(
+                f"E4Layer2d({self.group.name}) takes (B, {self.in_channels}, {self.order}, height, width), got "
+                f"{tuple(x.shape)}"
+            )
+        return dynamic_depthwise(self.kernels(x), self.value(x))
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``, with all filter banks as plain convolutions."""
+        return _PlaneE4(self)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group.name}, {self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
+            f"slices={self.slices}"
+        )
+
+
+class _PlaneE4(_E4):
+    """`E4Layer2d` on planes, for fused networks."""
+
+    def __init__(self, layer: E4Layer2d) -> None:
+        super().__init__(layer.order, layer.slices)
+        self.hidden = layer.hidden.fuse()
+        self.norm = layer.norm.fuse()
+        self.taps = layer.taps.fuse()
+        self.value = layer.value.fuse()
+        self.train(layer.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dynamic_depthwise(self.kernels(x), self._field(self.value(x))).flatten(1, 2)
+
+
+class _Pointwise(nn.Conv2d):
+    """Maps each group element and pixel on its own, all with the same weights: nothing crosses the group."""
+
+    def __init__(self, group: Group, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 1, bias=False)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(2, 3)).unflatten(2, (self.group.order, -1))
+
+    def fuse(self) -> nn.Conv2d:
+        """The same map as a plain convolution on planes, zero between different elements."""
+        order = self.group.order
+        same_element = torch.eye(order, device=self.weight.device, dtype=self.weight.dtype)
+        weight = torch.kron(self.weight.detach()[:, :, 0, 0], same_element)
+        return _plain_conv(weight[:, :, None, None], None).train(self.training)
+
+
+class _KernelNorm(nn.GroupNorm):
+    """Normalises every hidden field of every picture over group, height and width."""
+
+    def __init__(self, group: Group, num_features: int, affine: KernelNormAffine, eps: float) -> None:
+        tied = affine == "tied"
+        super().__init__(num_features, num_features * (1 if tied else group.order), eps)
+        self.group = group
+        self.tied = tied
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tied:
+            return super().forward(x)
+        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+
+    def fuse(self) -> nn.GroupNorm:
+        """The same map on planes."""
+        copies = self.group.order if self.tied else 1
+        norm = nn.GroupNorm(self.num_groups, self.num_groups * self.group.order, self.eps)
+        norm = norm.to(self.weight.device, self.weight.dtype)
+        with torch.no_grad():
+            norm.weight.copy_(self.weight.repeat_interleave(copies))
+            norm.bias.copy_(self.bias.repeat_interleave(copies))
+        return norm.train(self.training)
+
+
+class _TurnedTaps(nn.Conv2d):
+    """The last map of the generator, with its rows in the order in which each element reads the offsets.
+
+    Turning what is generated is the same as taking the rows that generate it in turned order; the rows are few, the
+    filters of all pixels many.
+    """
+
+    rows: Tensor
+
+    def __init__(self, group: Group, in_channels: int, slices: int, kernel_size: int) -> None:
+        super().__init__(in_channels, slices * kernel_size**2, 1)
+        self.order = group.order
+        offsets = orbit(group, kernel_size, "trivial")[:, None]
+        rows = torch.arange(slices, device=offsets.device)[:, None] * kernel_size**2 + offsets
+        self.register_buffer("rows", rows.flatten(), persistent=False)
+
+    def bank(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias for all elements, slices and offsets: ``(|H|·s·k·k, C, 1, 1)`` and ``(|H|·s·k·k,)``."""
+        assert self.bias is not None
+        return self.weight.index_select(0, self.rows), self.bias.index_select(0, self.rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, *self.bank(), groups=self.order)
+
+    def fuse(self) -> nn.Conv2d:
+        """The same map as a plain convolution."""
+        weight, bias = self.bank()
+        return _plain_conv(weight.detach(), bias.detach(), self.order).train(self.training)
+
+
+def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> GroupConv2d | _Pointwise:
+    if concat:
+        return GroupConv2d(group, in_channels, out_channels, 1, bias=False)
+    return _Pointwise(group, in_channels, out_channels)
+
+
+def _plain_conv(weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:
+    out_planes, in_planes = weight.shape[:2]
+    conv = nn.Conv2d(in_planes * groups, out_planes, 1, groups=groups, bias=bias is not None)
+    conv = conv.to(weight.device, weight.dtype)
+    with torch.no_grad():
+        conv.weight.copy_(weight)
+        if conv.bias is not None and bias is not None:
+            conv.bias.copy_(bias)
+    return conv
+
+
+def _check_arguments(
+    in_channels: int, out_channels: int, kernel_size: int, slices: int, reduction: int, kernel_norm_affine: str
+) -> None:
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size must be odd, so that a filter has a centre to turn about; got {kernel_size}")
+    if slices < 1 or out_channels % slices:
+        raise ValueError(f"slices must divide the {out_channels} channels that go out, got {slices}")
+    if reduction < 1 or in_channels % reduction:
+        raise ValueError(f"reduction must divide the {in_channels} channels that come in, got {reduction}")
+    if kernel_norm_affine not in ("tied", "per_element"):
+        raise ValueError(f"kernel_norm_affine is 'tied' or 'per_element', got {kernel_norm_affine!r}")
