@@ -13,7 +13,7 @@ import eqzoo
 from eqzoo.equivariance import equivariance_report, randomise_norms
 from eqzoo.groups import P4, P4M, transform
 
-NAMES = eqzoo.list_models()
+NAMES = eqzoo.list_models("*_cnn*")
 COUNTS = {
     "z2_cnn": 21_620,
     "p4_cnn": 24_610,

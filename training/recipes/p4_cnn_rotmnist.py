@@ -1,7 +1,7 @@
 """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours.
 
-The learning rate falls along a cosine from 5e-3 in 150 epochs. A first recipe with the paper's 1e-3 in 100 epochs had
-2.41 % test error; it was left for one that had the lower validation error.
+The learning rate falls along a cosine from 5e-3 in 150 epochs. A first recipe, the paper's 1e-3 in 100 epochs, had
+2.10 % validation and 2.41 % test error; this one was tried after that, and has the lower validation error.
 """
 
 from eqzoo.engine import Recipe
