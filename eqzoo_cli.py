@@ -44,6 +44,19 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("list", help="list the networks", description="Lists the networks.")
     models.add_argument("pattern", nargs="?", default="*", help="a pattern such as 'p4*' (default: all)")
     models.add_argument("--pretrained", action="store_true", help="checkpoints only")
+
+    convert = commands.add_parser(
+        "convert",
+        help="convert another project's weights",
+        description="Writes another project's checkpoint as weights of a network here, with the same function.",
+    )
+    convert.add_argument("source", choices=["att_gconvs"], help="whose checkpoint it is")
+    convert.add_argument("path", help="the checkpoint, a .pth file")
+    convert.add_argument("--model", required=True, metavar="NAME", help="the network here that it is for")
+    convert.add_argument("--output", required=True, metavar="FILE", help="the .safetensors file to write")
+    convert.add_argument(
+        "--upright", action="store_true", help="take upright pictures where the released network takes transposed ones"
+    )
     return parser
 
 

@@ -7,11 +7,18 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from .convert import convert as convert_weights
 from .data import load_picture, normalise, preprocess
 from .groups import P4, P4M, Group, transform
 from .models import EquivariantNet, create_model, list_models, list_pretrained
 
-__all__ = ["list", "predict"]
+__all__ = ["convert", "list", "predict"]
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Writes another project's checkpoint as weights of a network here."""
+    convert_weights(args.source, args.path, args.model, args.output, args.upright)
+    print(f"wrote {args.output}; eqzoo.create_model({args.model!r}, checkpoint_path={args.output!r}) reads it")
 
 
 def list(args: argparse.Namespace) -> None:  # noqa: A001  the command's name

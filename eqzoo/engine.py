@@ -2,13 +2,12 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +17,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from .data import Split, normalise
+from .files import atomic
 
-__all__ = ["Recipe", "atomic", "predictions", "top1", "train"]
-
-T = TypeVar("T")
+__all__ = ["Recipe", "predictions", "top1", "train"]
 
 
 @dataclass(frozen=True)
@@ -149,17 +147,6 @@ def predictions(model: nn.Module, images: Tensor, batch_size: int = 500) -> Tens
 def top1(predicted: Tensor, labels: Tensor) -> float:
     """The share of right answers, in percent."""
     return 100 * (predicted == labels).double().mean().item()
-
-
-def atomic(path: Path, write: Callable[[Path], T]) -> T:
-    """Writes a file under a temporary name and renames it into place, so that it is whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        result = write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return result
 
 
 def _epoch(

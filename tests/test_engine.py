@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.engine import Recipe, atomic, predictions, top1, train
+from eqzoo.engine import Recipe, predictions, top1, train
+from eqzoo.files import atomic
 from tests.conftest import ROOT
 
 

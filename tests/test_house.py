@@ -13,7 +13,20 @@ from tests.conftest import ROOT
 
 PACKAGE = ROOT / "eqzoo"
 # A room imports rooms before it, never after.
-ORDER = ["groups", "equivariance", "ops", "layers", "hub", "models", "data", "engine", "cli", "__init__"]
+ORDER = [
+    "groups",
+    "files",
+    "equivariance",
+    "ops",
+    "layers",
+    "hub",
+    "models",
+    "convert",
+    "data",
+    "engine",
+    "cli",
+    "__init__",
+]
 
 
 def room(path):

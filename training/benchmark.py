@@ -22,7 +22,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 import eqzoo
-from eqzoo.engine import atomic
+from eqzoo.files import atomic
 
 
 def main() -> None:

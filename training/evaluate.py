@@ -19,7 +19,8 @@ from common import add_data_arguments, read_splits
 
 import eqzoo
 from eqzoo.data import Split, normalise
-from eqzoo.engine import Recipe, atomic, predictions, top1
+from eqzoo.engine import Recipe, predictions, top1
+from eqzoo.files import atomic
 from eqzoo.groups import P4, transform
 
 

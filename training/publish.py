@@ -15,7 +15,7 @@ from card import render_card, render_table
 from safetensors.torch import load_file
 
 import eqzoo
-from eqzoo.engine import atomic
+from eqzoo.files import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"

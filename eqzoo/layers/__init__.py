@@ -1,6 +1,7 @@
 """Equivariant layers, one mechanism a file."""
 
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
+from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from .conv import GroupConv2d, LiftingConv2d
 from .e4 import E4Layer2d
 from .norm import GroupBatchNorm2d
@@ -9,12 +10,15 @@ from .squeeze_excite import GroupSqueezeExcite
 
 __all__ = [
     "AffineSelfConv2d",
+    "AttentiveGroupConv2d",
+    "AttentiveLiftingConv2d",
     "E4Layer2d",
     "GlobalPool",
     "GroupBatchNorm2d",
     "GroupConv2d",
     "GroupPool",
     "GroupSqueezeExcite",
+    "InputAttention2d",
     "LiftingConv2d",
     "SimpleAffineSelfConv2d",
     "SpatialAdaptiveAvgPool2d",

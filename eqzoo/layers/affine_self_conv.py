@@ -1,6 +1,6 @@
 """Affine self convolutions: local self-attention with filters, and the variants that it is compared with."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -303,7 +303,7 @@ class _PlaneSelfConv2d(nn.Module):
         to_query, to_key, to_value = layer.embeddings()
         with torch.no_grad():
             banks = layer.banks()
-            self.query = _fold(to_query.fuse(), banks.query)
+            self.query = _fold(cast(nn.Conv2d, to_query.fuse()), banks.query)
         self.key = to_key.fuse()
         self.value = to_value.fuse() if to_value is not None else None
         self.project = layer.project.fuse()

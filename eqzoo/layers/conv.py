@@ -75,7 +75,7 @@ class _OrbitConv2d(nn.Module):
         y = F.conv2d(x, self.filters(), bias, self.stride, self.padding, self.dilation)
         return y.unflatten(1, (self.out_channels, self.group.order))
 
-    def fuse(self) -> nn.Conv2d:
+    def fuse(self) -> nn.Module:
         """The same map as a plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
         conv = nn.Conv2d(
             self.in_planes,

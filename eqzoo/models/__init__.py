@@ -2,17 +2,23 @@
 
 from ._base import EquivariantNet
 from ._factory import create_model, list_models, list_pretrained
+from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
 from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN
+from .pcam_densenet import PCamDenseNet
+from .resnet44 import ResNet44
 
 __all__ = [
     "ASCResNet",
+    "AllCNN",
     "E4Net",
     "E4ResNet",
     "EquivariantNet",
     "GroupCNN",
+    "PCamDenseNet",
+    "ResNet44",
     "create_model",
     "list_models",
     "list_pretrained",

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..hub import WEIGHTS_NAME
-from . import asc_resnet, e4_resnet, e4net, gcnn
+from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, pcam_densenet, resnet44
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
 
-_MODULES = (asc_resnet, e4_resnet, e4net, gcnn)
+_MODULES = (allcnn, asc_resnet, e4_resnet, e4net, gcnn, pcam_densenet, resnet44)
 
 
 def create_model(
@@ -71,7 +71,7 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     """The names of the checkpoints that exist, ``<model>.<data set>``, that match a pattern.
 
     Example:
-        >>> list_pretrained("z2*")
+        >>> list_pretrained("z2_cnn*")
         ['z2_cnn.rotmnist']
     """
     modules = (module.__name__.rpartition(".")[2] for module in _MODULES)

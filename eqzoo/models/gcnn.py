@@ -11,6 +11,18 @@ a 2 x 2 maximum after the second. On 28 x 28 pictures the sides are 26, 24 and 1
 | p4_cnn_w* | P4    | 11 15 19 | 29,051 · 50,415 · 77,539 |
 | p4m_cnn   | P4M   | 7        | 26,747     |
 
+The attentive networks are p4_cnn with attention in all seven convolutions. The spatial attention has filters of 7 x 7,
+the channel attention half as many hidden fields as it sees (on the picture as many). On the picture, p4_alpha_f_cnn
+dilates its spatial filter by 4.
+
+| model           | attention α              | parameters |
+|-----------------|--------------------------|------------|
+| p4_alpha_cnn    | channel and spatial      | 73,130     |
+| p4_alpha_ch_cnn | channel                  | 48,630     |
+| p4_alpha_sp_cnn | spatial                  | 49,110     |
+| p4_alpha_f_cnn  | both, on the input       | 29,462     |
+| p4_alpha_rh_cnn | over poses, on the input | 24,851     |
+
 References:
     Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8.1
     https://arxiv.org/abs/1602.07576
@@ -25,8 +37,10 @@ from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import GlobalPool, GroupBatchNorm2d, GroupConv2d, LiftingConv2d, SpatialPool2d
+from ..layers import GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
+from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
 from ._builder import ROTMNIST, build, published
 
@@ -44,6 +58,7 @@ class GroupCNN(EquivariantNet):
         drop_rate: The probability of dropping an activation.
         global_pool: How logits are pooled over the group, and over space where pictures are larger than 28 x 28:
             ``"max"`` or ``"avg"``.
+        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
 
     Shape:
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides even and at least 28 pixels.
@@ -66,13 +81,18 @@ class GroupCNN(EquivariantNet):
         in_chans: int = 1,
         drop_rate: float = 0.3,
         global_pool: Reduce = "max",
+        attention: Attention | None = None,
     ) -> None:
         super().__init__(group, num_classes, in_chans, num_features=width)
         self.drop_rate = drop_rate
-        self.stem = self._stage(LiftingConv2d(group, in_chans, width, 3, bias=False), drop=True)
+        self.attention = attention
+        lift = lifting_conv(
+            group, in_chans, width, 3, attention=attention, attention_dilation=4 if attention == "input" else 1
+        )
+        self.stem = self._stage(lift, drop=True)
         self.blocks = nn.Sequential(
-            self._stage(GroupConv2d(group, width, width, 3, bias=False), pool=True),
-            *(self._stage(GroupConv2d(group, width, width, 3, bias=False), drop=True) for _ in range(4)),
+            self._stage(group_conv(group, width, width, 3, attention=attention), pool=True),
+            *(self._stage(group_conv(group, width, width, 3, attention=attention), drop=True) for _ in range(4)),
         )
         planes = width * group.order
         self.feature_info = [{"num_chs": planes, "reduction": 1, "module": "stem"}] + [
@@ -99,7 +119,9 @@ class GroupCNN(EquivariantNet):
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
-        head = GroupConv2d(self.group, self.num_features, num_classes, 4, bias=False) if num_classes else nn.Identity()
+        head: nn.Module = nn.Identity()
+        if num_classes:
+            head = group_conv(self.group, self.num_features, num_classes, 4, attention=self.attention)
         self.head = head.to(like.device, like.dtype)
 
 
@@ -115,12 +137,18 @@ default_cfgs = generate_default_cfgs(
         "p4_cnn_w15.rotmnist": _cfg(),
         "p4_cnn_w19.rotmnist": _cfg(),
         "p4m_cnn.rotmnist": _cfg(),
+        "p4_alpha_cnn.rotmnist": _cfg(),
+        "p4_alpha_ch_cnn.rotmnist": _cfg(),
+        "p4_alpha_sp_cnn.rotmnist": _cfg(),
+        "p4_alpha_f_cnn.rotmnist": _cfg(),
+        "p4_alpha_rh_cnn.rotmnist": _cfg(),
     }
 )
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(GroupCNN, variant, pretrained, feature_indices=(0, 1, 2, 3, 4, 5), **(args | kwargs))
+    options: dict[str, Any] = {"feature_indices": (0, 1, 2, 3, 4, 5), "pretrained_filter_fn": fresh_where_sizes_differ}
+    return build(GroupCNN, variant, pretrained, **(options | args | kwargs))
 
 
 @register_model
@@ -157,3 +185,33 @@ def p4_cnn_w19(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
 def p4m_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
     """The p4m CNN with 7 fields, ours: exact for quarter turns and mirrors (26,747 parameters)."""
     return _create("p4m_cnn", pretrained, kwargs, group=P4M, width=7)
+
+
+@register_model
+def p4_alpha_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with channel and spatial attention on all responses (73,130 parameters)."""
+    return _create("p4_alpha_cnn", pretrained, kwargs, group=P4, width=10, attention="full")
+
+
+@register_model
+def p4_alpha_ch_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with channel attention on all responses (48,630 parameters)."""
+    return _create("p4_alpha_ch_cnn", pretrained, kwargs, group=P4, width=10, attention="channel")
+
+
+@register_model
+def p4_alpha_sp_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with spatial attention on all responses (49,110 parameters)."""
+    return _create("p4_alpha_sp_cnn", pretrained, kwargs, group=P4, width=10, attention="spatial")
+
+
+@register_model
+def p4_alpha_f_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with channel and spatial attention on the input of every convolution (29,462 parameters)."""
+    return _create("p4_alpha_f_cnn", pretrained, kwargs, group=P4, width=10, attention="input")
+
+
+@register_model
+def p4_alpha_rh_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4 CNN with attention over the poses of the input of every convolution (24,851 parameters)."""
+    return _create("p4_alpha_rh_cnn", pretrained, kwargs, group=P4, width=10, attention="pose")

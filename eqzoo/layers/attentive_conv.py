@@ -1,0 +1,396 @@
+"""Attentive group convolutions: group convolutions that weigh their responses, or their input, by learned attention."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..groups import Field, Group, orbit
+from ..ops.attentive_conv import attend_input, attentive_conv
+from .conv import _OrbitConv2d
+
+__all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "InputAttention2d"]
+
+Attention = Literal["full", "channel", "spatial", "input", "pose"]
+
+
+class InputAttention2d(nn.Module):
+    """Suppresses parts of a field or a picture by attention computed from it: ``f ↦ (1 − α) f``.
+
+    * ``"input"``: ``α = α^C α^X``. ``α^C = σ(φ(mean_x f) + φ(max_x f))`` weighs channels and poses, with φ two 1 x 1
+      group convolutions and a ReLU between; ``α^X = σ(ψ ⋆ [mean_c, max_c](α^C f))`` weighs places and poses.
+    * ``"pose"``: ``α = σ(ψ ⋆ f)`` with a 1 x 1 group convolution ψ to one field: weighs the poses at every place.
+
+    On a picture φ mixes channels alone, and ``α^X`` takes the largest of the poses of a lifting convolution ψ.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of fields or channels, C.
+        field: ``"regular"`` or, for a picture, ``"trivial"``.
+        attention: ``"input"`` or ``"pose"``.
+        hidden_channels: The number of fields between the two layers of φ; by default half of C, at least 1.
+        attention_size: The side of ψ, in pixels, odd.
+        attention_dilation: The step between the taps of ψ, in pixels.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` or, for a picture, ``(B, C, height, width)`` to the same. With S = |H|, or 1
+        for a picture, the weights are ``(hidden, C·S, 1, 1)``, ``(C, hidden·S, 1, 1)`` and ``(1, 2·S, n, n)``.
+
+    Raises:
+        ValueError: If a name is unknown, a size is out of range, or the input has another shape.
+
+    References:
+        Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.4, equation 20
+        https://arxiv.org/abs/2002.03830
+        Co-Attentive Equivariant Neural Networks (Romero and Hoogendoorn, 2020): attention over poses, with a softmax
+        where there is a sigmoid here
+        https://arxiv.org/abs/1911.07849
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> InputAttention2d(P4, 16)(torch.zeros(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 4, 8, 8])
+    """
+
+    orbit_index: Tensor
+    pose_index: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        field: Field = "regular",
+        attention: Literal["input", "pose"] = "input",
+        hidden_channels: int | None = None,
+        attention_size: int = 7,
+        attention_dilation: int = 1,
+    ) -> None:
+        super().__init__()
+        if attention not in ("input", "pose"):
+            raise ValueError(f"attention on the input is 'input' or 'pose', got {attention!r}")
+        if field not in ("regular", "trivial"):
+            raise ValueError(f"field is 'regular' or 'trivial', got {field!r}")
+        channel = attention == "input"
+        self.group = group
+        self.in_channels = in_channels
+        self.field = field
+        self.attention = attention
+        self.hidden_channels = _hidden(hidden_channels, in_channels)
+        self.attention_size = _odd(attention_size) if channel else 1
+        self.attention_dilation = attention_dilation if channel else 1
+        self.poses = poses = group.order if field == "regular" else 1
+        hidden, maps, side = self.hidden_channels, 2 if channel else in_channels, self.attention_size
+        self.reduce = nn.Parameter(torch.empty(hidden, in_channels * poses, 1, 1)) if channel else None
+        self.expand = nn.Parameter(torch.empty(in_channels, hidden * poses, 1, 1)) if channel else None
+        self.spatial = nn.Parameter(torch.empty(1, maps * poses, side, side))
+        # On a picture the channel attention has one pose, whatever the group.
+        one_pose = torch.zeros(1, 1, dtype=torch.int64)
+        pose_index = orbit(group, 1, field) if field == "regular" else one_pose
+        self.register_buffer("pose_index", pose_index, persistent=False)
+        self.register_buffer("orbit_index", orbit(group, side, field), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all weights uniformly from ``±1/√fan_in``, fan_in = planes in x n²."""
+        for weight in self.parameters():
+            _draw(weight)
+
+    def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """The filter banks of φ's two layers and of ψ, as `eqzoo.ops.attend_input` takes them."""
+        reduce = None if self.reduce is None else _filter_bank(self.reduce, self.pose_index)
+        expand = None if self.expand is None else _filter_bank(self.expand, self.pose_index)
+        return reduce, expand, _filter_bank(self.spatial, self.orbit_index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = (self.in_channels,) if self.field == "trivial" else (self.in_channels, self.group.order)
+        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
+            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
+            raise ValueError(f"InputAttention2d({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
+        planes = x.flatten(1, 2) if x.ndim == 5 else x
+        y = attend_input(planes, *self.banks(), self.poses, self.attention_dilation)
+        return y.unflatten(1, lead) if x.ndim == 5 else y
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``, with its filters written out."""
+        return _FusedInputAttention(self)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group.name}, {self.in_channels}, field={self.field!r}, attention={self.attention!r}, "
+            f"hidden_channels={self.hidden_channels}, attention_size={self.attention_size}, "
+            f"attention_dilation={self.attention_dilation}"
+        )
+
+
+class _ResponseAttention(nn.Module):
+    """The weights of the attention on responses, and what they become under all elements."""
+
+    orbit_index: Tensor
+    pose_index: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        field: Field,
+        attention: Attention,
+        hidden: int,
+        side: int,
+    ) -> None:
+        super().__init__()
+        poses = group.order if field == "regular" else 1
+        channel, spatial = attention != "spatial", attention != "channel"
+        self.reduce = nn.Parameter(torch.empty(out_channels, hidden, in_channels, poses)) if channel else None
+        self.expand = nn.Parameter(torch.empty(out_channels, in_channels, hidden, poses)) if channel else None
+        self.spatial = nn.Parameter(torch.empty(out_channels, 2 * poses, side, side)) if spatial else None
+        self.register_buffer("pose_index", orbit(group, 1, field), persistent=False)
+        self.register_buffer("orbit_index", orbit(group, side, field), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.parameters():
+            _draw(weight)
+
+    def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        reduce = None if self.reduce is None else _matrix_bank(self.reduce, self.pose_index)
+        expand = None if self.expand is None else _matrix_bank(self.expand, self.pose_index)
+        return reduce, expand, None if self.spatial is None else _filter_bank(self.spatial, self.orbit_index)
+
+
+class _AttentiveConv2d(_OrbitConv2d):
+    """What attentive lifting and group convolution share."""
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = True,
+        exact: bool = True,
+        attention: Attention = "full",
+        hidden_channels: int | None = None,
+        attention_size: int = 7,
+        attention_dilation: int = 1,
+        chunk: int = 4,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, kernel_size, stride, padding, dilation, bias, exact)
+        if attention not in get_args(Attention):
+            raise ValueError(f"attention is one of {', '.join(map(repr, get_args(Attention)))}, got {attention!r}")
+        if chunk < 1:
+            raise ValueError(f"chunk counts the fields whose responses are made at once, at least 1; got {chunk}")
+        self.attention_dilation = attention_dilation
+        self.chunk = chunk
+        self.attention: InputAttention2d | _ResponseAttention
+        if attention == "input" or attention == "pose":
+            self.attention = InputAttention2d(
+                group, in_channels, self.in_field, attention, hidden_channels, attention_size, attention_dilation
+            )
+        else:
+            hidden = _hidden(hidden_channels, in_channels)
+            self.attention = _ResponseAttention(
+                group, in_channels, out_channels, self.in_field, attention, hidden, _odd(attention_size)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.attention, InputAttention2d):
+            return super().forward(self.attention(x))
+        self._check(x)
+        y = attentive_conv(
+            x.flatten(1, 2) if x.ndim == 5 else x,
+            self.filters(),
+            *self.attention.banks(),
+            *self._sampling(),
+        )
+        bias = self.expanded_bias()
+        if bias is not None:
+            y = y + bias[:, None, None]
+        return y.unflatten(1, (self.out_channels, self.group.order))
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``, with its filters written out."""
+        if isinstance(self.attention, InputAttention2d):
+            return nn.Sequential(self.attention.fuse(), super().fuse())
+        return _FusedAttentiveConv(self)
+
+    def _sampling(self) -> tuple[int, int, int, int, int, int]:
+        poses = self.in_planes // self.in_channels
+        chunk = self.chunk * self.group.order
+        return poses, self.stride, self.padding, self.dilation, self.attention_dilation, chunk
+
+
+class AttentiveLiftingConv2d(_AttentiveConv2d):
+    """Correlates a picture with every transformed copy of its filters, and weighs what it sums by attention.
+
+    ``out(h) = Σ_c (1 − α(h, c)) f̃(h, c) + b`` with ``f̃(h, c) = f(c) ⋆ (h·ψ)(c)``: the attention of
+    `AttentiveGroupConv2d` without the poses of the input, of which a picture has none.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of channels of the picture, C.
+        out_channels: The number of regular fields, C'.
+        kernel_size: The side of the square filter, in pixels, odd or even.
+        stride: The step between outputs, in pixels.
+        padding: The zeros added to each side, in pixels.
+        dilation: The step between filter taps, in pixels.
+        bias: Whether to add a bias, one a field.
+        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        attention: ``"full"``, ``"channel"``, ``"spatial"``, ``"input"`` or ``"pose"``.
+        hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
+        attention_size: The side of the filters of the spatial attention, in pixels, odd.
+        attention_dilation: The step between the taps of the spatial attention, in pixels.
+        chunk: The number of output fields whose responses are made at once.
+
+    Shape:
+        ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
+
+    Raises:
+        ValueError: As `AttentiveGroupConv2d`.
+
+    References:
+        Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.2
+        https://arxiv.org/abs/2002.03830
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> AttentiveLiftingConv2d(P4, 3, 8, kernel_size=3, padding=1)(torch.zeros(2, 3, 16, 16)).shape
+        torch.Size([2, 8, 4, 16, 16])
+    """
+
+    in_field = "trivial"
+
+
+class AttentiveGroupConv2d(_AttentiveConv2d):
+    """Correlates a regular field with every transformed copy of its filters, and weighs what it sums by attention.
+
+    ``out(h) = Σ_c Σ_h' (1 − α(h, h', c)) f̃(h, h', c) + b`` with the responses
+    ``f̃(h, h', c) = f(c, h') ⋆ (h·ψ)(c, h')``. With ``attention``
+
+    * ``"full"``: ``α = α^C α^X``. The channel attention
+      ``α^C(h, h', c) = σ(φ(mean_x f̃) + φ(max_x f̃))`` is a perceptron ``φ = W₂(h⁻¹h') ReLU(W₁(h⁻¹h') ·)`` over c for
+      every h and h'; the spatial one is ``α^X(x, h, h') = σ(Σ (h·ψ^X)(h') ⋆ [mean_c, max_c](α^C f̃))``. Every output
+      field has weights of its own.
+    * ``"channel"``: ``α = α^C``. ``"spatial"``: ``α = α^X``, computed from f̃.
+    * ``"input"`` and ``"pose"``: α depends on the input alone, see `InputAttention2d`; then an ordinary convolution.
+
+    The sigmoids suppress, so that the untouched response is the direct branch. Turning the input turns the output and
+    permutes its group axis, with every attention.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        in_channels: The number of regular fields that come in, C.
+        out_channels: The number of regular fields that go out, C'.
+        kernel_size: The side of the square filter, in pixels, odd or even.
+        stride: The step between outputs, in pixels.
+        padding: The zeros added to each side, in pixels.
+        dilation: The step between filter taps, in pixels.
+        bias: Whether to add a bias, one a field.
+        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        attention: ``"full"``, ``"channel"``, ``"spatial"``, ``"input"`` or ``"pose"``.
+        hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
+        attention_size: The side of the filters of the spatial attention, n, in pixels, odd.
+        attention_dilation: The step between the taps of the spatial attention, in pixels.
+        chunk: The number of output fields whose responses are made at once. The responses of a field take C·|H| times
+            the memory of the field, so memory grows with ``chunk``.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``. The weight is ``(C', C·|H|, k, k)``; on
+        responses W₁ is ``(C', hidden, C, |H|)``, W₂ ``(C', C, hidden, |H|)`` and ψ^X ``(C', 2·|H|, n, n)``.
+
+    Raises:
+        ValueError: If the group is not one of the pixel grid, an argument is out of range, the input has another
+            shape, or the stride would sample another grid after a turn.
+
+    References:
+        Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.2, equations 16 to 19, and
+        section 3.3, the branch that suppresses
+        https://arxiv.org/abs/2002.03830
+
+    Example:
+        >>> from eqzoo.groups import P4M
+        >>> conv = AttentiveGroupConv2d(P4M, 4, 2, kernel_size=3, attention="channel")
+        >>> conv(torch.zeros(2, 4, 8, 16, 16)).shape
+        torch.Size([2, 2, 8, 14, 14])
+    """
+
+    in_field = "regular"
+
+
+class _FusedInputAttention(nn.Module):
+    """`InputAttention2d` on planes, for fused networks."""
+
+    reduce: Tensor | None
+    expand: Tensor | None
+    spatial: Tensor
+
+    def __init__(self, attention: InputAttention2d) -> None:
+        super().__init__()
+        self.poses = attention.poses
+        self.dilation = attention.attention_dilation
+        for name, bank in zip(("reduce", "expand", "spatial"), attention.banks(), strict=True):
+            self.register_buffer(name, None if bank is None else bank.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return attend_input(x, self.reduce, self.expand, self.spatial, self.poses, self.dilation)
+
+
+class _FusedAttentiveConv(nn.Module):
+    """Attention on responses, on planes, for fused networks."""
+
+    filters: Tensor
+    reduce: Tensor | None
+    expand: Tensor | None
+    spatial: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, conv: _AttentiveConv2d) -> None:
+        super().__init__()
+        assert isinstance(conv.attention, _ResponseAttention)
+        self.sampling = conv._sampling()
+        names = ("filters", "reduce", "expand", "spatial", "bias")
+        for name, bank in zip(names, (conv.filters(), *conv.attention.banks(), conv.expanded_bias()), strict=True):
+            self.register_buffer(name, None if bank is None else bank.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = attentive_conv(x, self.filters, self.reduce, self.expand, self.spatial, *self.sampling)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+
+def _filter_bank(weight: Tensor, index: Tensor) -> Tensor:
+    """All transformed copies of filters: ``(C', C·S, k, k)`` and ``(|H|, S·k·k)`` to ``(C'·|H|, C·S, k, k)``."""
+    out, planes, *sides = weight.shape
+    order, length = index.shape
+    bank = weight.reshape(out, -1, length).index_select(2, index.flatten()).unflatten(2, (order, length))
+    return bank.transpose(1, 2).reshape(out * order, planes, *sides)
+
+
+def _matrix_bank(weight: Tensor, index: Tensor) -> Tensor:
+    """All transformed copies of matrices over poses: ``(C', M, N, S)`` and ``(|H|, S)`` to ``(C'·|H|, S, M, N)``."""
+    order, poses = index.shape
+    bank = weight.index_select(3, index.flatten()).unflatten(3, (order, poses))
+    return bank.permute(0, 3, 4, 1, 2).flatten(0, 1)
+
+
+def _draw(weight: Tensor) -> None:
+    bound = 1 / math.sqrt(weight[0].numel())
+    nn.init.uniform_(weight, -bound, bound)
+
+
+def _hidden(hidden_channels: int | None, in_channels: int) -> int:
+    hidden = max(1, in_channels // 2) if hidden_channels is None else hidden_channels
+    if hidden < 1:
+        raise ValueError(f"hidden_channels, the width of the channel attention, is at least 1; got {hidden_channels}")
+    return hidden
+
+
+def _odd(attention_size: int) -> int:
+    if attention_size < 1 or attention_size % 2 == 0:
+        raise ValueError(
+            f"attention_size is odd, so that attention keeps the side of the map and its centre; got {attention_size}"
+        )
+    return attention_size

@@ -1,0 +1,61 @@
+"""The convolutions of the attentive papers' networks: plain, or with the attention that a network asks for."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..groups import Group
+from ..layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, GroupConv2d, LiftingConv2d
+from ..layers.attentive_conv import Attention
+
+__all__ = ["fresh_where_sizes_differ", "group_conv", "lifting_conv"]
+
+
+def lifting_conv(
+    group: Group,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    padding: int = 0,
+    attention: Attention | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A lifting convolution without bias; with attention, its channel attention is as wide as the picture."""
+    if attention is None:
+        return LiftingConv2d(group, in_channels, out_channels, kernel_size, padding=padding, bias=False)
+    options = {"hidden_channels": in_channels} | options
+    return AttentiveLiftingConv2d(
+        group, in_channels, out_channels, kernel_size, padding=padding, bias=False, attention=attention, **options
+    )
+
+
+def group_conv(
+    group: Group,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: int,
+    padding: int = 0,
+    stride: int = 1,
+    attention: Attention | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A group convolution without bias; a stride keeps the group approximately where it does not fit the side."""
+    args = (group, in_channels, out_channels, kernel_size, stride, padding)
+    exact = stride == 1
+    if attention is None:
+        return GroupConv2d(*args, bias=False, exact=exact)
+    return AttentiveGroupConv2d(*args, bias=False, exact=exact, attention=attention, **options)
+
+
+def fresh_where_sizes_differ(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Leaves stem and head fresh where their attention and norms depend on ``in_chans`` and ``num_classes``.
+
+    The filters of the first convolution and the classifier are timm's to adapt; the rest must fit.
+    """
+    own = model.state_dict()
+    return {name: own[name] if _resized(name, value, own) else value for name, value in state.items()}
+
+
+def _resized(name: str, value: Tensor, own: dict[str, Tensor]) -> bool:
+    within = name.startswith(("stem.", "head.")) and (".attention." in name or ".norm." in name)
+    return within and name in own and own[name].shape != value.shape

@@ -1,0 +1,184 @@
+"""The 44-layer residual network for CIFAR-10, plain and attentive, for any group of the pixel grid.
+
+A 3 x 3 lifting convolution; three stages of seven pre-activation blocks of two 3 x 3 convolutions, at sides 32, 16 and
+8; batch norm, ReLU, a mean over space, a 1 x 1 convolution that classifies, and a mean over the group. The first
+blocks of the second and third stage halve the side by a 2 x 2 maximum after their first convolution, and after the
+1 x 1 convolution on their shortcut.
+
+| model                | group | fields       | attention α  | parameters |
+|----------------------|-------|--------------|--------------|------------|
+| z2_resnet44          | Z2    | 32, 64, 128  |              | 2,636,064  |
+| p4m_resnet44         | P4M   | 11, 23, 45   |              | 2,621,683  |
+| p4m_alpha_f_resnet44 | P4M   | 11, 23, 45   | on the input | 2,693,911  |
+
+The attention, in all convolutions, has spatial filters of 7 x 7 and 2 hidden fields.
+
+References:
+    Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8.2
+    https://arxiv.org/abs/1602.07576
+    Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 4.2 and appendix B.3.2; table 2
+    prints 2.70M for p4m_alpha_f_resnet44
+    https://arxiv.org/abs/2002.03830
+"""
+
+from typing import Any, Literal
+
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..groups import P4M, Z2, Group
+from ..layers import GlobalPool, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from ..layers.attentive_conv import Attention
+from ..layers.pool import Reduce
+from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
+from ._base import EquivariantNet
+from ._builder import CIFAR10, build
+
+__all__ = ["ResNet44"]
+
+HIDDEN = 2
+
+
+class ResNet44(EquivariantNet):
+    """Three stages of pre-activation blocks.
+
+    Args:
+        group: The point group.
+        widths: The number of fields of each stage.
+        depth: The number of blocks of each stage.
+        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
+        num_classes: The number of classes; with 0 the network gives its pooled features.
+        in_chans: The number of channels of the picture.
+        global_pool: How logits are pooled over the group: ``"avg"`` or ``"max"``.
+        downsample: ``"pool"``, exact, or ``"stride"``, a step of 2 in the convolutions themselves, which keeps the
+            group approximately on even sides.
+
+    Shape:
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
+
+    References:
+        Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), appendix B.3.2
+        https://arxiv.org/abs/2002.03830
+
+    Example:
+        >>> import torch
+        >>> ResNet44(P4M, widths=(2, 2, 2), depth=1)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        group: Group = P4M,
+        widths: tuple[int, int, int] = (11, 23, 45),
+        depth: int = 7,
+        attention: Attention | None = None,
+        num_classes: int = 10,
+        in_chans: int = 3,
+        global_pool: Reduce = "avg",
+        downsample: Literal["pool", "stride"] = "pool",
+    ) -> None:
+        super().__init__(group, num_classes, in_chans, num_features=widths[-1])
+        if downsample not in ("pool", "stride"):
+            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
+        self.attention = attention
+        self.stem = lifting_conv(group, in_chans, widths[0], 3, padding=1, attention=attention)
+        blocks: list[nn.Module] = []
+        self.feature_info = [{"num_chs": widths[0] * group.order, "reduction": 1, "module": "stem"}]
+        width = widths[0]
+        for stage, out_width in enumerate(widths):
+            for block in range(depth):
+                down = downsample if stage and not block else None
+                self.feature_info.append(
+                    {"num_chs": out_width * group.order, "reduction": 2**stage, "module": f"blocks.{len(blocks)}"}
+                )
+                blocks.append(_Block(group, width, out_width, attention, down))
+                width = out_width
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = GroupBatchNorm2d(group, width, eps=2e-5)
+        self.act = nn.ReLU()
+        self.space_pool = SpatialAdaptiveAvgPool2d(1)
+        self.reset_classifier(num_classes, global_pool)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
+        x = self.space_pool(self.act(self.norm(x)))
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
+        return pooled
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the last convolution by a fresh one; 0 classes leave the pooled features ``(B, fields)``."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
+        like = next(self.stem.parameters())
+        head: nn.Module = nn.Identity()
+        if num_classes:
+            head = _conv(self.group, self.num_features, num_classes, 1, self.attention)
+        self.head = head.to(like.device, like.dtype)
+
+
+class _Block(nn.Module):
+    """``x + conv(ReLU(norm(conv(ReLU(norm(x))))))``, at half the side where ``downsample`` says how."""
+
+    def __init__(
+        self, group: Group, in_width: int, width: int, attention: Attention | None, downsample: str | None
+    ) -> None:
+        super().__init__()
+        stride = 2 if downsample == "stride" else 1
+        self.norm1 = GroupBatchNorm2d(group, in_width, eps=2e-5)
+        self.act1 = nn.ReLU()
+        self.conv1 = _conv(group, in_width, width, 3, attention, stride)
+        self.pool = SpatialPool2d(group, 2) if downsample == "pool" else nn.Identity()
+        self.norm2 = GroupBatchNorm2d(group, width, eps=2e-5)
+        self.act2 = nn.ReLU()
+        self.conv2 = _conv(group, width, width, 3, attention)
+        self.shortcut = _conv(group, in_width, width, 1, attention, stride) if downsample else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.pool(self.conv1(self.act1(self.norm1(x))))
+        y = self.conv2(self.act2(self.norm2(y)))
+        shortcut: Tensor = self.pool(self.shortcut(x))
+        return y + shortcut
+
+
+def _conv(
+    group: Group, in_width: int, width: int, kernel_size: int, attention: Attention | None, stride: int = 1
+) -> nn.Module:
+    padding = kernel_size // 2
+    return group_conv(group, in_width, width, kernel_size, padding, stride, attention, hidden_channels=HIDDEN)
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    return CIFAR10 | {"first_conv": "stem", "classifier": "head"} | kwargs
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "z2_resnet44.cifar10": _cfg(),
+        "p4m_resnet44.cifar10": _cfg(),
+        "p4m_alpha_f_resnet44.cifar10": _cfg(),
+    }
+)
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
+    options: dict[str, Any] = {"feature_indices": (7, 14, 21), "pretrained_filter_fn": fresh_where_sizes_differ}
+    return build(ResNet44, variant, pretrained, **(options | args | kwargs))
+
+
+@register_model
+def z2_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The plain ResNet-44, 32, 64 and 128 fields: the baseline that respects no turn (2,636,064 parameters)."""
+    return _create("z2_resnet44", pretrained, kwargs, group=Z2, widths=(32, 64, 128))
+
+
+@register_model
+def p4m_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4m ResNet-44, 11, 23 and 45 fields: exact for quarter turns and mirrors (2,621,683 parameters)."""
+    return _create("p4m_resnet44", pretrained, kwargs, group=P4M, widths=(11, 23, 45))
+
+
+@register_model
+def p4m_alpha_f_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The p4m ResNet-44 with attention on the input of every convolution (2,693,911 parameters)."""
+    return _create("p4m_alpha_f_resnet44", pretrained, kwargs, group=P4M, widths=(11, 23, 45), attention="input")
