@@ -3,5 +3,6 @@
 from ._base import EquivariantNet
 from ._factory import create_model, list_models, list_pretrained
 from .gcnn import GroupCNN
+from .gsanet import GSANet
 
-__all__ = ["EquivariantNet", "GroupCNN", "create_model", "list_models", "list_pretrained"]
+__all__ = ["EquivariantNet", "GSANet", "GroupCNN", "create_model", "list_models", "list_pretrained"]

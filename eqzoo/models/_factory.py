@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..hub import WEIGHTS_NAME
-from . import gcnn
+from . import gcnn, gsanet
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
 
-_MODULES = (gcnn,)
+_MODULES = (gcnn, gsanet)
 
 
 def create_model(
@@ -60,7 +60,7 @@ def list_models(pattern: str = "*") -> list[str]:
     """The names of the networks of this package that match a pattern of the shell's kind.
 
     Example:
-        >>> list_models("z2*")
+        >>> list_models("z2*cnn")
         ['z2_cnn']
     """
     names = (name for module in _MODULES for name in timm.list_models(module=module.__name__.rpartition(".")[2]))
