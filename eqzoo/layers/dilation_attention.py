@@ -78,7 +78,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         """The side of the neighbourhood ``h·N``, in taps, and the step between taps, in pixels."""
         if self.sparse:
             return self.kernel_size, round(scale)
-        return 2 * math.floor((scale * self.kernel_size - 1) / 2) + 1, 1
+        return 2 * math.ceil(scale * self.kernel_size / 2) - 1, 1
 
     def _factor(self, scale: float) -> float:
         dimension = _PLANE + (self.in_order is not None)
@@ -121,7 +121,7 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
         first: The smallest scale, 1 or more.
         kernel_size: The side of the neighbourhood N, in pixels, odd.
         sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
-            all pixels within h·k/2.
+            all pixels closer than h·k/2 along both axes.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
         attn_drop: The probability of dropping a neighbour.
@@ -199,7 +199,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         first: The smallest scale, 1 or more.
         kernel_size: The side of the neighbourhood N, in pixels, odd.
         sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
-            all pixels within h·k/2.
+            all pixels closer than h·k/2 along both axes.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
         attn_drop: The probability of dropping a scale of a neighbour.
