@@ -211,7 +211,14 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
 
 
 def _cos_sin(r: int, n: int) -> tuple[float, float]:
-    """Cosine and sine of ``2π r/n``, exact at the quarter turns."""
-    if 4 * r % n == 0:
-        return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[4 * r // n]
-    return math.cos(2 * math.pi * r / n), math.sin(2 * math.pi * r / n)
+    """Cosine and sine of ``2π r/n``, from an angle of at most an eighth of a turn.
+
+    So they are exact at the quarter turns, and turning an element by quarters or mirroring it swaps and negates its
+    entries without a change in the last bit.
+    """
+    quarter, rest = divmod(4 * r, n)  # the angle is (quarter + rest / n) · π/2
+    eighth = math.pi / 2 * min(rest, n - rest) / n
+    cos, sin = (math.cos(eighth), math.sin(eighth)) if 2 * rest != n else (math.sqrt(0.5), math.sqrt(0.5))
+    if 2 * rest > n:
+        cos, sin = sin, cos
+    return ((cos, sin), (-sin, cos), (-cos, -sin), (sin, -cos))[quarter % 4]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 
-__all__ = ["GroupBatchNorm2d"]
+__all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
 
 class GroupBatchNorm2d(nn.BatchNorm3d):
@@ -59,4 +59,55 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         with torch.no_grad():
             for name in ("weight", "bias", "running_mean", "running_var"):
                 getattr(norm, name).copy_(getattr(self, name).repeat_interleave(self.group.order))
+        return norm.train(self.training)
+
+
+class GroupLayerNorm2d(nn.GroupNorm):
+    """Layer normalisation of a whole field: statistics over channels, group and space, one affine a field.
+
+    ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C, |H|, height and width of each sample.
+    It knows no batch, so training and evaluation are the same map.
+
+    Args:
+        group: The point group H.
+        num_features: The number of regular fields, C.
+        eps: Added to the variance.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
+
+    Raises:
+        ValueError: If the input has another shape.
+
+    References:
+        Layer Normalization (Ba et al., 2016), section 3
+        https://arxiv.org/abs/1607.06450
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix F
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> GroupLayerNorm2d(P4, 16)(torch.randn(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 4, 8, 8])
+    """
+
+    def __init__(self, group: Group, num_features: int, eps: float = 1e-12) -> None:
+        super().__init__(1, num_features, eps=eps)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.num_channels, self.group.order):
+            raise ValueError(
+                f"GroupLayerNorm2d({self.group.name}) takes (B, {self.num_channels}, {self.group.order}, height, "
+                f"width), got {tuple(x.shape)}"
+            )
+        return super().forward(x)
+
+    def fuse(self) -> nn.GroupNorm:
+        """The same map as a plain `torch.nn.GroupNorm` of one group on planes, ``(B, C·|H|, height, width)``."""
+        norm = nn.GroupNorm(1, self.num_channels * self.group.order, self.eps)
+        norm = norm.to(self.weight.device, self.weight.dtype)
+        with torch.no_grad():
+            norm.weight.copy_(self.weight.repeat_interleave(self.group.order))
+            norm.bias.copy_(self.bias.repeat_interleave(self.group.order))
         return norm.train(self.training)

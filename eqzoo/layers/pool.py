@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..groups import Group
 from ._exact import check_size
 
-__all__ = ["GlobalPool", "GroupPool", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
+__all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
 
 Reduce = Literal["max", "avg"]
 
@@ -112,6 +112,50 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.output_size}"
+
+
+class HalvingPool2d(nn.Module):
+    """Takes the maximum or the mean over windows that halve the side, placed alike from every edge at every size.
+
+    An even side is cut into windows of 2 pixels. An odd side gets windows of 3 pixels, one pixel shared by neighbours,
+    so that the first and the last window end at the edges: ``(side − window) % 2 = 0``. The output has
+    ``side // 2`` pixels a side, as that of a 2-pixel pool, which drops the last row and column of an odd side and so
+    breaks quarter turns and mirrors.
+
+    Args:
+        group: The point group H, whose promise the layer keeps.
+        reduce: ``"max"`` or ``"avg"``.
+
+    Shape:
+        ``(B, ..., height, width)`` to ``(B, ..., height // 2, width // 2)``.
+
+    Raises:
+        ValueError: If ``reduce`` is neither, or a side is shorter than 2 pixels.
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> HalvingPool2d(P4)(torch.zeros(2, 16, 4, 7, 7)).shape
+        torch.Size([2, 16, 4, 3, 3])
+    """
+
+    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
+        super().__init__()
+        _check_reduce(reduce)
+        self.group = group
+        self.reduce = reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if min(height, width) < 2:
+            raise ValueError(f"{self} halves sides of 2 pixels or more, got {height} x {width}; give a larger picture")
+        pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
+        planes = x.flatten(1, 2) if x.ndim == 5 else x
+        y = pool(planes, (2 + height % 2, 2 + width % 2), 2)
+        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, reduce={self.reduce!r}"
 
 
 class GroupPool(nn.Module):

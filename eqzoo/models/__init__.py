@@ -7,6 +7,7 @@ from .asc_resnet import ASCResNet
 from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN
+from .gsanet import GSANet
 from .pcam_densenet import PCamDenseNet
 from .resnet44 import ResNet44
 
@@ -16,6 +17,7 @@ __all__ = [
     "E4Net",
     "E4ResNet",
     "EquivariantNet",
+    "GSANet",
     "GroupCNN",
     "PCamDenseNet",
     "ResNet44",

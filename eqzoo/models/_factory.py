@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..hub import WEIGHTS_NAME
-from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, pcam_densenet, resnet44
+from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
 
-_MODULES = (allcnn, asc_resnet, e4_resnet, e4net, gcnn, pcam_densenet, resnet44)
+_MODULES = (allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44)
 
 
 def create_model(

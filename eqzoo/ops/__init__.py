@@ -3,6 +3,7 @@
 from .affine_attention import AffineBank, AffineBanks, affine_attention, affine_map
 from .attentive_conv import attend_input, attentive_conv
 from .dynamic_depthwise import dynamic_depthwise
+from .group_self_attention import group_self_attention, inside, windows
 
 __all__ = [
     "AffineBank",
@@ -12,4 +13,7 @@ __all__ = [
     "attend_input",
     "attentive_conv",
     "dynamic_depthwise",
+    "group_self_attention",
+    "inside",
+    "windows",
 ]

@@ -1,0 +1,289 @@
+"""Self-attention on the dilation-translation group: one neighbourhood for each scale.
+
+Dilations change areas, so sums over a scaled neighbourhood need the Haar measure, ``dx dh / h^(d + 1)`` with d = 2. The
+scales here are a finite window of a geometric sequence, ``first·base^s``; the group is broken where the window ends.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..groups import Z2
+from ..ops.group_self_attention import group_self_attention, inside, windows
+from ._planes import Planes
+from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighbourhood
+
+__all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalisation"]
+
+Normalisation = Literal["haar", "paper"]
+
+_PLANE = 2  # the dimension d of what dilations act on
+
+
+class _DilationSelfAttention2d(AttentionHeads2d):
+    """What both layers share: scales, their neighbourhoods, and the encoded positions."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        lifts: bool,
+        num_scales: int,
+        base: float,
+        first: float,
+        kernel_size: int,
+        sparse: bool,
+        num_heads: int,
+        head_channels: int | None,
+        attn_drop: float,
+        normalisation: Normalisation,
+    ) -> None:
+        check_neighbourhood(kernel_size)
+        if normalisation not in ("haar", "paper"):
+            raise ValueError(f"normalisation is 'haar' or 'paper', got {normalisation!r}")
+        in_order = None if lifts else num_scales
+        super().__init__(in_channels, out_channels, in_order, num_scales, num_heads, head_channels, attn_drop)
+        self.scales = _scales(num_scales, base, first, sparse)
+        self.kernel_size = kernel_size
+        self.sparse = sparse
+        self.normalisation = normalisation
+        self.position = PositionEncoder2d(Z2, self.head_channels // self.query_parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        query, key, value = self.split(x)
+        key, value = (t.flatten(1, 2).unflatten(-1, (height, width)) for t in (key, value))
+        outputs = [self._factor(scale) * self._attend(query, key, value, scale) for scale in self.scales]
+        return self.merge(torch.cat(outputs, 3), height, width)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """One output scale: keys are taken from its own neighbourhood, and their positions are scaled back."""
+        size, step = self._window(scale)
+        heads = (self.num_heads, self.head_channels)
+        return group_self_attention(
+            query,
+            windows(key, size, step).unflatten(1, heads),
+            windows(value, size, step).unflatten(1, heads),
+            self.position((size, size), max(1, self.kernel_size // 2) * scale / step).unsqueeze(2),
+            self._poses(),
+            inside(key.shape[-2], key.shape[-1], size, step, key.device),
+            self._log_measure(query),
+            self.scale,
+            self.dropout,
+        )
+
+    def _window(self, scale: float) -> tuple[int, int]:
+        """The side of the neighbourhood ``h·N``, in taps, and the step between taps, in pixels."""
+        if self.sparse:
+            return self.kernel_size, round(scale)
+        return 2 * math.ceil(scale * self.kernel_size / 2) - 1, 1
+
+    def _factor(self, scale: float) -> float:
+        dimension = _PLANE + (self.in_order is not None)
+        return scale**-dimension if self.normalisation == "paper" else 1.0
+
+    def _poses(self) -> Tensor | None:
+        return None
+
+    def _log_measure(self, like: Tensor) -> Tensor | None:
+        return None
+
+    def fuse(self) -> nn.Module:
+        """The same map to planes, ``(B, C'·scales, height, width)``; from planes, unless the input is an image."""
+        if self.in_order is None:
+            return nn.Sequential(self, nn.Flatten(1, 2))
+        return Planes(self, self.out_order)
+
+    def extra_repr(self) -> str:
+        return (
+            f"scales={self.scales}, kernel_size={self.kernel_size}, sparse={self.sparse}, {super().extra_repr()}, "
+            f"normalisation={self.normalisation!r}"
+        )
+
+
+class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
+    """Lets the pixels of an image attend to neighbourhoods of several scales.
+
+    For each head, ``out(h, i) = Σ_(j in hN(i)) softmax_j[(⟨q_i, k_j⟩ + ⟨q_i, ρ(h⁻¹ (x_j − x_i))⟩)/√C] val_j``, and a
+    linear map of the heads makes the output. The Haar factor ``h⁻²`` belongs to all sums over ``hN``, that of the
+    softmax included, and so cancels.
+
+    With sparse neighbourhoods, which take every h-th pixel, shrinking the picture is exact: for ``g(x) = f(base·x)``,
+    ``out_g(h, x) = out_f(base·h, base·x)``. Dense ones keep the law approximately.
+
+    Args:
+        in_channels: The number of image channels, C.
+        out_channels: The number of fields, C'.
+        num_scales: The number of scales.
+        base: The ratio of neighbouring scales, above 1.
+        first: The smallest scale, 1 or more.
+        kernel_size: The side of the neighbourhood N, in pixels, odd.
+        sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
+            all pixels closer than h·k/2 along both axes.
+        num_heads: The number of heads.
+        head_channels: The number of channels of a head; by default half of C'.
+        attn_drop: The probability of dropping a neighbour.
+        normalisation: ``"haar"``, or ``"paper"``: the factor ``h⁻²`` on the sum alone, outside of the softmax, as the
+            equation is printed. Since the softmax has cancelled it once, outputs are then ``h⁻²`` times smaller at
+            scale h, and dilations multiply them by it.
+
+    Shape:
+        ``(B, C, height, width)`` to ``(B, C', scales, height, width)``.
+
+    Raises:
+        ValueError: If the neighbourhood is even, the scales are not increasing, smaller than 1, or sparse and no
+            integers, a head has fewer than 2 channels, or the input has another shape.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix E, equation 20
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> LiftingDilationSelfAttention2d(3, 20, num_scales=3)(torch.zeros(2, 3, 9, 9)).shape
+        torch.Size([2, 20, 3, 9, 9])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_scales: int = 3,
+        base: float = 2,
+        first: float = 1,
+        kernel_size: int = 3,
+        sparse: bool = True,
+        num_heads: int = 9,
+        head_channels: int | None = None,
+        attn_drop: float = 0.0,
+        normalisation: Normalisation = "haar",
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            True,
+            num_scales,
+            base,
+            first,
+            kernel_size,
+            sparse,
+            num_heads,
+            head_channels,
+            attn_drop,
+            normalisation,
+        )
+        self.reset_parameters()
+
+
+class DilationSelfAttention2d(_DilationSelfAttention2d):
+    """Lets the scales and places of a field attend to each other, once for every output scale.
+
+    For each head::
+
+        out(h, i) = Σ_g Σ_(m, j in hN(i)) softmax_(m, j)[s(h, g, i, m, j) + log μ(m)] val(m, j)
+        s = (⟨q(g, i), k(m, j)⟩ + ⟨q(g, i), ρ(h⁻¹ (x_j − x_i))⟩ + ⟨q(g, i), E(m/g)⟩)/√C
+
+    with the softmax over all scales m and neighbours j. Every sum over the group is taken with its Haar measure: the
+    weight of scale m is ``μ(m) = m⁻³ Δm``, and ``Δm`` grows as m in a geometric sequence, so ``μ(m) = m⁻²``. A common
+    factor of all scales cancels.
+
+    With sparse neighbourhoods, shrinking the picture is exact: for ``G(m, x) = F(base·m, base·x)`` a layer whose first
+    scale is h gives of G what one whose first scale is base·h gives of F. Dense ones keep the law approximately.
+
+    Args:
+        in_channels: The number of fields that come in, C.
+        out_channels: The number of fields that go out, C'.
+        num_scales: The number of scales.
+        base: The ratio of neighbouring scales, above 1.
+        first: The smallest scale, 1 or more.
+        kernel_size: The side of the neighbourhood N, in pixels, odd.
+        sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
+            all pixels closer than h·k/2 along both axes.
+        num_heads: The number of heads.
+        head_channels: The number of channels of a head; by default half of C'.
+        attn_drop: The probability of dropping a scale of a neighbour.
+        normalisation: ``"haar"``, or ``"paper"``: the factor ``h⁻³`` of the output scale h on the sum, outside of the
+            softmax, as the equation is printed, and equal weights of the keys. Dilations then multiply the output by
+            it.
+
+    Shape:
+        ``(B, C, scales, height, width)`` to ``(B, C', scales, height, width)``.
+
+    Raises:
+        ValueError: If the neighbourhood is even, the scales are not increasing, smaller than 1, or sparse and no
+            integers, a head has fewer than 3 channels, or the input has another shape.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix E, equation 21.
+        Its relative scale ``h⁻¹ g⁻¹ m`` is not invariant, and is replaced by ``g⁻¹ m``, which is.
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> DilationSelfAttention2d(20, 20, num_scales=3)(torch.zeros(2, 20, 3, 9, 9)).shape
+        torch.Size([2, 20, 3, 9, 9])
+    """
+
+    pose_table: Tensor
+    exponents: Tensor
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_scales: int = 3,
+        base: float = 2,
+        first: float = 1,
+        kernel_size: int = 3,
+        sparse: bool = True,
+        num_heads: int = 9,
+        head_channels: int | None = None,
+        attn_drop: float = 0.0,
+        normalisation: Normalisation = "haar",
+    ) -> None:
+        super().__init__(
+            in_channels,
+            out_channels,
+            False,
+            num_scales,
+            base,
+            first,
+            kernel_size,
+            sparse,
+            num_heads,
+            head_channels,
+            attn_drop,
+            normalisation,
+        )
+        self.base = base
+        self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
+        exponents = torch.arange(num_scales)
+        self.register_buffer("exponents", exponents, persistent=False)
+        self.register_buffer("pose_table", exponents - exponents[:, None] + num_scales - 1, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
+        """Draws weights from ``N(0, scale²/fan_in)`` and the codes of the scales from N(0, 1); biases become 0."""
+        super().reset_parameters(scale)
+        self.pose.reset_parameters()
+
+    def _poses(self) -> Tensor:
+        codes: Tensor = self.pose(self.pose_table)
+        return codes.movedim(-1, 0)
+
+    def _log_measure(self, like: Tensor) -> Tensor | None:
+        if self.normalisation == "paper":
+            return None
+        return -_PLANE * math.log(self.base) * self.exponents.to(like.dtype)
+
+
+def _scales(num_scales: int, base: float, first: float, sparse: bool) -> tuple[float, ...]:
+    if num_scales < 1 or base <= 1 or first < 1:
+        raise ValueError(
+            f"scales are first·base^s with first >= 1, base > 1 and one scale at least; got first={first}, "
+            f"base={base}, num_scales={num_scales}"
+        )
+    scales = tuple(first * base**s for s in range(num_scales))
+    if sparse and any(scale != round(scale) for scale in scales):
+        raise ValueError(f"sparse neighbourhoods take every h-th pixel, so scales are integers; got {scales}")
+    return scales

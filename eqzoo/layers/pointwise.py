@@ -1,0 +1,59 @@
+"""The linear map of channels that leaves poses and places alone."""
+
+from torch import Tensor, nn
+
+from ..groups import Group
+from ._planes import Planes
+
+__all__ = ["PointwiseConv2d"]
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """Maps the channels of a field, the same way at every pose and place: a 1 x 1 convolution that mixes no poses.
+
+    ``out(c', h, x) = Σ_c W(c', c) f(c, h, x) + b(c')``, equivariant to any group. A 1 x 1 `GroupConv2d` mixes poses as
+    well, and has |H| times as many weights.
+
+    Args:
+        group: The point group H.
+        in_channels: The number of regular fields that come in, C.
+        out_channels: The number of regular fields that go out, C'.
+        bias: Whether to add a bias, one a field.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``; the weight is ``(C', C, 1, 1)``.
+
+    Raises:
+        ValueError: If the input has another shape.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix F
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import cyclic
+        >>> PointwiseConv2d(cyclic(8), 6, 3)(torch.zeros(2, 6, 8, 5, 5)).shape
+        torch.Size([2, 3, 8, 5, 5])
+    """
+
+    def __init__(self, group: Group, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        super().__init__(in_channels, out_channels, 1, bias=bias)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.in_channels, self.group.order):
+            raise ValueError(
+                f"PointwiseConv2d({self.group.name}) takes (B, {self.in_channels}, {self.group.order}, height, "
+                f"width), got {tuple(x.shape)}"
+            )
+        # Poses are rows of one taller picture: no copy, and a kernel of one pixel does not see the seams.
+        y = super().forward(x.flatten(2, 3))
+        return y.unflatten(2, x.shape[2:4])
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``.
+
+        A plain convolution of planes would have |H| times as many weights, nearly all of them zero.
+        """
+        return Planes(self, self.group.order)

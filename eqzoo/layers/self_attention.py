@@ -1,0 +1,421 @@
+"""Lifting and group self-attention: attention whose relative positions are turned, not its content.
+
+The group acts on positions, which are continuous, so any number of turns is possible without interpolation. A layer is
+exact for the elements that map the pixel grid onto itself, ``group.grid_elements``, and approximate between them.
+
+With keys j and queries i, output pose v sees the position ``p_v = A_v⁻¹ (x_j − x_i)``, with ``A_v`` the matrix of v on
+(row, column). Queries of pose g see keys of pose m under the relative pose ``g⁻¹ m``. Both are left alone by a common
+transformation of all poses and places, which makes the layers equivariant.
+"""
+
+import math
+from collections import OrderedDict
+from functools import partial
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..groups import Group
+from ..ops.group_self_attention import group_self_attention, inside, windows
+from ._planes import Planes
+
+__all__ = [
+    "AttentionHeads2d",
+    "GroupSelfAttention2d",
+    "LiftingSelfAttention2d",
+    "Neighbourhood",
+    "PoseIndex",
+    "PositionEncoder2d",
+]
+
+Neighbourhood = int | Literal["global"]
+PoseIndex = Literal["exact", "released"]
+
+
+def init_linear_maps(module: nn.Module, scale: float) -> None:
+    """Draws the weights of all linear maps and convolutions inside from ``N(0, scale²/fan_in)``; biases become 0."""
+    for child in module.modules():
+        if isinstance(child, nn.Linear | nn.Conv2d):
+            nn.init.normal_(child.weight, std=scale / math.sqrt(child.weight[0].numel()))
+            if child.bias is not None:
+                nn.init.zeros_(child.bias)
+
+
+class PositionEncoder2d(nn.Module):
+    """Encodes the relative positions in a window as every element of the group sees them.
+
+    ``out(v, Δ) = [ρ_row(p_v), ρ_column(p_v)]`` with ``p_v = A_v⁻¹ Δ`` in units of half the window, unless another unit
+    is given, so that p is in [−1, 1] on the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish,
+    linear to d. Positions are computed in float64 and rounded to the type of the parameters at the end.
+
+    Args:
+        group: The point group H.
+        channels: The length of the code of a row or a column, d.
+        hidden: The width of ρ.
+
+    Shape:
+        A window of ``(rows, columns)``, odd, to ``(2·d, |H|, rows·columns)``.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), sections 4.2 and 5.1
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> from eqzoo.groups import cyclic
+        >>> PositionEncoder2d(cyclic(8), channels=3)((5, 5)).shape
+        torch.Size([6, 8, 25])
+    """
+
+    def __init__(self, group: Group, channels: int, hidden: int = 16) -> None:
+        super().__init__()
+        self.row = self._encoder(hidden, channels)
+        self.column = self._encoder(hidden, channels)
+        # Numbers, not a buffer: buffers follow the model to lower precision, and p would not be exact any more.
+        matrices = [group.matrix(group.inverse(v)).tolist() for v in group.elements]
+        self.row_action = [matrix[0] for matrix in matrices]
+        self.column_action = [matrix[1] for matrix in matrices]
+
+    @staticmethod
+    def _encoder(hidden: int, channels: int) -> nn.Sequential:
+        layers = OrderedDict[str, nn.Module](
+            expand=nn.Linear(1, hidden), norm=nn.LayerNorm(hidden, eps=1e-12), act=nn.SiLU()
+        )
+        layers["project"] = nn.Linear(hidden, channels)
+        return nn.Sequential(layers)
+
+    def positions(self, window: tuple[int, int], unit: float | None = None) -> tuple[Tensor, Tensor]:
+        """The row and column coordinates of p, each ``(|H|, rows·columns)`` float64; ``unit`` in pixels."""
+        device = cast(nn.Linear, self.row.expand).weight.device
+        unit = unit or max(*window, 3) // 2
+        rows, columns = ((torch.arange(side, dtype=torch.float64, device=device) - side // 2) / unit for side in window)
+        row, column = torch.meshgrid(rows, columns, indexing="ij")
+        return _act(self.row_action, row, column), _act(self.column_action, row, column)
+
+    def forward(self, window: tuple[int, int], unit: float | None = None) -> Tensor:
+        dtype = cast(nn.Linear, self.row.expand).weight.dtype
+        row, column = self.positions(window, unit)
+        codes = [self.row(row[..., None].to(dtype)), self.column(column[..., None].to(dtype))]
+        return torch.cat(codes, -1).permute(2, 0, 1)
+
+
+def _act(action: list[list[float]], row: Tensor, column: Tensor) -> Tensor:
+    """One coordinate of all transformed positions."""
+    return torch.stack([(a * row + b * column).flatten() for a, b in action])
+
+
+class AttentionHeads2d(nn.Module):
+    """What all self-attention here shares: the maps into and out of the heads, applied alike at every pose and place.
+
+    Args:
+        in_channels: The number of fields that come in, C.
+        out_channels: The number of fields that go out, C'.
+        in_order: The number of poses that come in; None for an image.
+        out_order: The number of poses that go out.
+        num_heads: The number of heads.
+        head_channels: The number of channels of a head, d; by default half of C'.
+        attn_drop: The probability of dropping a key.
+
+    Raises:
+        ValueError: If a head has fewer channels than the query has parts: row, column and, with poses, pose.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        in_order: int | None,
+        out_order: int,
+        num_heads: int,
+        head_channels: int | None,
+        attn_drop: float,
+    ) -> None:
+        super().__init__()
+        self.in_channels = in_channels
+        self.out_channels = out_channels
+        self.in_order = in_order
+        self.out_order = out_order
+        self.num_heads = num_heads
+        self.head_channels = out_channels // 2 if head_channels is None else head_channels
+        self.attn_drop = attn_drop
+        self.query_parts = 2 if in_order is None else 3
+        if self.head_channels < self.query_parts:
+            raise ValueError(
+                f"{type(self).__name__} needs at least {self.query_parts} channels a head, one for each part of the "
+                f"query, got {self.head_channels}; give head_channels, or {2 * self.query_parts} output channels"
+            )
+        self.qkv = nn.Conv2d(in_channels, 3 * num_heads * self.head_channels, 1)
+        self.proj = nn.Conv2d(num_heads * self.head_channels, out_channels, 1)
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of a field or an image, each ``(B, heads, d, poses, places)``."""
+        self._check(x)
+        # Poses are rows of one taller picture: a kernel of one pixel does not see the seams.
+        heads = self.qkv(x.flatten(2, 3) if x.ndim == 5 else x)
+        heads = heads.unflatten(1, (3, self.num_heads, self.head_channels))
+        query, key, value = heads.unflatten(4, (self.in_order or 1, x.shape[-2])).flatten(5, 6).unbind(1)
+        return query, key, value
+
+    def merge(self, y: Tensor, height: int, width: int) -> Tensor:
+        """The field of what the heads gave, ``(B, heads, d, poses, places)``."""
+        y = y.flatten(1, 2).unflatten(3, (height, width)).flatten(2, 3)
+        return self.proj(y).unflatten(2, (self.out_order, height))
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by, ``1/√C``."""
+        return 1 / math.sqrt(self.in_channels)
+
+    @property
+    def dropout(self) -> float:
+        """The probability of dropping a key now."""
+        return self.attn_drop if self.training else 0.0
+
+    def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
+        """Draws weights from ``N(0, scale²/fan_in)``, √2 being He's initialisation, and sets biases to 0."""
+        init_linear_maps(self, scale)
+
+    def _check(self, x: Tensor) -> None:
+        lead = (self.in_channels,) if self.in_order is None else (self.in_channels, self.in_order)
+        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
+            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
+            raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, "
+            f"head_channels={self.head_channels}, attn_drop={self.attn_drop}"
+        )
+
+
+def check_neighbourhood(kernel_size: object) -> None:
+    """Raises ValueError unless the side of a neighbourhood is odd, so that it has a centre."""
+    if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(
+            "kernel_size is an odd number of pixels, or in group self-attention 'global' for the whole picture; "
+            f"got {kernel_size!r}"
+        )
+
+
+class _SelfAttention2d(AttentionHeads2d):
+    """What lifting and group self-attention share: neighbourhoods and encoded positions."""
+
+    lifts: ClassVar[bool]
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Neighbourhood,
+        num_heads: int,
+        head_channels: int | None,
+        attn_drop: float,
+    ) -> None:
+        if kernel_size != "global":
+            check_neighbourhood(kernel_size)
+        in_order = None if self.lifts else group.order
+        super().__init__(in_channels, out_channels, in_order, group.order, num_heads, head_channels, attn_drop)
+        self.group = group
+        self.kernel_size = kernel_size
+        self.position = PositionEncoder2d(group, self.head_channels // self.query_parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        query, key, value = self.split(x)
+        key, value = (self._neighbours(t, height, width) for t in (key, value))
+        y = self._attend(query, key, value, self._positions(height, width), self._mask(height, width, x.device))
+        return self.merge(y, height, width)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _neighbours(self, x: Tensor, height: int, width: int) -> Tensor:
+        """The neighbours of each place: ``(B, heads, d, |M|, places, neighbours)``; of all places, if global."""
+        if self.kernel_size == "global":
+            return x.unsqueeze(-2)
+        taps = windows(x.flatten(1, 2).unflatten(-1, (height, width)), self.kernel_size)
+        return taps.unflatten(1, (self.num_heads, self.head_channels))
+
+    def _mask(self, height: int, width: int, device: torch.device) -> Tensor | None:
+        if self.kernel_size == "global":
+            return None
+        return inside(height, width, self.kernel_size, device=device)
+
+    def _positions(self, height: int, width: int) -> Tensor:
+        """The encoded positions of the neighbours: ``(2·d, |H|, 1 or places, neighbours)``."""
+        if self.kernel_size != "global":
+            return self.position((self.kernel_size, self.kernel_size)).unsqueeze(2)
+        codes: Tensor = self.position((2 * height - 1, 2 * width - 1))
+        rows, columns = (torch.arange(side, device=codes.device) for side in (height, width))
+        row = (rows[None, :] - rows[:, None] + height - 1)[:, None, :, None]
+        column = (columns[None, :] - columns[:, None] + width - 1)[None, :, None, :]
+        index = (row * (2 * width - 1) + column).flatten()
+        return codes.index_select(2, index).unflatten(2, (height * width, height * width))
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, kernel_size={self.kernel_size!r}, {super().extra_repr()}"
+
+
+class LiftingSelfAttention2d(_SelfAttention2d):
+    """Lets the pixels of an image attend to their neighbours once for every transformed copy of the positions.
+
+    For each head, ``out(v, i) = Σ_j softmax_j[(⟨q_i, k_j⟩ + ⟨q_i, ρ(A_v⁻¹ (x_j − x_i))⟩)/√C] val_j``, and a linear map
+    of the heads makes the output, a regular field. q, k and val are linear maps of the pixel. The first half of a
+    query is compared with the code of the row, the second with that of the column; all heads share the codes.
+
+    Args:
+        group: The point group H, with any number of turns.
+        in_channels: The number of image channels, C.
+        out_channels: The number of regular fields, C'.
+        kernel_size: The side of the square neighbourhood, in pixels, odd; ``"global"`` for the whole picture. Places
+            outside of the picture are left out.
+        num_heads: The number of heads.
+        head_channels: The number of channels of a head; by default half of C'.
+        attn_drop: The probability of dropping a neighbour, the same for all output poses.
+
+    Shape:
+        ``(B, C, height, width)`` to ``(B, C', |H|, height, width)``.
+
+    Raises:
+        ValueError: If the neighbourhood is even, a head has fewer than 2 channels, or the input has another shape.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 14
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> from eqzoo.groups import cyclic
+        >>> LiftingSelfAttention2d(cyclic(8), 3, 20)(torch.zeros(2, 3, 9, 9)).shape
+        torch.Size([2, 20, 8, 9, 9])
+    """
+
+    lifts = True
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Neighbourhood = 5,
+        num_heads: int = 9,
+        head_channels: int | None = None,
+        attn_drop: float = 0.0,
+    ) -> None:
+        super().__init__(group, in_channels, out_channels, kernel_size, num_heads, head_channels, attn_drop)
+        self.reset_parameters()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
+        return group_self_attention(query, key, value, position, mask=mask, scale=self.scale, dropout=self.dropout)
+
+    def fuse(self) -> nn.Module:
+        """The same map from images to planes, ``(B, C'·|H|, height, width)``."""
+        return nn.Sequential(self, nn.Flatten(1, 2))
+
+
+class GroupSelfAttention2d(_SelfAttention2d):
+    """Lets the poses and places of a regular field attend to each other, once for every output pose.
+
+    For each head::
+
+        out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[s(v, g, i, m, j)] val(m, j)
+        s = (⟨q(g, i), k(m, j)⟩ + ⟨q(g, i), ρ(A_v⁻¹ (x_j − x_i))⟩ + ⟨q(g, i), E(g⁻¹ m)⟩)/√C
+
+    with the softmax over all poses m and neighbours j, and a linear map of the heads makes the output. q, k and val
+    are linear maps of the channels. Thirds of a query are compared with the codes of the row, of the column, and with
+    the table of relative poses E; all heads share the codes.
+
+    Args:
+        group: The point group H, with any number of turns.
+        in_channels: The number of regular fields that come in, C.
+        out_channels: The number of regular fields that go out, C'.
+        kernel_size: The side of the square neighbourhood, in pixels, odd; ``"global"`` for the whole picture. Places
+            outside of the picture are left out.
+        num_heads: The number of heads.
+        head_channels: The number of channels of a head; by default half of C'.
+        attn_drop: The probability of dropping a pose of a neighbour, the same for all output poses.
+        pose_index: ``"exact"``, or ``"released"`` for comparison: the relative pose of the authors' code, which
+            depends on the output pose too. It is not equivariant, and takes |H| times the time.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
+
+    Raises:
+        ValueError: If the neighbourhood is even, a head has fewer than 3 channels, the pose index is unknown, or the
+            input has another shape.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 16.
+        Its relative pose ``v⁻¹ g⁻¹ m`` is not invariant, and is replaced by ``g⁻¹ m``, which is.
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> GroupSelfAttention2d(P4, 20, 20)(torch.zeros(2, 20, 4, 9, 9)).shape
+        torch.Size([2, 20, 4, 9, 9])
+    """
+
+    lifts = False
+    pose_table: Tensor
+
+    def __init__(
+        self,
+        group: Group,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Neighbourhood = 5,
+        num_heads: int = 9,
+        head_channels: int | None = None,
+        attn_drop: float = 0.0,
+        pose_index: PoseIndex = "exact",
+    ) -> None:
+        if pose_index not in ("exact", "released"):
+            raise ValueError(f"pose_index is 'exact' or 'released', got {pose_index!r}")
+        super().__init__(group, in_channels, out_channels, kernel_size, num_heads, head_channels, attn_drop)
+        self.pose_index = pose_index
+        self.pose = nn.Embedding(group.order, self.head_channels - 2 * (self.head_channels // 3))
+        table = _exact_poses(group) if pose_index == "exact" else _released_poses(group)
+        self.register_buffer("pose_table", table, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
+        """Draws weights from ``N(0, scale²/fan_in)`` and the codes of the poses from N(0, 1); biases become 0."""
+        super().reset_parameters(scale)
+        self.pose.reset_parameters()
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
+        pose = self.pose(self.pose_table).movedim(-1, -3)
+        attend = partial(group_self_attention, query, key, value, mask=mask, scale=self.scale, dropout=self.dropout)
+        if self.pose_index == "exact":
+            return attend(position, pose)
+        # Here the pose term knows the output pose v, so nothing is shared: one attention for each v.
+        return torch.cat([attend(position[:, v : v + 1], pose[v]) for v in self.group.elements], 3)
+
+    def fuse(self) -> nn.Module:
+        """The same map on planes, ``(B, C·|H|, height, width)``."""
+        return Planes(self, self.group.order)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, pose_index={self.pose_index!r}"
+
+
+def _exact_poses(group: Group) -> Tensor:
+    """Entry ``[g, m]`` is ``g⁻¹ m``."""
+    return torch.tensor([[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements])
+
+
+def _released_poses(group: Group) -> Tensor:
+    """Entry ``[v, g, m]`` is the row that the authors' code reads, for output pose v.
+
+    That code labels poses by the inverses of ours, and reads ``m v g⁻¹`` in its own labels; with mirrors in the group,
+    the turn of v is taken backwards. Moving all three by one element moves the row, which breaks the group.
+    """
+
+    def row(v: int, g: int, m: int) -> int:
+        v = group.inverse(v)
+        if group.mirrors:
+            mirror, turn = divmod(v, group.rotations)
+            v = mirror * group.rotations + -turn % group.rotations
+        return group.product(group.product(group.inverse(m), v), g)
+
+    return torch.tensor([[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements])

@@ -1,0 +1,363 @@
+"""Group self-attention networks: lifting self-attention, blocks of group self-attention, and a linear classifier.
+
+A block attends, ``a = drop(act(norm(SA(act(norm(x))))))``, adds, ``y = crop(a) + crop(x)``, and maps each place,
+``z = y + norm(W₂ act(norm(W₁ y)))``; norms are layer norms over the field, act is swish. Where the number of fields
+changes, so does x, by a linear map. Layers have 9 heads of half the output fields each, and 5 x 5 neighbourhoods.
+
+| data set | lifting | blocks: fields (crop)                | norm, act after blocks | sides                       |
+|----------|---------|--------------------------------------|------------------------|-----------------------------|
+| rotmnist | 20      | 20 (2), 20 (0)* 20 (2), 20 (1) x 2   | no                     | 28 24 24, 12 8 6 4          |
+| pcam     | 12*     | 24 (0)* 48 (2), 48 (1)* 96 (1)*      | yes                    | 96, 48 48, 24 20 18, 9 7, 3 |
+| cifar10  | 96      | 96 (0) x 2* 192 (0) x 2* 192 (0) x 2 | yes                    | 32 32 32, 16 16 16, 8 8 8   |
+
+A star is a 2 x 2 maximum.
+
+| model                     | parameters                                   |
+|---------------------------|----------------------------------------------|
+| z2 r4 r8 r12 r16_gsanet_t | 44,368 · 44,428 · 44,508 · 44,588 · 44,668   |
+| z2 r4 r8 r4m_gsanet_s     | 206,926 · 207,034 · 207,178 · 207,178        |
+| z2 z2m_gsanet_b           | 3,001,648 · 3,001,808                        |
+
+The paper prints one count for all groups of a data set, 44.67K, 205.66K and 2.99M; the table of relative poses, of |H|
+rows a layer, makes the difference. r8, r12 and r16 are exact for quarter turns, and approximate between them.
+
+References:
+    Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 6 and appendix F
+    https://arxiv.org/abs/2010.00977
+"""
+
+import math
+from collections import OrderedDict
+from typing import Any, Literal, NamedTuple
+
+from timm.models import generate_default_cfgs, register_model
+from torch import Tensor, nn
+
+from ..groups import P4, P4M, Z2, Z2M, Group, cyclic
+from ..layers import (
+    GroupLayerNorm2d,
+    GroupPool,
+    GroupSelfAttention2d,
+    HalvingPool2d,
+    LiftingSelfAttention2d,
+    PointwiseConv2d,
+    SpatialPool2d,
+)
+from ..layers.self_attention import Neighbourhood, PoseIndex, init_linear_maps
+from ._base import EquivariantNet
+from ._builder import CIFAR10, PCAM, ROTMNIST, build
+
+__all__ = ["GSANet"]
+
+Downsample = Literal["exact", "floor"]
+ReadOut = Literal["max_avg", "sum_max"]
+
+
+class Stage(NamedTuple):
+    """Blocks at one resolution: the fields of each, the pixels that each crops from every edge, a pool at the end."""
+
+    widths: tuple[int, ...]
+    crops: tuple[int, ...]
+    pool: bool = True
+
+
+ROTMNIST_STAGES = (Stage((20, 20), (2, 0)), Stage((20, 20, 20), (2, 1, 1), pool=False))
+PCAM_STAGES = (Stage((24,), (0,)), Stage((48, 48), (2, 1)), Stage((96,), (1,)))
+CIFAR_STAGES = (Stage((96, 96), (0, 0)), Stage((192, 192), (0, 0)), Stage((192, 192), (0, 0), pool=False))
+
+
+class Crop(nn.Module):
+    """Takes the same number of pixels from every edge: exact for all groups of the pixel grid."""
+
+    def __init__(self, pixels: int) -> None:
+        super().__init__()
+        self.pixels = pixels
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if min(height, width) <= 2 * self.pixels:
+            raise ValueError(
+                f"a block crops {self.pixels} pixels from every edge, and has {height} x {width} left; give a larger "
+                f"picture, so that {2 * self.pixels + 1} x {2 * self.pixels + 1} or more are left here"
+            )
+        return x[..., self.pixels : height - self.pixels, self.pixels : width - self.pixels]
+
+    def extra_repr(self) -> str:
+        return f"{self.pixels}"
+
+
+class SelfAttentionBlock(nn.Module):
+    """Group self-attention and a network of each place, both residual.
+
+    ``y = crop(drop(act(norm(SA(act(norm(x))))))) + crop(W x)``, ``z = y + norm(W₂ act(norm(W₁ y)))``; W only where the
+    number of fields changes, and W₁ halves it.
+
+    Args:
+        attention: The attention, from the fields of the input to those of the output.
+        crop: The pixels taken from every edge.
+        value_drop: The probability of dropping an activation of the attention.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height − 2·crop, width − 2·crop)``.
+    """
+
+    def __init__(self, attention: GroupSelfAttention2d, crop: int, value_drop: float) -> None:
+        super().__init__()
+        group, in_channels, channels = attention.group, attention.in_channels, attention.out_channels
+        self.group = group
+        self.attention = nn.Sequential(
+            OrderedDict[str, nn.Module](
+                norm=GroupLayerNorm2d(group, in_channels),
+                act=nn.SiLU(),
+                attention=attention,
+                norm_out=GroupLayerNorm2d(group, channels),
+                act_out=nn.SiLU(),
+                drop=nn.Dropout(value_drop),
+            )
+        )
+        self.shortcut = nn.Identity() if in_channels == channels else PointwiseConv2d(group, in_channels, channels)
+        self.crop = Crop(crop)
+        self.mlp = nn.Sequential(
+            OrderedDict[str, nn.Module](
+                fc1=PointwiseConv2d(group, channels, channels // 2),
+                norm=GroupLayerNorm2d(group, channels // 2),
+                act=nn.SiLU(),
+                fc2=PointwiseConv2d(group, channels // 2, channels),
+                norm_out=GroupLayerNorm2d(group, channels),
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.crop(self.attention(x)) + self.crop(self.shortcut(x))
+        z: Tensor = y + self.mlp(y)
+        return z
+
+
+class GSANet(EquivariantNet):
+    """A group self-attention network.
+
+    Args:
+        group: The point group, with any number of turns.
+        width: The number of fields of the lifting attention.
+        stages: The blocks, resolution by resolution.
+        stem_pool: Whether to halve the sides after the lifting attention.
+        block_norm: Whether norm and activation follow each block.
+        kernel_size: The side of all neighbourhoods, in pixels, odd; ``"global"`` for the whole picture.
+        num_heads: The number of heads of all attention.
+        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, C)``.
+        in_chans: The number of channels of the picture.
+        drop_rate: The probability of dropping an activation before the pool of a stage.
+        in_drop_rate: The probability of dropping a value of the picture.
+        attn_drop_rate: The probability of dropping a key.
+        value_drop_rate: The probability of dropping an activation of the attention.
+        init_scale: Weights are drawn from ``N(0, init_scale²/fan_in)``; √2 is He's initialisation.
+        global_pool: ``"max_avg"``, the paper's read-out: the maximum over the group, then the mean over space; or
+            ``"sum_max"``, the authors' code's: the sum over space, then the maximum over the group.
+        downsample: ``"exact"``, windows of 2 pixels, or 3 where a side is odd, placed alike from every edge; or
+            ``"floor"``, the authors' code's windows of 2 pixels, which drop the last row and column of an odd side, as
+            of 7 on 96 x 96 pictures, and so keep the group only approximately.
+        pose_index: ``"exact"``, or ``"released"`` for the authors' code's relative poses, which break the group.
+
+    Shape:
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides of any parity, and large enough for the crops.
+
+    References:
+        Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), figure F.1
+        https://arxiv.org/abs/2010.00977
+
+    Example:
+        >>> import torch
+        >>> GSANet(P4)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        group: Group = P4,
+        width: int = 20,
+        stages: tuple[Stage, ...] = ROTMNIST_STAGES,
+        stem_pool: bool = False,
+        block_norm: bool = False,
+        kernel_size: Neighbourhood = 5,
+        num_heads: int = 9,
+        num_classes: int = 10,
+        in_chans: int = 1,
+        drop_rate: float = 0.0,
+        in_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.1,
+        value_drop_rate: float = 0.1,
+        init_scale: float = 1.0,
+        global_pool: ReadOut = "max_avg",
+        downsample: Downsample = "exact",
+        pose_index: PoseIndex = "exact",
+    ) -> None:
+        super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
+        if downsample not in ("exact", "floor"):
+            raise ValueError(f"downsample is 'exact' or 'floor', got {downsample!r}")
+        self.init_scale = init_scale
+        self.drop_rate = drop_rate
+        self.block_norm = block_norm
+        self.downsample = downsample
+        shared: dict[str, Any] = {"kernel_size": kernel_size, "num_heads": num_heads, "attn_drop": attn_drop_rate}
+        lift = LiftingSelfAttention2d(group, in_chans, width, **shared)
+        self.stem = nn.Sequential(
+            OrderedDict[str, nn.Module](drop=nn.Dropout(in_drop_rate), attention=lift)
+            | self._norm_act(width)
+            | (OrderedDict(pool=self._pool()) if stem_pool else OrderedDict())
+        )
+        reduction = 1 + stem_pool
+        self.feature_info = [{"num_chs": width * group.order, "reduction": reduction, "module": "stem"}]
+        blocks = []
+        for stage in stages:
+            for place, (channels, crop) in enumerate(zip(stage.widths, stage.crops, strict=True), 1):
+                attention = GroupSelfAttention2d(group, width, channels, pose_index=pose_index, **shared)
+                pool = stage.pool and place == len(stage.widths)
+                blocks.append(self._stage(SelfAttentionBlock(attention, crop, value_drop_rate), channels, pool))
+                width, reduction = channels, reduction * (1 + pool)
+                info = {"num_chs": width * group.order, "reduction": reduction, "module": f"blocks.{len(blocks) - 1}"}
+                self.feature_info.append(info)
+        self.blocks = nn.Sequential(*blocks)
+        init_linear_maps(self, init_scale)
+        self.reset_classifier(num_classes, global_pool)
+
+    def _stage(self, block: nn.Module, channels: int, pool: bool) -> nn.Sequential:
+        layers = OrderedDict(block=block)
+        if self.block_norm:
+            layers |= self._norm_act(channels)
+        if pool:
+            layers["drop"] = nn.Dropout(self.drop_rate)
+            layers["pool"] = self._pool()
+        return nn.Sequential(layers)
+
+    def _norm_act(self, channels: int) -> "OrderedDict[str, nn.Module]":
+        return OrderedDict[str, nn.Module](norm=GroupLayerNorm2d(self.group, channels), act=nn.SiLU())
+
+    def _pool(self) -> nn.Module:
+        return HalvingPool2d(self.group) if self.downsample == "exact" else SpatialPool2d(self.group, 2, exact=False)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
+        x = x if pre_logits else self.head(x)
+        # Space comes last in fields and in planes, so that this serves fused networks too.
+        if self.global_pool == "max_avg":
+            pooled: Tensor = self.group_pool(x).mean((-2, -1))
+        else:
+            pooled = self.group_pool(x.sum((-2, -1), keepdim=True)).flatten(1)
+        return pooled
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, C)``."""
+        self.num_classes = num_classes
+        if global_pool is not None:
+            if global_pool not in ("max_avg", "sum_max"):
+                raise ValueError(f"global_pool is 'max_avg' or 'sum_max', got {global_pool!r}")
+            self.global_pool = global_pool
+            self.group_pool = GroupPool(self.group, "max")
+        like = next(self.stem.parameters())
+        head = PointwiseConv2d(self.group, self.num_features, num_classes, bias=False) if num_classes else nn.Identity()
+        init_linear_maps(head, self.init_scale)
+        self.head = head.to(like.device, like.dtype)
+
+
+def _cfg(data: dict[str, Any]) -> dict[str, Any]:
+    return data | {"first_conv": "stem.attention.qkv", "classifier": "head"}
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "z2_gsanet_t.rotmnist": _cfg(ROTMNIST),
+        "r4_gsanet_t.rotmnist": _cfg(ROTMNIST),
+        "r8_gsanet_t.rotmnist": _cfg(ROTMNIST),
+        "r12_gsanet_t.rotmnist": _cfg(ROTMNIST),
+        "r16_gsanet_t.rotmnist": _cfg(ROTMNIST),
+        "z2_gsanet_s.pcam": _cfg(PCAM),
+        "r4_gsanet_s.pcam": _cfg(PCAM),
+        "r8_gsanet_s.pcam": _cfg(PCAM),
+        "r4m_gsanet_s.pcam": _cfg(PCAM),
+        "z2_gsanet_b.cifar10": _cfg(CIFAR10),
+        "z2m_gsanet_b.cifar10": _cfg(CIFAR10),
+    }
+)
+
+
+def _create_t(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
+    args = {"group": group, "width": 20, "stages": ROTMNIST_STAGES}
+    return build(GSANet, variant, pretrained, feature_indices=tuple(range(6)), **(args | kwargs))
+
+
+def _create_s(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
+    args = {"group": group, "width": 12, "stages": PCAM_STAGES, "stem_pool": True, "block_norm": True}
+    args |= {"in_chans": 3, "num_classes": 2, "init_scale": math.sqrt(2)}
+    return build(GSANet, variant, pretrained, feature_indices=tuple(range(5)), **(args | kwargs))
+
+
+def _create_b(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
+    args = {"group": group, "width": 96, "stages": CIFAR_STAGES, "block_norm": True, "in_chans": 3}
+    args |= {"in_drop_rate": 0.3, "drop_rate": 0.2, "init_scale": math.sqrt(2)}
+    return build(GSANet, variant, pretrained, feature_indices=tuple(range(7)), **(args | kwargs))
+
+
+@register_model
+def z2_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The self-attention baseline for rotated MNIST, which respects no turn (44,368 parameters)."""
+    return _create_t("z2_gsanet_t", pretrained, kwargs, Z2)
+
+
+@register_model
+def r4_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 4 turns for rotated MNIST: exact for quarter turns (44,428 parameters)."""
+    return _create_t("r4_gsanet_t", pretrained, kwargs, P4)
+
+
+@register_model
+def r8_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 8 turns for rotated MNIST: exact for quarter turns, approximate between (44,508 parameters)."""
+    return _create_t("r8_gsanet_t", pretrained, kwargs, cyclic(8))
+
+
+@register_model
+def r12_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 12 turns for rotated MNIST: exact for quarter turns, approximate between (44,588 parameters)."""
+    return _create_t("r12_gsanet_t", pretrained, kwargs, cyclic(12))
+
+
+@register_model
+def r16_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 16 turns for rotated MNIST: exact for quarter turns, approximate between (44,668 parameters)."""
+    return _create_t("r16_gsanet_t", pretrained, kwargs, cyclic(16))
+
+
+@register_model
+def z2_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The self-attention baseline for PatchCamelyon, which respects no turn (206,926 parameters)."""
+    return _create_s("z2_gsanet_s", pretrained, kwargs, Z2)
+
+
+@register_model
+def r4_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 4 turns for PatchCamelyon: exact for quarter turns (207,034 parameters)."""
+    return _create_s("r4_gsanet_s", pretrained, kwargs, P4)
+
+
+@register_model
+def r8_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 8 turns for PatchCamelyon: exact for quarter turns, approximate between (207,178 parameters)."""
+    return _create_s("r8_gsanet_s", pretrained, kwargs, cyclic(8))
+
+
+@register_model
+def r4m_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of 4 turns and mirrors for PatchCamelyon: exact for both (207,178 parameters)."""
+    return _create_s("r4m_gsanet_s", pretrained, kwargs, P4M)
+
+
+@register_model
+def z2_gsanet_b(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The self-attention baseline for CIFAR-10, which respects no mirror (3,001,648 parameters)."""
+    return _create_b("z2_gsanet_b", pretrained, kwargs, Z2)
+
+
+@register_model
+def z2m_gsanet_b(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
+    """The GSA-Net of the left-right mirror for CIFAR-10: exact for it (3,001,808 parameters)."""
+    return _create_b("z2m_gsanet_b", pretrained, kwargs, Z2M)
