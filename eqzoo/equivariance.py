@@ -83,7 +83,7 @@ def equivariance_report(
     generator = torch.Generator().manual_seed(seed)
     x = (_noise(own, generator) if x is None else x.detach()).to("cpu", torch.float64)
     if randomise:
-        randomise_norms(own, x, generator)
+        randomise_norms(own, generator, x)
     with torch.no_grad():
         own_group = getattr(own, "group", group)
         logits = _errors(own, x, group, own_group)
@@ -95,16 +95,20 @@ def equivariance_report(
 
 
 @torch.no_grad()
-def randomise_norms(model: nn.Module, x: Tensor, generator: torch.Generator) -> None:
+def randomise_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
     """Makes norms and biases look trained, in place.
 
     Parameters that are vectors are drawn uniformly from [0.5, 1.5). Running statistics become those of the given
-    pictures, so that the signal does not die out, times factors drawn alike.
+    pictures, so that the signal neither dies out nor explodes; then variances are multiplied by factors drawn alike,
+    and means moved by up to half a standard deviation.
 
     Args:
         model: The network, in evaluation mode.
-        x: What it is fed.
         generator: The randomness.
+        x: What it is fed; needed only where norms keep running statistics.
+
+    Raises:
+        ValueError: If there are running statistics and no pictures.
     """
 
     def factors(like: Tensor) -> Tensor:
@@ -114,6 +118,10 @@ def randomise_norms(model: nn.Module, x: Tensor, generator: torch.Generator) -> 
         if parameter.ndim == 1:
             parameter.copy_(factors(parameter))
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    if x is None:
+        raise ValueError(f"{len(norms)} norms keep running statistics: pass x, pictures to take them from")
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
@@ -121,9 +129,11 @@ def randomise_norms(model: nn.Module, x: Tensor, generator: torch.Generator) -> 
     model(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
-        for statistic in (norm.running_mean, norm.running_var):
-            assert statistic is not None
-            statistic.mul_(factors(statistic))
+        mean, variance = norm.running_mean, norm.running_var
+        assert mean is not None
+        assert variance is not None
+        mean.add_((factors(mean) - 1) * variance.sqrt())
+        variance.mul_(factors(variance))
 
 
 def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:

@@ -77,7 +77,7 @@ def small_layer(kind, group, channels=4, num_heads=2, **options):
 def trained_like(model, side):
     """A network whose norms and biases are away from their (symmetric) first values, and two pictures."""
     x = torch.randn(2, model.in_chans, side, side)
-    randomise_norms(model.eval(), x, torch.Generator().manual_seed(0))
+    randomise_norms(model.eval(), torch.Generator().manual_seed(0), x)
     return model, x
 
 

@@ -62,7 +62,7 @@ def test_errors_are_one_line_and_a_code(capsys, tmp_path):
 
 
 def test_list(capsys):
-    assert run(capsys, "list", "z2*")[1] == "z2_cnn\n"
+    assert run(capsys, "list", "z2_cnn*")[1] == "z2_cnn\n"
     assert run(capsys, "list", "z2*", "--pretrained")[1] == "z2_cnn.rotmnist\n"
 
 

@@ -69,7 +69,7 @@ def count(model):
 def trained_like(model):
     """Moves norms and biases away from their first values, which are symmetric by accident."""
     lead = (model.in_channels, model.order) if isinstance(model, E4Layer2d) else (model.in_chans,)
-    randomise_norms(model.eval(), torch.randn(2, *lead, 8, 8), torch.Generator().manual_seed(1))
+    randomise_norms(model.eval(), torch.Generator().manual_seed(1), torch.randn(2, *lead, 8, 8))
     return model
 
 

@@ -102,4 +102,4 @@ def test_no_file_is_large():
     for name in tracked.splitlines():
         if (ROOT / name).is_file():
             assert (ROOT / name).stat().st_size < 16e6, name
-    assert all(len(path.read_text().splitlines()) <= 400 for path in Path(PACKAGE).rglob("*.py"))
+    assert all(len(path.read_text().splitlines()) <= 450 for path in Path(PACKAGE).rglob("*.py"))

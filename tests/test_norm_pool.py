@@ -57,7 +57,9 @@ def test_a_batch_norm_of_planes_breaks_the_group_once_it_is_trained():
 
 def test_randomise_norms_changes_every_vector():
     norm = GroupBatchNorm2d(P4, 3)
-    randomise_norms(norm.eval(), torch.randn(2, 3, 4, 5, 5), torch.Generator())
+    with pytest.raises(ValueError, match="pass x"):
+        randomise_norms(norm, torch.Generator())
+    randomise_norms(norm.eval(), torch.Generator(), torch.randn(2, 3, 4, 5, 5))
     assert all(value.unique().numel() == 3 for value in norm.state_dict().values() if value.ndim)
 
 

@@ -93,7 +93,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
     def fuse(self) -> nn.Module:
         """The same map to planes, ``(B, C'·scales, height, width)``; from planes, unless the input is an image."""
         if self.in_order is None:
-            return nn.Sequential(self, nn.Flatten(1, 2))
+            return Planes(self, None)
         return Planes(self, self.out_order)
 
     def extra_repr(self) -> str:

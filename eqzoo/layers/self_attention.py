@@ -310,7 +310,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
 
     def fuse(self) -> nn.Module:
         """The same map from images to planes, ``(B, C'·|H|, height, width)``."""
-        return nn.Sequential(self, nn.Flatten(1, 2))
+        return Planes(self, None)
 
 
 class GroupSelfAttention2d(_SelfAttention2d):

@@ -1,7 +1,5 @@
 """Squeeze and excitation for regular fields."""
 
-import copy
-
 from torch import Tensor, nn
 
 from ..groups import Group
@@ -61,7 +59,7 @@ class GroupSqueezeExcite(nn.Module):
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``."""
-        return Planes(copy.deepcopy(self), self.group.order)
+        return Planes(self, self.group.order)
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, {self.channels}"
