@@ -5,6 +5,7 @@ float64, and of the order of 1 for one that promises nothing.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -153,12 +154,16 @@ def _features(model: nn.Module, x: Tensor) -> Tensor:
 def _errors(function: Callable[[Tensor], Tensor], x: Tensor, group: Group, own: Group) -> dict[int, float]:
     y = function(x)
     norm = y.norm()
-    if not torch.isfinite(norm) or norm == 0:
-        raise ValueError(f"the output has norm {norm}, so no relative error; feed another x")
-    return {
+    if norm == 0:
+        raise ValueError("the output is zero everywhere, so there is no relative error; feed another x")
+    errors = {
         g: ((function(_act(x, group, g, own)) - _act(y, group, g, own)).norm() / norm).item()
         for g in group.grid_elements
     }
+    # Asked of every element, because a NaN is neither larger nor smaller than any bound.
+    if not all(math.isfinite(error) for error in errors.values()):
+        raise ValueError(f"the output is not finite, so its errors are {errors}; feed another x or mend the weights")
+    return errors
 
 
 def _act(x: Tensor, group: Group, g: int, own: Group) -> Tensor:

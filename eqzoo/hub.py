@@ -34,13 +34,16 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
         The path of a safetensors file.
 
     Raises:
-        WeightsNotFoundError: If it is in none of the three places, or the Hub cannot be reached.
+        WeightsNotFoundError: If it is in none of the three places, the Hub cannot be reached, or ``EQZOO_WEIGHTS``
+            names no folder.
 
     Example:
         >>> find_weights("p4_cnn.rotmnist", "eqzoo/p4_cnn.rotmnist").name
         'model.safetensors'
     """
-    folders = [Path(os.environ["EQZOO_WEIGHTS"])] if os.environ.get("EQZOO_WEIGHTS") else []
+    folders = [Path(os.environ["EQZOO_WEIGHTS"]).expanduser()] if os.environ.get("EQZOO_WEIGHTS") else []
+    if folders and not folders[0].is_dir():
+        raise WeightsNotFoundError(f"EQZOO_WEIGHTS names {folders[0]}, which is no folder; correct it or unset it")
     for folder in (*folders, shipped_folder()):
         for path in (folder / name / WEIGHTS_NAME, folder / f"{name}.safetensors"):
             if path.is_file():

@@ -79,6 +79,23 @@ def test_nothing_found_names_the_three_ways(tmp_path, monkeypatch):
         eqzoo.create_model("p4m_cnn", pretrained=True)
 
 
+def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn.nope'; of p4_cnn there are p4_cnn.rotmnist"):
+        eqzoo.create_model("p4_cnn.nope")
+    with pytest.raises(ValueError, match=r"model.safetensors does not fit p4_cnn"):
+        eqzoo.create_model("p4_cnn", pretrained=True, width=11)
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path / "typo"))
+    with pytest.raises(eqzoo.WeightsNotFoundError, match="which is no folder"):
+        eqzoo.create_model("p4_cnn", pretrained=True)
+
+
+def test_features_of_a_checkpoint():
+    extractor = eqzoo.create_model("p4_cnn", checkpoint_path=SHIPPED, features_only=True).double().eval()
+    model = eqzoo.create_model("p4_cnn", pretrained=True).double().eval()
+    x = torch.rand(1, 1, 28, 28)
+    torch.testing.assert_close(extractor(x)[-1], model.forward_features(x).flatten(1, 2))
+
+
 def test_unfit_files_are_named(tmp_path):
     torch.save({}, tmp_path / "w.pth")
     (tmp_path / "broken.safetensors").write_bytes(SHIPPED.read_bytes()[:1000])

@@ -130,6 +130,19 @@ def test_the_checks_above_can_fail():
     assert max(report.features.values()) < 1e-12
 
 
+def test_what_is_not_finite_is_no_small_error():
+    class Lucky(nn.Module):
+        group = P4
+
+        def forward(self, x):
+            return x / x[..., :1, :1].clamp(min=0).sign() * 0 + x
+
+    x = torch.ones(1, 1, 4, 4)
+    x[..., 3, 3] = -1  # finite as it is, NaN after a half turn
+    with pytest.raises(ValueError, match="not finite"):
+        eqzoo.equivariance_error(Lucky(), x)
+
+
 def test_the_report_names_the_layer_that_breaks():
     model, _ = trained_like("p4_cnn")
     conv = model.blocks[1].conv
@@ -258,8 +271,14 @@ def test_the_zoo_is_registered_with_timm_and_changes_nothing_of_its_own():
     assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
     assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
     assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
-    with pytest.raises(ValueError, match="no network 'p4_cn' here"):
+    with pytest.raises(ValueError, match="no network 'p4_cn' here; near it are p4_cnn"):
         eqzoo.create_model("p4_cn")
+
+
+@pytest.mark.parametrize("bad", [{"group": "p4"}, {"num_classes": -1}, {"in_chans": 0}])
+def test_bad_arguments_are_named(bad):
+    with pytest.raises(ValueError, match="got"):
+        eqzoo.create_model("p4_cnn", **bad)
 
 
 def test_timms_optimizers_group_layers_by_depth():

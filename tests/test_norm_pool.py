@@ -114,6 +114,9 @@ def test_group_and_global_pools(group, reduce):
 def test_errors_say_what_would_work():
     with pytest.raises(ValueError, match="'max' or 'avg', got 'sum'"):
         GroupPool(P4, "sum")
+    for bad in ({"stride": 0}, {"padding": 2}):
+        with pytest.raises(ValueError, match="at most half the kernel"):
+            SpatialPool2d(P4, 2, **bad)
     with pytest.raises(ValueError, match=r"takes \(B, C, 4, height, width\)"):
         GlobalPool(P4)(torch.zeros(1, 2, 8, 3, 3))
     with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height"):

@@ -105,9 +105,9 @@ transposed.
 | equivariance error, p4 | {r["equivariance_error_p4"]:.1e} |
 | parameters | {r["parameters"]:,} in {len(shapes)} tensors |
 
-The epoch was chosen on the validation digits; the test digits were read once, after that. The equivariance error is
-the largest relative change `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖` of layers, features and logits over all elements of the group,
-in float64; `eqzoo.equivariance_error(model)` measures it again.
+The epoch was chosen on the validation digits, and the test digits were read after that, once for each recipe that was
+tried (see below). The equivariance error is the largest relative change `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖` of layers,
+features and logits over all elements of the group, in float64; `eqzoo.equivariance_error(model)` measures it again.
 
 ## Training
 

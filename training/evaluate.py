@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def evaluate(
     """The results of a run, as results.json holds them; percentages are of the split named."""
     best = max(rows, key=lambda row: (row["valid_accuracy"], row["epoch"]))
     turned = quarter_turns(model, splits["test"])
-    began = time.perf_counter()
     accuracy = top1(turned[0], splits["test"].labels)
     return {
         "checkpoint": f"{recipe.model}.{recipe.dataset}",
@@ -75,7 +73,6 @@ def evaluate(
         "equivariance_error": eqzoo.equivariance_error(model),
         "equivariance_error_p4": eqzoo.equivariance_error(model, group=P4),
         "training_seconds": round(sum(row["seconds"] for row in rows)),
-        "evaluation_seconds": round(time.perf_counter() - began),
         "machine": machine(next(model.parameters()).device),
         "versions": {
             "python": platform.python_version(),

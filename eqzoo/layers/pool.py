@@ -56,9 +56,14 @@ class SpatialPool2d(nn.Module):
     ) -> None:
         super().__init__()
         _check_reduce(reduce)
+        if kernel_size < 1 or (stride is not None and stride < 1) or not 0 <= padding <= kernel_size // 2:
+            raise ValueError(
+                "a pool needs kernel_size >= 1, stride >= 1 and padding of at most half the kernel, got "
+                f"{kernel_size}, {stride} and {padding}"
+            )
         self.group = group
         self.kernel_size = kernel_size
-        self.stride = stride or kernel_size
+        self.stride = kernel_size if stride is None else stride
         self.padding = padding
         self.reduce = reduce
         self.exact = exact

@@ -35,6 +35,10 @@ class EquivariantNet(nn.Module):
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
+        if not isinstance(group, Group):
+            raise ValueError(f"group is an eqzoo.Group such as eqzoo.P4 or eqzoo.cyclic(8), got {group!r}")
+        if num_classes < 0 or in_chans < 1:
+            raise ValueError(f"a network needs num_classes >= 0 and in_chans >= 1, got {num_classes} and {in_chans}")
         self.group = group
         self.num_classes = num_classes
         self.in_chans = in_chans

@@ -72,7 +72,7 @@ def build(
 
     Raises:
         WeightsNotFoundError: If weights are asked for and found nowhere.
-        ValueError: If the weights file cannot be read.
+        ValueError: If the weights file cannot be read or does not fit the network.
     """
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
@@ -88,6 +88,10 @@ def build(
         )
     except SafetensorError as error:
         raise ValueError(f"{cfg.file} is not a readable safetensors file ({error}); fetch it again") from error
+    except RuntimeError as error:
+        if not (pretrained and cfg.file):
+            raise
+        raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {error}") from error
     return model
 
 

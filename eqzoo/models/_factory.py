@@ -1,6 +1,7 @@
 """The door to the registry: timm's functions, kept to the networks of this package."""
 
 import os
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,14 @@ def create_model(
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
             with other ``in_chans`` the filters of the first layer are repeated or summed.
         checkpoint_path: A safetensors file, or a folder with a ``model.safetensors``, that fits the network exactly.
-        **kwargs: ``num_classes``, ``in_chans``, ``drop_rate``, ``features_only`` and what else the network takes.
+        **kwargs: ``num_classes``, ``in_chans``, ``features_only`` and the arguments of the network's class, such as
+            ``group`` and, where it drops activations, ``drop_rate``.
 
     Returns:
         The network, in training mode.
 
     Raises:
-        ValueError: If there is no such network, or the file is not safetensors or does not fit.
+        ValueError: If there is no such network or checkpoint, or the file is not safetensors or does not fit.
         WeightsNotFoundError: If the weights are found nowhere.
 
     Example:
@@ -46,13 +48,15 @@ def create_model(
         >>> model.group.name, model.num_classes
         ('p4', 10)
     """
-    if ":" not in name and name.partition(".")[0] not in list_models():
-        near = list_models(f"*{name.partition('.')[0].split('_')[0]}*") or list_models()
-        raise ValueError(f"no network {name!r} here; eqzoo.list_models() has {len(list_models())}, such as {near[:5]}")
+    if ":" not in name:
+        _check_name(name)
     if checkpoint_path is None:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
+    file = _weights_file(Path(checkpoint_path))
+    if kwargs.get("features_only"):  # no classifier to load: timm leaves it out, as for its own checkpoints
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **kwargs)
     model = timm.create_model(name, **kwargs)
-    _load(model, Path(checkpoint_path), name)
+    _load(model, file, name)
     return model
 
 
@@ -79,12 +83,28 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     return sorted(name for name in names if fnmatch(name, pattern))
 
 
-def _load(model: nn.Module, path: Path, name: str) -> None:
+def _check_name(name: str) -> None:
+    """Raises ValueError unless the network, and the checkpoint where one is named, are registered."""
+    model, _, tag = name.partition(".")
+    names = list_models()
+    if model not in names:
+        near = get_close_matches(model, names, n=5, cutoff=0.5) or names[:5]
+        raise ValueError(f"no network {model!r} here; near it are {', '.join(near)}, and eqzoo.list_models() has all")
+    known = timm.list_models(model, include_tags=True)
+    if tag and name not in known:
+        raise ValueError(f"no checkpoint {name!r}; of {model} there are {', '.join(known)}")
+
+
+def _weights_file(path: Path) -> Path:
     file = path / WEIGHTS_NAME if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"checkpoint_path: no file at {file}")
     if file.suffix != ".safetensors":
         raise ValueError(f"checkpoint_path: weights are read from safetensors files alone, got {file}")
+    return file
+
+
+def _load(model: nn.Module, file: Path, name: str) -> None:
     try:
         state = load_file(file)
         model.load_state_dict(state, strict=True)
@@ -92,6 +112,6 @@ def _load(model: nn.Module, path: Path, name: str) -> None:
         raise ValueError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
     except RuntimeError as error:
         raise ValueError(
-            f"{file} does not fit {name}; build the network with the num_classes and in_chans that it was saved with "
-            f"({error})"
+            f"{file} does not fit {name}; name the network that it is of, with the num_classes, in_chans and other "
+            f"arguments that it was saved with ({error})"
         ) from error
