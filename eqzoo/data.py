@@ -183,7 +183,8 @@ def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     if values.size != count * 785:
         raise ValueError(f"{path} holds {values.size} numbers, not {count} rows of 784 pixels and a class")
     table = values.reshape(count, 785)
-    if table[:, :-1].min() < 0 or table[:, :-1].max() > 1 or not np.isin(table[:, -1], np.arange(10)).all():
+    pixels, classes = table[:, :-1], table[:, -1]
+    if np.any(pixels < 0) or np.any(pixels > 1) or not np.all(np.isin(classes, np.arange(10))):
         raise ValueError(f"{path} is not rotated MNIST: pixels must be in [0, 1] and classes in 0 to 9")
     return table
 
