@@ -113,6 +113,22 @@ def test_another_seed_is_another_run(tmp_path):
         run(tmp_path / "0", other)
 
 
+def test_every_epoch_has_an_order_of_its_own(tmp_path, monkeypatch):
+    from eqzoo import engine
+
+    orders, original = [], engine._batches
+
+    def noted(*args):
+        batches = list(original(*args))
+        orders.append(torch.cat(batches).tolist())
+        return iter(batches)
+
+    monkeypatch.setattr(engine, "_batches", noted)
+    run(tmp_path)
+    assert all(sorted(order) == list(range(48)) for order in orders)
+    assert len({tuple(order) for order in orders}) == RECIPE.epochs
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_best_weights(tmp_path):
     with pytest.raises(FloatingPointError, match=r"best\.safetensors"):
         run(tmp_path, Recipe("p4_cnn", "bars", epochs=3, batch_size=16, lr=1e30, model_args=RECIPE.model_args))
