@@ -102,8 +102,9 @@ def test_turning_the_picture_turns_the_features_and_keeps_the_logits(name):
     assert error(logits[:1], logits[1:]) > 1e-3  # logits that depend on the picture
     for g in model.group.grid_elements:
         turned = model.forward_features(transform(x, model.group, g, "trivial"))
-        assert error(turned, transform(features, model.group, g, "regular")) < 1e-10
-        assert error(model.forward_head(turned), logits) < 1e-10
+        # About 1e-15, and up to 5e-11 in p4_asc_resnet83: 27 softmax layers amplify rounding.
+        assert error(turned, transform(features, model.group, g, "regular")) < 1e-9
+        assert error(model.forward_head(turned), logits) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["p4_cnn", "p4m_alpha_f_allcnn", "p4_asc_resnet29", "p4m_e4net", "z2m_gsanet_b"])
