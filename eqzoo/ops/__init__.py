@@ -1,5 +1,6 @@
 """The neighbourhood operations under the layers: plain functions of tensors, no parameters."""
 
+from ._backend import use_backend
 from .affine_attention import AffineBank, AffineBanks, affine_attention, affine_map
 from .attentive_conv import attend_input, attentive_conv
 from .dynamic_depthwise import dynamic_depthwise
@@ -15,5 +16,6 @@ __all__ = [
     "dynamic_depthwise",
     "group_self_attention",
     "inside",
+    "use_backend",
     "windows",
 ]
