@@ -1,8 +1,9 @@
-"""Times networks against plain ones: `python training/benchmark.py`.
+"""Times and weighs layers and networks against plain ones: `python training/benchmark.py models`.
 
-A network and the same network made of plain convolutions with the expanded filters (what
-`timm.utils.reparameterize_model` gives) run in turns, so that both meet the same weather; the ratio of the two medians
-is what counts. Prints a Markdown table and writes the same as JSON with `--output`.
+Suites: ``layers`` and ``models`` are timed, a training step and a forward pass in evaluation mode, as they are and
+deployed (`timm.utils.reparameterize_model`); ``memory`` is the peak of a training step, in a fresh process each. A
+subject and what it is compared with run in turns, so that both meet the same weather, and the ratio of the two medians
+is what counts. Prints a Markdown table; `--output DIR` writes it and the same as JSON.
 """
 
 import argparse
@@ -10,88 +11,143 @@ import copy
 import json
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
+from benchmark_cases import LAYERS, MEMORY, MODELS, Case, Subject
 from evaluate import machine
+from naive import stored
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 import eqzoo
 from eqzoo.files import atomic
 
+SUITES = {"layers": LAYERS, "models": MODELS, "memory": MEMORY}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 def main() -> None:
-    """Parses, times and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", nargs="+", default=["p4_cnn", "p4_cnn_w19", "p4m_cnn"], metavar="NAME")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=20, help="timed runs of each, in turns")
-    parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, help="a JSON file to write")
-    args = parser.parse_args()
-
-    device = torch.device(args.device)
-    rows = [
-        row for name in args.model for row in compare(name, args.batch_size, args.rounds, device, args.channels_last)
-    ]
-    report = {
-        "machine": machine(device),
-        "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "eqzoo": eqzoo.__version__},
-        "batch_size": args.batch_size,
-        "rounds": args.rounds,
-        "channels_last": args.channels_last,
-        "rows": rows,
-    }
+    """Parses, measures and prints."""
+    args = parse()
+    if args.weigh is not None:
+        cases = {case.key: case for case in MEMORY}
+        case_key, _, which = args.weigh.rpartition("/")
+        print(peak(getattr(cases[case_key], which), args.batch_size or cases[case_key].batch, args))
+        return
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    cases = [case for case in SUITES[args.suite] if args.only in case.key]
+    if not cases:
+        raise SystemExit(
+            f"no case of {args.suite} has {args.only!r} in it: {', '.join(c.key for c in SUITES[args.suite])}"
+        )
+    measure = weigh if args.suite == "memory" else clock
+    rows = []
+    for case in cases:
+        for row in measure(case, args):
+            rows.append(row)
+            print(" | ".join(map(str, row.values())), file=sys.stderr, flush=True)
+    report = describe(args) | {"rows": rows}
     print(render(report))
     if args.output:
-        atomic(args.output, lambda path: path.write_text(json.dumps(report, indent=2) + "\n"))
+        args.output.mkdir(parents=True, exist_ok=True)
+        path = args.output / f"{args.suite}_{args.device}.json"
+        atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n"))
+        atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n"))
 
 
-def compare(name: str, batch_size: int, rounds: int, device: torch.device, channels_last: bool) -> list[dict[str, Any]]:
-    """Times a network against its plain twin: a training step, and a forward pass in evaluation mode."""
-    torch.manual_seed(0)
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    model = eqzoo.create_model(name).to(device, memory_format=memory_format)
-    plain = reparameterize_model(model).to(memory_format=memory_format)
-    x = torch.randn(batch_size, *model.input_size, device=device).to(memory_format=memory_format)
-    labels = torch.randint(model.num_classes, (batch_size,), device=device)
-    networks = {"eqzoo": model, "plain": plain}
-    tasks = {
-        "training step": {key: training_step(network, x, labels) for key, network in networks.items()},
-        "inference": {key: inference(copy.deepcopy(network), x) for key, network in networks.items()},
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases that have this in their name")
+    parser.add_argument("--batch-size", type=int, help="another batch than the cases'")
+    parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, in turns (default: 10)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="bfloat16 is autocast")
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
+    parser.add_argument("--threads", type=int, help="torch's threads on a CPU")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>.md and .json")
+    parser.add_argument("--weigh", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
+    return parser.parse_args()
+
+
+def describe(args: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers were made on, and how."""
+    return {
+        "suite": args.suite,
+        "machine": machine(torch.device(args.device)),
+        "threads": torch.get_num_threads(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__}
+        | {"eqzoo": eqzoo.__version__},
+        "rounds": args.rounds,
+        "dtype": args.dtype,
+        "channels_last": args.channels_last,
+        "compiled": args.compile,
     }
-    rows = []
-    for task, steps in tasks.items():
-        seconds = in_turns(steps, rounds, device)
+
+
+def clock(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times a subject against what it is compared with: a row a task."""
+    batch = args.batch_size or case.batch
+    pair = {"ours": case.ours, "theirs": case.theirs}
+    tasks: dict[str, Callable[[Subject], Callable[[], None]]] = {
+        "training step": partial(training_step, batch=batch, args=args),
+        "inference": partial(inference, batch=batch, args=args, deployed=False),
+    }
+    if case.deploys:
+        tasks["inference, deployed"] = partial(inference, batch=batch, args=args, deployed=True)
+    for task, prepare in tasks.items():
+        seconds = in_turns({key: prepare(subject) for key, subject in pair.items()}, args)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
-        ratios = [ours / theirs for ours, theirs in zip(seconds["eqzoo"], seconds["plain"], strict=True)]
-        rows.append(
-            {
-                "model": name,
-                "task": task,
-                "eqzoo_ms": round(1e3 * medians["eqzoo"], 2),
-                "plain_ms": round(1e3 * medians["plain"], 2),
-                "ratio": round(medians["eqzoo"] / medians["plain"], 3),
-                "median_of_ratios": round(statistics.median(ratios), 3),
-            }
-        )
-    return rows
+        ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
+        target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
+        yield {
+            "subject": case.ours.name,
+            "against": case.theirs.name,
+            "task": task,
+            "batch": batch,
+            "ms": round(1e3 * medians["ours"], 2),
+            "ms against": round(1e3 * medians["theirs"], 2),
+            "ratio": round(medians["ours"] / medians["theirs"], 3),
+            "median of ratios": round(statistics.median(ratios), 3),
+            "wanted": "" if target is None else f"<= {target[args.device.startswith('cuda')]:g}",
+        }
 
 
-def training_step(model: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], None]:
+def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
+    """The module and a batch for it, on the device, from a fixed seed."""
+    torch.manual_seed(0)
+    memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
+    module = subject.build().to(args.device, memory_format=memory_format)
+    x = torch.randn(batch, *subject.input_shape, device=args.device)
+    return module, x.to(memory_format=memory_format) if x.ndim == 4 else x
+
+
+def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
     """Forward, backward and an Adam step."""
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
+    module, x = build(subject, batch, args)
+    module.train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-5)
+    run = torch.compile(module) if args.compile else module
+    labels = torch.zeros(batch, dtype=torch.int64, device=args.device)
+    x.requires_grad_(subject.is_layer)  # inside a network the gradient goes on to the layer below
 
     def step() -> None:
-        loss = F.cross_entropy(model(x), labels)
+        with stored() if subject.naive else nullcontext(), autocast(args):
+            y = run(x)
+            loss = y.square().mean() if subject.is_layer else F.cross_entropy(y, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -99,46 +155,111 @@ def training_step(model: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], N
     return step
 
 
-def inference(model: nn.Module, x: Tensor) -> Callable[[], None]:
+def inference(subject: Subject, batch: int, args: argparse.Namespace, deployed: bool) -> Callable[[], None]:
     """A forward pass in evaluation mode."""
-    model.eval()
+    module, x = build(subject, batch, args)
+    module = copy.deepcopy(module).eval()
+    if deployed:
+        module = reparameterize_model(module)
+    run = torch.compile(module) if args.compile else module
 
     @torch.inference_mode()
     def step() -> None:
-        model(x)
+        with stored() if subject.naive else nullcontext(), autocast(args):
+            run(x)
 
     return step
 
 
-def in_turns(steps: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Runs all steps one after the other, ``rounds`` times after three warm-up rounds; seconds of every run."""
+def autocast(args: argparse.Namespace) -> torch.autocast:
+    """The precision that was asked for."""
+    kind = torch.device(args.device).type
+    return torch.autocast(kind, DTYPES[args.dtype], enabled=args.dtype != "float32")
+
+
+def in_turns(steps: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Runs all steps one after the other, after two rounds to warm up; seconds of every run."""
     seconds: dict[str, list[float]] = {key: [] for key in steps}
-    for turn in range(rounds + 3):
+    for turn in range(args.rounds + 2):
         # Who goes first changes with every round, so that neither has the warmer cache.
         for key in sorted(steps, reverse=bool(turn % 2)):
             began = time.perf_counter()
             steps[key]()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if turn >= 3:
+            if args.device.startswith("cuda"):
+                torch.cuda.synchronize()
+            if turn >= 2:
                 seconds[key].append(time.perf_counter() - began)
     return seconds
+
+
+def weigh(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compares the peak memory of a training step, each in a process of its own."""
+    batch = args.batch_size or case.batch
+    options = [f"--device={args.device}", f"--dtype={args.dtype}", f"--batch-size={batch}"]
+    options += ["--channels-last"] * args.channels_last + ["--compile"] * args.compile
+    peaks = {}
+    for which in ("ours", "theirs"):
+        command = [sys.executable, __file__, "memory", f"--weigh={case.key}/{which}", *options]
+        peaks[which] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    wanted = []
+    on_cuda = args.device.startswith("cuda")
+    if case.target is not None:
+        wanted.append(f"ratio <= {case.target[on_cuda]:g}")
+    if case.limit is not None:
+        wanted.append(f"<= {case.limit[on_cuda]:g} GB")
+    yield {
+        "subject": case.ours.name,
+        "against": case.theirs.name,
+        "batch": batch,
+        "GB": round(peaks["ours"] / 1e9, 3),
+        "GB against": round(peaks["theirs"] / 1e9, 3),
+        "ratio": round(peaks["ours"] / peaks["theirs"], 3),
+        "wanted": ", ".join(wanted),
+    }
+
+
+def peak(subject: Subject, batch: int, args: argparse.Namespace) -> float:
+    """The peak memory of the first training step, in bytes: the allocator's on a GPU, else the resident growth.
+
+    Weights and the batch are there before; gradients and the optimizer's averages are part of the peak.
+    """
+    training_step(subject, 1 if subject.is_layer else 2, args)()  # libraries load and kernels are built here
+    step = training_step(subject, batch, args)
+    if args.device.startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel starts a new peak at what is resident now
+    before = resident("VmRSS")
+    step()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    """A line of the kernel's account of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def render(report: dict[str, Any]) -> str:
     """The report as a Markdown table with what it was made on."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    layout = "channels last" if report["channels_last"] else "contiguous"
+    kind = (
+        "Peak of one training step" if report["suite"] == "memory" else f"Medians of {report['rounds']} runs in turns"
+    )
+    how = f"{report['dtype']}, {layout}, {'compiled' if report['compiled'] else 'eager'}"
+    columns = list(report["rows"][0])
     lines = [
-        f"Medians of {report['rounds']} runs in turns, batch {report['batch_size']}, "
-        f"{'channels last' if report['channels_last'] else 'contiguous'}, float32. {report['machine']}, "
-        f"{report['threads']} threads; {versions}.",
+        f"{kind}; {how}. {report['machine']}, {report['threads']} threads; {versions}.",
         "",
-        "| model | task | eqzoo, ms | plain, ms | ratio | median of ratios |",
-        "|---|---|---|---|---|---|",
+        f"| {' | '.join(columns)} |",
+        "|" + "---|" * len(columns),
     ]
-    for row in report["rows"]:
-        lines.append("| " + " | ".join(str(value) for value in row.values()) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines + ["| " + " | ".join(str(row[c]) for c in columns) + " |" for row in report["rows"]])
 
 
 if __name__ == "__main__":
