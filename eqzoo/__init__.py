@@ -4,6 +4,7 @@ from .equivariance import equivariance_error
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
 from .hub import WeightsNotFoundError
 from .models import create_model, list_models, list_pretrained
+from .turns import turn, turn_curve
 
 __version__ = "0.1.0"
 
@@ -20,4 +21,6 @@ __all__ = [
     "equivariance_error",
     "list_models",
     "list_pretrained",
+    "turn",
+    "turn_curve",
 ]

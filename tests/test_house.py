@@ -15,6 +15,7 @@ PACKAGE = ROOT / "eqzoo"
 # A room imports rooms before it, never after.
 ORDER = [
     "groups",
+    "turns",
     "files",
     "equivariance",
     "ops",
