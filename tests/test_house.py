@@ -67,6 +67,13 @@ def test_cards_and_the_table_are_what_results_say():
         assert path.read_text() == text, f"{path} drifted; run python training/publish.py --render"
 
 
+def test_the_papers_tables_are_what_results_say():
+    sys.path.insert(0, str(ROOT / "training"))
+    from reproduce import page
+
+    assert (ROOT / "docs" / "reproduction.md").read_text() == page(), "run training/reproduce.py --output it"
+
+
 def test_every_published_checkpoint_has_a_recipe_that_is_the_one_it_was_trained_by():
     import json
 

@@ -1,0 +1,96 @@
+"""Renders the papers' tables with our numbers beside theirs: `python training/reproduce.py`.
+
+A row for every network and data set of the papers; ours are read from model_cards/*/results.json and are empty where
+nothing was run. `--output docs/reproduction.md` writes the page that the docs show.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+from papers import PAPERS, ROWS, Row
+
+import eqzoo
+from eqzoo.files import atomic
+
+CARDS = Path(__file__).resolve().parents[1] / "model_cards"
+DATASETS = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
+
+
+def main() -> None:
+    """Parses, and prints or writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="a Markdown file to write (default: print)")
+    args = parser.parse_args()
+    text = page()
+    if args.output:
+        atomic(args.output, lambda path: path.write_text(text))
+    else:
+        print(text)
+
+
+def page() -> str:
+    """All tables, a section a paper."""
+    ours = {path.parent.name: json.loads(path.read_text()) for path in CARDS.glob("*/results.json")}
+    parts = [
+        "# The papers' tables",
+        "Test errors in percent, the papers' beside ours, which are rendered from `model_cards/*/results.json` by "
+        "`python training/reproduce.py --output docs/reproduction.md`. A blank is a network that was not trained "
+        "here, or for which the paper prints no number. Ours are chosen on validation data; what is known of the "
+        "papers' choice stands under each table. Rotated MNIST is regenerated here, so its numbers are close to the "
+        "papers', not the same.",
+    ]
+    for key, paper in PAPERS.items():
+        rows = {name: row for name, row in ROWS.items() if row.paper == key}
+        notes: dict[str, str] = {}
+        for name, row in rows.items():
+            notes.setdefault(dataset(name).removesuffix(", augmented"), row.note)
+        parts.append(f"## [{paper.title}]({paper.url}) ({paper.short})")
+        parts.append(table(rows, ours))
+        parts.append("\n".join(f"- {name}: {note}." for name, note in notes.items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(rows: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
+    """A paper's table."""
+    lines = [
+        "| network | data | parameters, paper | parameters | error, paper | error | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        model = name.partition(".")[0]
+        result = ours.get(name)
+        count = parameters(model, name) if result is None else result["parameters"]
+        lines.append(
+            f"| {model} | {dataset(name)} | {row.parameters} | {count:,} | {row.error} | {error(result)} "
+            f"| {'' if result is None else result['seeds']} |"
+        )
+    return "\n".join(lines)
+
+
+def error(result: dict[str, Any] | None) -> str:
+    """Our test error: of one seed, or the mean of several with their standard deviation."""
+    if result is None:
+        return ""
+    errors = result.get("test_errors", [result["test_error"]])
+    spread = f" ± {result['test_error_std']:.2f}" if len(errors) > 1 else ""
+    return f"{sum(errors) / len(errors):.2f}{spread}"
+
+
+def dataset(checkpoint: str) -> str:
+    """The data set of a checkpoint, as people call it."""
+    tag = checkpoint.partition(".")[2]
+    return DATASETS[tag.removesuffix("_aug")] + (", augmented" if tag.endswith("_aug") else "")
+
+
+def parameters(model: str, checkpoint: str) -> int:
+    """The number of parameters of a network for a data set."""
+    cfg = timm.get_pretrained_cfg(checkpoint.removesuffix("_aug"))
+    network = eqzoo.create_model(model, num_classes=cfg.num_classes, in_chans=cfg.input_size[0])
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+if __name__ == "__main__":
+    main()
