@@ -286,6 +286,8 @@ def _explain(error: BaseException, repo_id: str) -> str:
         return "the repo has no such revision"
     if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
         return "the repo has no such file"
+    if status == 412:
+        return "the repo was changed meanwhile; look at it, and try again"
     if status is not None:
         return f"the server answered {status}; try again later"
     if "onsistency check failed" in str(error):

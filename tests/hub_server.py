@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -61,7 +63,7 @@ class LoopbackHub(ThreadingHTTPServer):
     def commit(self, repo, files, message="made by hand"):
         """Adds a commit with exactly these files."""
         commits = self.repos.setdefault(repo, [])
-        sha = hashlib.sha1(f"{repo} {len(commits)} {message}".encode()).hexdigest()
+        sha = hashlib.sha1(f"{repo} {len(commits)} {message} {sorted(files.items())}".encode()).hexdigest()
         commits.append((sha, message, dict(files)))
         return sha
 
@@ -107,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
             if repo in hub.repos:
                 self.answer({"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}, 409)
             else:
-                hub.repos[repo] = []
+                hub.commit(repo, {".gitattributes": b""}, "initial commit")
                 self.answer({"url": f"{hub.url}/{repo}", "id": repo, "name": repo})
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
@@ -250,3 +252,47 @@ class _Handler(BaseHTTPRequestHandler):
 def git_hash(data):
     """The name under which git stores a file's content."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class Client:
+    """A Python process with an environment of its own, which runs code and keeps what it imported and named.
+
+    It does not wait between retries, so that tests of servers that fail are quick.
+    """
+
+    _LOOP = """
+import contextlib, io, json, sys, time
+time.sleep = lambda seconds: None
+answers, namespace = sys.stdout, {}
+for line in sys.stdin:
+    output, error = io.StringIO(), None
+    try:
+        with contextlib.redirect_stdout(output):
+            exec(json.loads(line), namespace)
+    except BaseException as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    print(json.dumps([output.getvalue(), error]), file=answers, flush=True)
+"""
+
+    def __init__(self, environment, cwd):
+        command = [sys.executable, "-c", self._LOOP]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, env=environment, cwd=cwd, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def __call__(self, code):
+        """What the code printed, and what it raised or None, as ``Type: message``."""
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def run(self, code):
+        """What the code printed; it must not raise."""
+        output, error = self(code)
+        assert error is None, error
+        return output
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()

@@ -39,8 +39,8 @@ DATASETS = {
         "digits",
         "rotated MNIST made anew from MNIST: {train} training and {valid} validation digits from MNIST's training "
         "split, {test} test digits from the rest of it and MNIST's test split, each turned by a random angle with "
-        "bicubic interpolation. It has the sizes and the law of the original set but not its digits, so numbers on the two "
-        "are close, not the same",
+        "bicubic interpolation. It has the sizes and the law of the original set but not its digits, so numbers "
+        "on the two are close, not the same",
         "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
         "ylecun/mnist",
         pictures="white on black, with digits upright or turned by any angle, not transposed",
