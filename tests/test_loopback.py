@@ -165,12 +165,12 @@ def test_offline_from_a_warm_cache(hub, client, tmp_path):
 
 
 FAILURES = {
-    "missing": "there is no such repo",
-    "unauthorized": "the Hub refused (401)",
-    "error": "the server answered 500",
-    "truncated": "cut short",
-    "dies": "went away half-way",
-    "damaged": "has sha256",
+    "missing": ("there is no such repo",),
+    "unauthorized": ("the Hub refused (401)",),
+    "error": ("the server answered 500",),
+    "truncated": ("cut short", "has sha256"),  # older clients compare with the size that was sent
+    "dies": ("went away half-way",),
+    "damaged": ("has sha256",),
 }
 
 
@@ -181,11 +181,11 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(hub, client, tmp_path,
         hub.failing.add(failure)
     for name in (NAME, f"hf-hub:{REPO}"):
         _, error = client(f"eqzoo.create_model({name!r}, pretrained=True, cache_dir=cache)")
-        assert FAILURES[failure] in error
+        assert any(words in error for words in FAILURES[failure])
         assert REPO in error  # what was asked
         assert hub.url in error  # where it looked
         assert "Traceback" not in error
-        if name == NAME and failure != "damaged":
+        if name == NAME and "has sha256" not in error:
             assert error.startswith("WeightsNotFoundError")
             assert "Three ways on" in error  # what to do
     hub.failing.clear()

@@ -62,11 +62,16 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
     ]
     for r in results:
         row = ROWS.get(r["checkpoint"])
-        lines.append(
-            f"| [{r['checkpoint']}](model_cards/{r['checkpoint']}) | {r['group']} | {r['parameters']:,} "
-            f"| {_error(r, 2)} | {f'{row.error} %' if row else ''} | {r['same_class_at_all_quarter_turns']:.2f} % "
-            f"| {r['equivariance_error_p4']:.0e} |"
-        )
+        cells = [
+            f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
+            r["group"],
+            f"{r['parameters']:,}",
+            _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""),
+            f"{row.error} %" if row else "",
+            f"{r['same_class_at_all_quarter_turns']:.2f} %",
+            f"{r['equivariance_error_p4']:.0e}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -135,9 +140,9 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     cfg = config["pretrained_cfg"]
     hub, local = f"hf-hub:{repo_id}", f"local-dir:{folder}"
     best = name if ours else hub if repo_id else local
-    doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "or from a folder that holds this repo")]
+    doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "from a folder that holds this repo")]
     timm_lines = "\n".join(
-        f'model = timm.create_model("{door}", pretrained=True).eval()  # {note}' for door, note in doors
+        f'# {note}\nmodel = timm.create_model("{door}", pretrained=True).eval()' for door, note in doors
     )
     channels, height, width = cfg["input_size"]
     labels = config["label_names"]
@@ -159,7 +164,7 @@ from timm.data import create_transform, resolve_model_data_config
 
 model = eqzoo.create_model("{best}", pretrained=True).eval()
 transform = create_transform(**resolve_model_data_config(model), is_training=False)
-x = transform(Image.open("picture.png").convert("{"L" if channels == 1 else "RGB"}"))[None]
+x = transform(Image.open("picture.png").convert("{"L" if channels == 1 else "RGB"}")).unsqueeze(0)
 probabilities = model(x).softmax(1)[0]
 print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.get("label_names"))
 ```
@@ -167,7 +172,8 @@ print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.
 With timm, once eqzoo is imported:
 
 ```python
-import eqzoo, timm
+import eqzoo
+import timm
 
 {timm_lines}
 ```
@@ -289,7 +295,7 @@ def _error(r: dict[str, Any], digits: int) -> str:
     """The test error, with the spread over seeds where there are several."""
     if r["seeds"] > 1 and r.get("test_error_std") is not None:
         mean = sum(r["test_errors"]) / len(r["test_errors"])
-        return f"{mean:.{digits}f} ± {r['test_error_std']:.{digits}f} % ({r['seeds']} seeds)"
+        return f"{mean:.{digits}f} ± {r['test_error_std']:.{digits}f} %"
     return f"{r['test_error']:.{digits}f} %"
 
 

@@ -76,10 +76,10 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
     _check_weights(weights, results, f"run python training/evaluate.py {run} again")
     if ours:
         _check_ours(results, weights)
-    if (folder / WEIGHTS_NAME).is_file() and not replace and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights):
-        raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
     config = hub_config(results, weights)
     _check_loads(config, weights, ours)
+    if (folder / WEIGHTS_NAME).is_file() and not replace and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights):
+        raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
     texts = _texts(results, config, weights.stat().st_size, repo_id or _own_repo(results, ours), folder, ours)
     data = weights.read_bytes()
     try:
@@ -129,7 +129,7 @@ def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
         "architecture": recipe["model"],
         "num_classes": classes,
         "num_features": model.num_features,
-        "global_pool": model.global_pool.reduce,
+        "global_pool": getattr(model.global_pool, "reduce", model.global_pool),  # a layer, or its name
         "label_names": labels,
         "model_args": args,
         "pretrained_cfg": {
