@@ -178,7 +178,7 @@ import timm
 {timm_lines}
 ```
 
-With torch.hub, without installing eqzoo itself:
+With torch.hub, which needs the dependencies of eqzoo but not eqzoo itself:
 
 ```python
 import torch
