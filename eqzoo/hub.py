@@ -1,16 +1,56 @@
-"""Where weights come from: a folder of the user's, the checkpoints shipped with the package, the Hugging Face Hub."""
+"""Where weights come from and go to: folders of the user's, shipped checkpoints, the Hugging Face Hub.
 
+**What a download is checked against.** huggingface_hub compares the size of a download, never its content, so every
+file from the Hub, a cached one too, is hashed here before a network sees it (SHA-256). It is held against all that is
+known of it:
+
+* for a checkpoint of this package, the hash in the ``results.json`` that the package ships: it does not come from the
+  server, so a repo that was changed since is noticed too;
+* for ``hf-hub:<owner>/<repo>``, the hash in the ``config.json`` of the same commit, where the repo states one;
+* the name under which the Hub stores a large file, which is its hash.
+
+A file that fails is removed from the cache and is an error. Files on this machine, in ``EQZOO_WEIGHTS`` or a folder of
+checkpoints, are their owner's and are not held against anything.
+"""
+
+import hashlib
+import json
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["HUB_OWNER", "WEIGHTS_NAME", "WeightsNotFoundError", "find_weights", "shipped_folder"]
+__all__ = [
+    "CONFIG_NAME",
+    "HUB_OWNER",
+    "RESULTS_NAME",
+    "WEIGHTS_NAME",
+    "PushError",
+    "WeightsNotFoundError",
+    "fetch_config",
+    "fetch_weights",
+    "find_weights",
+    "published_names",
+    "push",
+    "sha256_of",
+    "shipped_folder",
+    "user_folder",
+]
 
 HUB_OWNER = "eqzoo"
 WEIGHTS_NAME = "model.safetensors"
+CONFIG_NAME = "config.json"
+RESULTS_NAME = "results.json"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5", ".msgpack")
 
 
 class WeightsNotFoundError(FileNotFoundError):
     """No weights in any of the places where they are looked for; the message names the places."""
+
+
+class PushError(RuntimeError):
+    """Nothing was committed to the Hub; the message says why in one line."""
 
 
 def shipped_folder() -> Path:
@@ -20,10 +60,36 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "model_cards"
 
 
+def published_names() -> list[str]:
+    """The checkpoints that the package knows: the folders of `shipped_folder` with a config.json, weights or not."""
+    return sorted(path.parent.name for path in shipped_folder().glob(f"*/{CONFIG_NAME}"))
+
+
+def user_folder() -> Path | None:
+    """The folder that the environment variable ``EQZOO_WEIGHTS`` names, or None if it is not set.
+
+    Raises:
+        WeightsNotFoundError: If it names no folder.
+    """
+    if not os.environ.get("EQZOO_WEIGHTS"):
+        return None
+    folder = Path(os.environ["EQZOO_WEIGHTS"]).expanduser()
+    if not folder.is_dir():
+        raise WeightsNotFoundError(f"EQZOO_WEIGHTS names {folder}, which is no folder; correct it or unset it")
+    return folder
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = None) -> Path:
     """Finds the weights of a checkpoint, in this order: ``EQZOO_WEIGHTS``, the shipped checkpoints, the Hub.
 
-    A folder of checkpoints holds ``<name>/model.safetensors``, as a Hub repo, or ``<name>.safetensors``.
+    A folder of checkpoints holds ``<name>/model.safetensors``, as a Hub repo, or ``<name>.safetensors``. An installed
+    package ships the weights of up to 2 MB, a clone all that are published.
 
     Args:
         name: The checkpoint, ``<model>.<data set>``.
@@ -36,37 +102,221 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
     Raises:
         WeightsNotFoundError: If it is in none of the three places, the Hub cannot be reached, or ``EQZOO_WEIGHTS``
             names no folder.
+        ValueError: If the Hub gave a file that is not the checkpoint this package was released with.
 
     Example:
         >>> find_weights("p4_cnn.rotmnist", "eqzoo/p4_cnn.rotmnist").name
         'model.safetensors'
     """
-    folders = [Path(os.environ["EQZOO_WEIGHTS"]).expanduser()] if os.environ.get("EQZOO_WEIGHTS") else []
-    if folders and not folders[0].is_dir():
-        raise WeightsNotFoundError(f"EQZOO_WEIGHTS names {folders[0]}, which is no folder; correct it or unset it")
-    for folder in (*folders, shipped_folder()):
+    for folder in filter(None, (user_folder(), shipped_folder())):
         for path in (folder / name / WEIGHTS_NAME, folder / f"{name}.safetensors"):
             if path.is_file():
                 return path
-    return _download(name, repo_id, cache_dir)
-
-
-def _download(name: str, repo_id: str | None, cache_dir: str | Path | None) -> Path:
     if repo_id is None:
         raise WeightsNotFoundError(_nowhere(name, "it has not been published on the Hub"))
-    from huggingface_hub import hf_hub_download  # imported late: it takes a second that local weights do not need
+    try:
+        return fetch_weights(repo_id, cache_dir, _known_sha256(name))
+    except WeightsNotFoundError as error:
+        raise WeightsNotFoundError(_nowhere(name, str(error))) from error
+
+
+def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str | None = None) -> Path:
+    """Downloads the weights of a Hub repo, or takes them from the cache, and checks what they are.
+
+    Args:
+        repo_id: ``<owner>/<repo>``, with ``@<revision>`` for another one than main.
+        cache_dir: Where downloads are kept; by default huggingface_hub's own cache.
+        sha256: What the file is known to be; by default what the repo's config.json says of it.
+
+    Returns:
+        The path of a safetensors file in the cache.
+
+    Raises:
+        WeightsNotFoundError: If the Hub does not give it; the message says why.
+        ValueError: If it is another file than it should be; it is then no longer in the cache.
+    """
+    path = _download(repo_id, WEIGHTS_NAME, cache_dir)
+    if sha256 is None:
+        repo, _, revision = repo_id.partition("@")
+        # The folder of a cached file is its commit; its config.json is then the one beside the weights. The Hub is
+        # asked for it only if the cache does not have it, and a repo without one says nothing about its weights.
+        revision = path.parent.name if re.fullmatch("[0-9a-f]{40}", path.parent.name) else revision
+        try:
+            config = json.loads(_download(f"{repo}@{revision}", CONFIG_NAME, cache_dir).read_text())
+            sha256 = config.get("eqzoo", {}).get("weights_sha256")
+        except WeightsNotFoundError:
+            sha256 = None
+    stored = path.resolve().name
+    known = {value for value in (sha256, stored) if value and re.fullmatch("[0-9a-f]{64}", value)}
+    found = sha256_of(path)
+    if known - {found}:
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise ValueError(
+            f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and should have {' and '.join(sorted(known))}: it "
+            "was damaged on the way, or the repo holds other weights by now. It was removed from the cache; try again, "
+            "or install the newest eqzoo"
+        )
+    return path
+
+
+def fetch_config(repo_id: str, cache_dir: str | Path | None = None) -> dict[str, Any]:
+    """The config.json of a Hub repo, ``<owner>/<repo>[@<revision>]``.
+
+    Raises:
+        WeightsNotFoundError: If the Hub does not give it; the message says why.
+    """
+    path = _download(repo_id, CONFIG_NAME, cache_dir)
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise WeightsNotFoundError(f"{CONFIG_NAME} of {_url(repo_id)} is not JSON ({error})") from error
+    return config
+
+
+def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace: bool = False) -> list[str]:
+    """Uploads what differs from a Hub repo, in one commit; makes the repo if it is not there.
+
+    A commit is whole or not there: an upload that fails leaves the repo as it was, or new and empty.
+
+    Args:
+        files: The files by their names in the repo.
+        repo_id: ``<owner>/<repo>``.
+        message: The first line of the commit.
+        replace: Whether weights that are already there may be replaced by others; weights in files of other names are
+            then removed.
+
+    Returns:
+        The names of the files that were uploaded or removed; none if the repo has them all.
+
+    Raises:
+        PushError: If nobody is logged in, the repo holds other weights, or the Hub refuses or cannot be reached.
+    """
+    # Imported late, here and below: it takes a second that local weights do not need.
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+
+    token = get_token()
+    if token is None:
+        raise PushError("not logged in to the Hub: run `hf auth login`, or set HF_TOKEN, with a token that may write")
+    api = HfApi(token=token)
+    try:
+        commit, there = _contents(api, repo_id)
+        changed = [name for name, data in files.items() if not _same(there.get(name), data)]
+        weights = [name for name in there if name.endswith(_WEIGHT_SUFFIXES)]
+        others = [name for name in weights if name not in files]
+        in_the_way = others + [name for name in weights if name in changed]
+        if in_the_way and not replace:
+            raise PushError(
+                f"{_url(repo_id)} holds other weights ({', '.join(sorted(in_the_way))}); --replace puts these in their "
+                "place, or push to another owner"
+            )
+        if not changed and not others:
+            return []
+        if commit is None:
+            api.create_repo(repo_id, exist_ok=True)
+        add = [
+            CommitOperationAdd(name, data if isinstance(data := files[name], bytes) else str(data)) for name in changed
+        ]
+        remove = [CommitOperationDelete(name) for name in others]
+        api.create_commit(repo_id, [*add, *remove], commit_message=message, parent_commit=commit)
+    except PushError:
+        raise
+    except Exception as error:  # every version of huggingface_hub raises its HTTP library's own errors here
+        raise PushError(f"nothing was committed to {_url(repo_id)}: {_explain(error, repo_id)}") from error
+    return sorted(changed + others)
+
+
+def _contents(api: Any, repo_id: str) -> tuple[str | None, dict[str, Any]]:
+    """The last commit of a repo and its files by name; None and nothing if there is no such repo."""
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo_id, WEIGHTS_NAME, cache_dir=cache_dir))
-    except Exception as error:  # every version of huggingface_hub raises its HTTP library's own errors here
-        reason = f"the Hub gave no https://huggingface.co/{repo_id} ({type(error).__name__}: {error})"
-        raise WeightsNotFoundError(_nowhere(name, reason)) from error
+        info = api.model_info(repo_id, files_metadata=True)
+    except RepositoryNotFoundError:
+        return None, {}
+    return info.sha, {file.rfilename: file for file in info.siblings or ()}
+
+
+def _same(there: Any, data: Path | bytes) -> bool:
+    """Whether a file of a repo has these bytes, by the hash that the Hub lists: SHA-256 of large files, else git's."""
+    if there is None:
+        return False
+    content = data if isinstance(data, bytes) else data.read_bytes()
+    if there.lfs is not None:
+        return bool(there.lfs.sha256 == hashlib.sha256(content).hexdigest())
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
+    return bool(there.blob_id == blob.hexdigest())
+
+
+def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    repo, _, revision = repo_id.partition("@")
+    try:
+        return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
+    except Exception as error:  # as above
+        raise WeightsNotFoundError(f"no {filename} from {_url(repo_id)}: {_explain(error, repo)}") from error
+
+
+def _explain(error: BaseException, repo_id: str) -> str:
+    """What went wrong at the Hub, in one line."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    status = next((s for e in chain if (s := getattr(getattr(e, "response", None), "status_code", None))), None)
+    if any(isinstance(e, OfflineModeIsEnabled) for e in chain) or (
+        isinstance(error, LocalEntryNotFoundError) and os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "")
+    ):
+        return "HF_HUB_OFFLINE is set, and the cache does not have it"
+    if status in (401, 403):
+        return (
+            f"the Hub refused ({status}): no login, or one without the right to {repo_id}; `hf auth login` changes it"
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return "there is no such repo, or it is private and this login cannot see it"
+    if isinstance(error, RevisionNotFoundError):
+        return "the repo has no such revision"
+    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+        return "the repo has no such file"
+    if status == 412:
+        return "the repo was changed meanwhile; look at it, and try again"
+    if status is not None:
+        return f"the server answered {status}; try again later"
+    if "onsistency check failed" in str(error):
+        return "the download was cut short, and is not kept; try again"
+    if isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or any(
+        word in type(e).__name__
+        for e in chain
+        for word in ("Connect", "Timeout", "Protocol", "ChunkedEncoding", "Read")
+    ):
+        return "the Hub cannot be reached, or went away half-way; check the connection and try again"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _url(repo_id: str) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repo_id}"
+
+
+def _known_sha256(name: str) -> str | None:
+    path = shipped_folder() / name / RESULTS_NAME
+    return json.loads(path.read_text()).get("weights_sha256") if path.is_file() else None
 
 
 def _nowhere(name: str, reason: str) -> str:
     folder = os.environ.get("EQZOO_WEIGHTS")
     return (
-        f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}), not shipped in {shipped_folder()}, and "
-        f"{reason}. Three ways on: pass checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a "
-        f"folder that holds {name}/{WEIGHTS_NAME}; or, for a published checkpoint, go online"
+        f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}); not in {shipped_folder()}, where an "
+        f"installed package has those of up to 2 MB and a clone all; and {reason}. Three ways on: pass "
+        f"checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
+        f"{name}/{WEIGHTS_NAME}, such as model_cards of a clone; or, for a published checkpoint, go online"
     )

@@ -1,9 +1,12 @@
-"""The wheel: it holds the weights and works away from the tree."""
+"""The wheel: it holds the small weights and works away from the tree."""
 
 import os
+import runpy
 import subprocess
 import sys
 import zipfile
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -30,3 +33,30 @@ def test_a_wheel_holds_the_weights_and_works_outside_the_tree(tmp_path):
     )
     assert ran.stdout.splitlines()[0] == str(site / "eqzoo" / "model_cards")
     assert "p4_cnn.rotmnist" in ran.stdout
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_large_weights_stay_in_git(tmp_path, target):
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    for name, size in (("small", hook["WEIGHTS_LIMIT"]), ("large", hook["WEIGHTS_LIMIT"] + 1)):
+        (tmp_path / "model_cards" / name).mkdir(parents=True)
+        (tmp_path / "model_cards" / name / "model.safetensors").write_bytes(b"0" * size)
+        (tmp_path / "model_cards" / name / ".model.safetensors.1.tmp").touch()
+        (tmp_path / "model_cards" / name / "config.json").touch()
+    data = {"force_include": {}}
+    build = hook["CheckpointsHook"](str(tmp_path), {}, None, None, str(tmp_path), target)
+    build.initialize("editable", data)
+    assert data["force_include"] == {}
+    build.initialize("standard", data)
+    into = "eqzoo/model_cards" if target == "wheel" else "model_cards"
+    assert set(data["force_include"].values()) == {
+        f"{into}/small/model.safetensors",
+        f"{into}/small/config.json",
+        f"{into}/large/config.json",
+    }
+
+
+def test_checkpoints_in_git_are_few_megabytes():
+    sizes = {path: path.stat().st_size for path in (ROOT / "model_cards").glob("*/*")}
+    assert max(sizes.values()) <= 16e6, max(sizes, key=sizes.get)
+    assert sum(sizes.values()) <= 120e6

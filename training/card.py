@@ -1,137 +1,312 @@
 """Renders a model card and the table of results; every number comes from results.json or the papers' table."""
 
+import json
+import textwrap
 from typing import Any
 
-from common import recipe_text
+from card_data import DATASETS, DataSet, dataset
+from common import RECIPES, recipe_text
 from huggingface_hub import EvalResult, ModelCardData
-from papers import PAPERS, ROWS
+from papers import PAPERS, ROWS, Paper, Row
 
 __all__ = ["render_card", "render_table"]
 
-DATASETS = {
-    "rotmnist": (
-        "Rotated MNIST, regenerated",
-        "rotated MNIST made anew from MNIST: 10,000 training and 2,000 validation digits from MNIST's training split, "
-        "50,000 test digits from the rest of it and MNIST's test split, each turned by a random angle with bicubic "
-        "interpolation. It has the sizes and the law of the original set but not its digits, so numbers on the two are "
-        "close, not the same",
-    )
-}
+EXACT = 1e-9  # the largest equivariance error, in float64, of a network that keeps its group
 
 
 def render_table(results: list[dict[str, Any]]) -> str:
-    """The table of results, a row a checkpoint."""
+    """The tables of results in README.md, one for each data set and a row for each checkpoint."""
+    order = list(DATASETS)
+    names = sorted(
+        {r["dataset"]["name"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name)
+    )
+    return "\n\n".join(_dataset_table(name, [r for r in results if r["dataset"]["name"] == name]) for name in names)
+
+
+def render_card(
+    r: dict[str, Any], config: dict[str, Any], size: int, repo_id: str | None, folder: str, ours: bool
+) -> str:
+    """The README.md of a checkpoint's Hub repo.
+
+    Args:
+        r: Its results.json.
+        config: Its config.json.
+        size: The size of its weights file, in bytes.
+        repo_id: Its Hub repo, ``<owner>/<name>``, or None if it has none.
+        folder: A folder that holds it, as a reader would write it.
+        ours: Whether it is a checkpoint of the zoo, which goes by its bare name.
+    """
+    data, row, paper = dataset(r["dataset"]["name"]), ROWS.get(r["checkpoint"]), _paper(config["architecture"])
+    sections = [
+        f"---\n{_front_matter(r, config, data)}\n---",
+        f"# {r['checkpoint']}",
+        _opening(r, config, data, paper),
+        _use(r["checkpoint"], config, data, repo_id, folder, ours),
+        f"## Results\n\n{_results(r, data, row, size)}",
+        f"## Training\n\n{_training(r)}",
+        f"## Limits and intended use\n\n{_wrap(f'{data.use} {_turns(r)}')}",
+        f"## Citation\n\n{_citation(paper)}",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
+    data = dataset(name)
     lines = [
+        f"### {data.title}",
+        "",
+        f"{_wrap(f'Trained and tested on {data.text.format(**_counts(results[0]))}.')}",
+        "",
         "| checkpoint | group | parameters | test error | paper | same class at all quarter turns | error under p4 |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in results:
-        row = ROWS[r["checkpoint"]]
-        lines.append(
-            f"| [{r['checkpoint']}](model_cards/{r['checkpoint']}) | {r['group']} | {r['parameters']:,} "
-            f"| {r['test_error']:.2f} % | {row.error} % | {r['same_class_at_all_quarter_turns']:.2f} % "
-            f"| {r['equivariance_error_p4']:.0e} |"
-        )
+        row = ROWS.get(r["checkpoint"])
+        cells = [
+            f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
+            r["group"],
+            f"{r['parameters']:,}",
+            _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""),
+            f"{row.error} %" if row else "",
+            f"{r['same_class_at_all_quarter_turns']:.2f} %",
+            f"{r['equivariance_error_p4']:.0e}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def render_card(r: dict[str, Any], config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> str:
-    """The README.md of a checkpoint's Hub repo."""
-    name, recipe = r["checkpoint"], r["recipe"]
-    row, (data_name, data_text) = ROWS[name], DATASETS[r["dataset"]["name"]]
-    paper = PAPERS[row.paper]
+def _front_matter(r: dict[str, Any], config: dict[str, Any], data: DataSet) -> str:
+    name = r["dataset"]["name"]
     front = ModelCardData(
-        license="mit",
+        license=config["pretrained_cfg"].get("license", "mit"),
         library_name="eqzoo",
         pipeline_tag="image-classification",
-        tags=["image-classification", "equivariance", r["group"]],
-        datasets=["mnist"],
+        tags=["image-classification", "equivariance", r["group"], "timm"],
+        datasets=[data.hub_id] if data.hub_id else None,
         metrics=["accuracy"],
-        model_name=name,
+        base_model=r.get("base_model"),
+        model_name=r["checkpoint"],
         eval_results=[
             EvalResult(
                 task_type="image-classification",
-                dataset_type=r["dataset"]["name"],
-                dataset_name=data_name,
+                dataset_type=data.hub_id if data.hub_id and data.same_as_hub else name,
+                dataset_name=data.title,
                 dataset_split="test",
                 metric_type="accuracy",
                 metric_value=round(100 - r["test_error"], 3),
             )
         ],
     )
-    turns = ", ".join(f"{error:.2f} %" for error in r["test_error_of_turned_copies"])
-    promise = (
-        "It makes no promise about turns: it is the plain baseline."
-        if r["group"] == "z2"
-        else f"It is exact for the group {r['group']}, by construction."
+    return str(front.to_yaml())
+
+
+def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Paper | None) -> str:
+    of = f" of {paper.short}, [{paper.title}]({paper.url})," if paper else ""
+    base = r.get("base_model")
+    tuned = f" It was fine-tuned from [{base}](https://huggingface.co/{base})." if base else ""
+    return _wrap(f"`{config['architecture']}`{of} trained on {data.text.format(**_counts(r))}.{tuned} {_promise(r)}")
+
+
+def _promise(r: dict[str, Any]) -> str:
+    group = r["group"]
+    if group == "z2":
+        return "It makes no promise about turns: it is the plain baseline."
+    if r["equivariance_error"] > EXACT:
+        return f"It keeps the group {group} approximately: the table of results has the error."
+    between = ", and approximate for the turns between them" if group.startswith("r") else ""
+    return f"It is exact for {_elements(group)} by construction (group {group}){between}."
+
+
+def _elements(group: str) -> str:
+    """The symmetries of the pixel grid that a group promises, in words."""
+    if group.startswith("z2"):
+        return "mirrors"
+    return "quarter turns" + " and mirrors" * group.endswith("m")
+
+
+def _turns(r: dict[str, Any]) -> str:
+    if r["group"] == "z2":
+        return "It keeps no turn, and no mirror: what it says of a turned picture is as good as its training made it."
+    if r["group"] == "z2m":
+        return "Exactness holds for mirrors; what it says of a turned picture is as good as its training made it."
+    curve = " The curve above shows how this one does." if "turn_curve" in r else ""
+    return (
+        f"Exactness holds for {_elements(r['group'])} of the pixel grid; between quarter turns the network is only as "
+        f"stable as its training made it.{curve}"
     )
-    channels, height, width = config["pretrained_cfg"]["input_size"]
-    return f"""---
-{front.to_yaml()}
----
 
-# {name}
 
-`{config["architecture"]}` of {paper.short}, [{paper.title}]({paper.url}), trained on {data_text}.
-{promise}
+def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, folder: str, ours: bool) -> str:
+    cfg = config["pretrained_cfg"]
+    hub, local = f"hf-hub:{repo_id}", f"local-dir:{folder}"
+    best = name if ours else hub if repo_id else local
+    doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "from a folder that holds this repo")]
+    timm_lines = "\n".join(
+        f'# {note}\nmodel = timm.create_model("{door}", pretrained=True).eval()' for door, note in doors
+    )
+    channels, height, width = cfg["input_size"]
+    labels = config["label_names"]
+    mean, std = (", ".join(f"{value:g}" for value in cfg[key]) for key in ("mean", "std"))
+    of = f"; {data.pictures}" if data.pictures else ""
+    classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
+    pictures = _wrap(
+        f"Pictures are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
+        f"standardised by mean {mean} and standard deviation {std}, as the transform above does. {classes}"
+    )
+    return f"""## Use
 
-## Use
+With [eqzoo](https://github.com/eqzoo/eqzoo) installed:
 
 ```python
 import eqzoo
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 
-model = eqzoo.create_model("{name}", pretrained=True).eval()
+model = eqzoo.create_model("{best}", pretrained=True).eval()
+transform = create_transform(**resolve_model_data_config(model), is_training=False)
+x = transform(Image.open("picture.png").convert("{"L" if channels == 1 else "RGB"}")).unsqueeze(0)
+probabilities = model(x).softmax(1)[0]
+print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.get("label_names"))
 ```
 
-After `import eqzoo`, `timm.create_model("{name}", pretrained=True)` gives the same, and from a shell
-`eqzoo predict PICTURE --model {name}`. Pictures are {channels} x {height} x {width}, white on black, with pixels in
-[0, 1] standardised by mean {config["pretrained_cfg"]["mean"][0]} and standard deviation {
-        config["pretrained_cfg"]["std"][0]
-    }; digits upright or turned by any angle, not
-transposed.
+With timm, once eqzoo is imported:
 
-## Results
+```python
+import eqzoo
+import timm
 
-| | |
-|---|---|
-| test error, {r["dataset"]["test"]:,} digits | {r["test_error"]:.3f} % ({r["seeds"]} seed) |
-| in the paper | {row.error} % ({row.note}) |
-| validation error, {r["dataset"]["valid"]:,} digits | {r["valid_error"]:.3f} %, epoch {r["selected_epoch"]} of {
-        recipe["epochs"]
-    } |
-| test error at 0, 90, 180, 270 degrees more | {turns} |
-| digits with the same class at all four | {r["same_class_at_all_quarter_turns"]:.3f} % |
-| equivariance error, own group {r["group"]} | {r["equivariance_error"]:.1e} |
-| equivariance error, p4 | {r["equivariance_error_p4"]:.1e} |
-| parameters | {r["parameters"]:,} in {len(shapes)} tensors |
+{timm_lines}
+```
 
-The epoch was chosen on the validation digits, and the test digits were read after that, once for each recipe that was
-tried (see below). The equivariance error is the largest relative change `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖` of layers,
-features and logits over all elements of the group, in float64; `eqzoo.equivariance_error(model)` measures it again.
+With torch.hub, which needs the dependencies of eqzoo but not eqzoo itself:
 
-## Training
+```python
+import torch
 
-{recipe["optimizer"].capitalize()}, batch {recipe["batch_size"]}, learning rate {recipe["lr"]:g} with {
-        recipe["schedule"]
-    } schedule, weight decay {recipe["weight_decay"]:g}, {recipe["epochs"]} epochs, seed {recipe["seed"]}, no
-augmentation. {recipe_text(name)} {r["training_seconds"] / 60:.0f} minutes on {r["machine"]}; Python {
-        r["versions"]["python"]
-    }, torch {r["versions"]["torch"]}, timm {r["versions"]["timm"]}, eqzoo {r["versions"]["eqzoo"]}.
+model = torch.hub.load("eqzoo/eqzoo", "create_model", "{best}", pretrained=True, trust_repo=True).eval()
+```
+
+From a shell:
+
+    eqzoo predict picture.png --model {best}
+
+{pictures}"""
+
+
+def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:
+    printed = f"{row.error} %" if row else ""
+    several = r["seeds"] > 1 and r.get("test_error_std") is not None
+    seed = f", seed {r['recipe']['seed']}" if "seed" in r["recipe"] else ""
+    rows = [
+        (
+            f"test error, {r['dataset']['test']:,} {data.noun}{seed}",
+            f"{r['test_error']:.3f} %",
+            "" if several else printed,
+        )
+    ]
+    if several:
+        errors = ", ".join(f"{error:.2f}" for error in r["test_errors"])
+        rows.append((f"mean ± standard deviation of {r['seeds']} seeds ({errors})", _error(r, 3), printed))
+    validated = bool(r["dataset"].get("valid"))
+    if validated:
+        best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
+        rows.append((f"validation error, {r['dataset']['valid']:,} {data.noun}", best, ""))
+    if turned := r.get("test_error_of_turned_copies"):
+        values = ", ".join(f"{error:.2f} %" for error in turned)
+        rows.append(("test error when turned by 0, 90, 180, 270 degrees", values, ""))
+    rows.append((f"{data.noun} with the same class at all four", f"{r['same_class_at_all_quarter_turns']:.3f} %", ""))
+    if curve := r.get("turn_curve"):
+        low, high = min(curve["accuracy"]), max(curve["accuracy"])
+        rows.append(("accuracy over all turns, lowest and highest", f"{low:.2f} %, {high:.2f} %", ""))
+    rows.append((f"equivariance error, own group {r['group']}", f"{r['equivariance_error']:.1e}", ""))
+    if r["group"] != "p4":
+        rows.append(("equivariance error, quarter turns (p4)", f"{r['equivariance_error_p4']:.1e}", ""))
+    rows.append(("parameters", f"{r['parameters']:,}", ""))
+    rows.append(("weights", f"{_bytes(size)}, {r.get('weights_dtype', 'float32')}", ""))
+    if count := r.get("multiply_adds"):
+        rows.append(("multiply-adds a picture", f"{count:,}", ""))
+    if speed := r.get("throughput"):
+        value = f"{speed['images_per_second']:,.0f} a second, batch {speed['batch_size']}, {speed['machine']}"
+        rows.append((f"{data.noun} classified", value, ""))
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in [("", "here", "paper"), ("---",) * 3, *rows])
+    note = f"The paper's number: {row.note}. " if row else ""
+    picture = f"\n\n![Accuracy of {r['checkpoint']} over the angle of the turn](turn_curve.svg)" if curve else ""
+    half = (
+        " The weights were rounded to half precision before they were evaluated; the numbers are of the rounded ones."
+        if r.get("weights_dtype", "float32") != "float32"
+        else ""
+    )
+    chosen = (
+        f"The epoch was chosen on the validation {data.noun}, and the test {data.noun} were read after that, once for "
+        "each recipe that was tried."
+        if validated
+        else f"No {data.noun} were held out for validation: the weights are those of the last epoch."
+    )
+    measured = (
+        "The equivariance error is the largest relative change `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖` of layers, features and "
+        "logits over the elements of the group that map the pixel grid onto itself, in float64; "
+        "`eqzoo.equivariance_error(model)` measures it again."
+    )
+    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {measured}')}{picture}"
+
+
+def _training(r: dict[str, Any]) -> str:
+    recipe = r["recipe"]
+    known = {name: value for name, value in recipe.items() if value not in (None, "", {}, [], ())}
+    table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
+    hours = r["training_seconds"] / 3600
+    time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
+    versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
+    has_recipe = (RECIPES / f"{r['checkpoint'].replace('.', '_')}.py").is_file()
+    said = f"{recipe_text(r['checkpoint'])} " if has_recipe else ""
+    return f"""{_wrap(f"{said}Trained in {time} on {r['machine']}; {versions}.")}
 
     {r["command"]}
 
-Weights: sha256 `{r["weights_sha256"]}`.
+| setting | value |
+|---|---|
+{table}
 
-## Limits
+Weights: sha256 `{r["weights_sha256"]}`."""
 
-Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else. Exactness holds for
-quarter turns of the pixel grid{
-        " and mirrors" if r["group"].endswith("m") else ""
-    }; between them the network is only as stable as training made it.
 
-## Citation
-
-```bibtex
+def _citation(paper: Paper | None) -> str:
+    if paper is None:
+        return "eqzoo: https://github.com/eqzoo/eqzoo, file CITATION.cff."
+    return f"""```bibtex
 {paper.bibtex}
 ```
-"""
+
+The implementation and these weights: eqzoo, https://github.com/eqzoo/eqzoo, file CITATION.cff."""
+
+
+def _paper(architecture: str) -> Paper | None:
+    """The paper of a network: of its rows in the papers' tables, whatever the data set."""
+    rows = [row for name, row in ROWS.items() if name.partition(".")[0] == architecture]
+    return PAPERS[rows[0].paper] if rows else None
+
+
+def _counts(r: dict[str, Any]) -> dict[str, str]:
+    counts = {split: r["dataset"].get(split) for split in ("train", "valid", "test")}
+    return {split: f"{count:,}" if count else "no" for split, count in counts.items()}
+
+
+def _error(r: dict[str, Any], digits: int) -> str:
+    """The test error, with the spread over seeds where there are several."""
+    if r["seeds"] > 1 and r.get("test_error_std") is not None:
+        mean = sum(r["test_errors"]) / len(r["test_errors"])
+        return f"{mean:.{digits}f} ± {r['test_error_std']:.{digits}f} %"
+    return f"{r['test_error']:.{digits}f} %"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+
+
+def _value(value: Any) -> str:
+    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
+    return text.replace("|", "\\|")

@@ -1,85 +1,301 @@
 """Makes the Hub repo folder of an evaluated run: `python training/publish.py runs/p4_cnn.rotmnist/seed0`.
 
-Writes `model_cards/<checkpoint>/` with model.safetensors, config.json, results.json and the card README.md, and renders
-the table of results in README.md. `--render` renders all cards and the table anew, from the results.json they have.
+Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors, config.json, results.json, the card
+README.md and turn_curve.svg; and renders the tables of results in README.md. A checkpoint of one's own, such as a
+fine-tuned network, goes to the folder that `--output` names. Nothing leaves the machine without `--push OWNER`, which
+makes the repo `OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can
+be given in place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have.
 """
 
 import argparse
 import json
-import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from card import render_card, render_table
+from card_data import DATASETS, dataset
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from turn_curve import draw_turn_curve
 
 import eqzoo
 from eqzoo.files import atomic
+from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 START, END = "<!-- results: rendered by training/publish.py -->", "<!-- end of results -->"
+CARD_NAME, CURVE_NAME = "README.md", "turn_curve.svg"
+REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, CURVE_NAME)
+GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 
 
-def main() -> None:
-    """Parses and writes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("run", type=Path, nargs="?", help="the folder of an evaluated run")
-    what.add_argument("--render", action="store_true", help="render cards and table anew")
-    args = parser.parse_args()
-    if args.run:
-        results = args.run / "results.json"
-        if not results.is_file():
-            raise SystemExit(f"no {results}; run python training/evaluate.py {args.run} first")
-        publish(args.run, CARDS / json.loads(results.read_text())["checkpoint"])
-    for path, text in rendered().items():
-        atomic(path, lambda temporary, text=text: temporary.write_text(text))
-        print(path.relative_to(ROOT))
+def main(argv: list[str] | None = None) -> None:
+    """Parses, makes the folders, and pushes them if asked to."""
+    args = _parse(argv)
+    for run in args.run:
+        results = _read_results(run)
+        if args.checkpoint:
+            results["checkpoint"] = args.checkpoint
+        for key in ("label_names", "license", "base_model"):
+            if value := getattr(args, key):
+                results[key] = value
+        repo_id = f"{args.push}/{results['checkpoint']}" if args.push else None
+        if _is_repo_folder(run):
+            folder = run.resolve()
+        else:
+            folder = (args.output or CARDS / results["checkpoint"]).resolve()
+            build(run, folder, results, repo_id, args.replace)
+        if repo_id:
+            _push(folder, repo_id, args.replace)
+    if args.render or any(not _is_repo_folder(run) for run in args.run):
+        for path, text in rendered().items():
+            if not path.is_file() or path.read_text() != text:
+                atomic(path, lambda temporary, text=text: temporary.write_text(text))
+                print(path.relative_to(ROOT))
 
 
-def publish(run: Path, folder: Path) -> None:
-    """Copies weights and results of a run into the folder of its checkpoint, and writes its config.json."""
-    results = json.loads((run / "results.json").read_text())
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic(folder / "model.safetensors", lambda path: shutil.copyfile(run / "best.safetensors", path))
-    config = json.dumps(hub_config(results), indent=2) + "\n"
-    atomic(folder / "config.json", lambda path: path.write_text(config))
-    atomic(folder / "results.json", lambda path: shutil.copyfile(run / "results.json", path))
+def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None, replace: bool = False) -> None:
+    """Makes the folder of a checkpoint; everything is read, checked and rendered before the first file is written.
+
+    Args:
+        run: The folder of an evaluated run.
+        folder: The folder to make.
+        results: Its results, with what was said of the checkpoint besides.
+        repo_id: The Hub repo that the card of a checkpoint of one's own should name, or None.
+        replace: Whether other weights that are in the folder may be replaced.
+
+    Raises:
+        SystemExit: If something is missing, does not belong together or is in the way.
+    """
+    ours = _is_ours(folder)
+    weights = run / ("best.safetensors" if _dtype(results) == "float32" else "best.half.safetensors")
+    _check_weights(weights, results, f"run python training/evaluate.py {run} again")
+    if ours:
+        _check_ours(results, weights)
+    config = hub_config(results, weights)
+    _check_loads(config, weights, ours)
+    if (folder / WEIGHTS_NAME).is_file() and not replace and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights):
+        raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
+    texts = _texts(results, config, weights.stat().st_size, repo_id or _own_repo(results, ours), folder, ours)
+    data = weights.read_bytes()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
+        for name, text in texts.items():
+            atomic(folder / name, lambda path, text=text: path.write_text(text))
+        if CURVE_NAME not in texts:
+            (folder / CURVE_NAME).unlink(missing_ok=True)
+    except OSError as error:
+        raise SystemExit(f"{folder} cannot be written ({error})") from error
+    print(f"made {folder}")
 
 
-def hub_config(results: dict[str, Any]) -> dict[str, Any]:
-    """The config.json that timm's ``hf-hub:`` and ``local-dir:`` read; our own entries stand under ``eqzoo``."""
-    cfg = timm.get_pretrained_cfg(results["checkpoint"]).to_dict()
-    source = ("url", "file", "hf_hub_id", "hf_hub_filename", "source", "architecture", "state_dict")
-    model = eqzoo.create_model(results["checkpoint"], **results["recipe"]["model_args"])
+def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
+    """The config.json that timm's ``hf-hub:`` and ``local-dir:`` read; our own entries stand under ``eqzoo``.
+
+    Args:
+        results: The results.json of the checkpoint.
+        weights: Its weights file, which says how many classes there are.
+    """
+    recipe = results["recipe"]
+    of_set = f"{recipe['model']}.{results['dataset']['name']}"
+    known = timm.list_models(recipe["model"], include_tags=True)
+    if recipe["model"] not in eqzoo.list_models():
+        raise SystemExit(f"{recipe['model']!r} is no network of eqzoo; cards are made for those of eqzoo.list_models()")
+    cfg = timm.get_pretrained_cfg(of_set if of_set in known else recipe["model"]).to_dict(remove_source=True)
+    standard = cfg["num_classes"]
+    head = _load(weights).get(f"{cfg['classifier']}.weight")
+    classes = recipe["model_args"].get("num_classes", standard if head is None else len(head))
+    labels = list(results.get("label_names") or (cfg.get("label_names", ()) if classes == standard else ()))
+    if labels and len(labels) != classes:
+        raise SystemExit(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
+    args = {"num_classes": classes, "in_chans": cfg["input_size"][0]} | recipe["model_args"]
+    try:
+        model = eqzoo.create_model(recipe["model"], **args)
+    except (TypeError, ValueError) as error:
+        raise SystemExit(f"model_args of {results['checkpoint']}: {error}") from error
+    cfg |= {key: results[key] for key in ("input_size", "mean", "std") if key in results}
+    channels = args["in_chans"]
+    cfg["input_size"] = [channels, *cfg["input_size"][1:]]
+    for key in ("mean", "std"):  # one value stands for all channels, as it did in training
+        cfg[key] = list(cfg[key]) * channels if len(cfg[key]) == 1 else list(cfg[key])
+    cfg |= {"tag": results["checkpoint"].partition(".")[2], "num_classes": classes}
+    cfg |= {"license": results.get("license", "mit")}
     return {
-        "architecture": results["recipe"]["model"],
-        "num_classes": model.num_classes,
+        "architecture": recipe["model"],
+        "num_classes": classes,
         "num_features": model.num_features,
-        "global_pool": model.global_pool.reduce,
-        "label_names": list(cfg.pop("label_names", ())),
-        "model_args": {"num_classes": model.num_classes, "in_chans": model.in_chans} | results["recipe"]["model_args"],
-        "pretrained_cfg": {name: value for name, value in cfg.items() if value is not None and name not in source},
-        "eqzoo": {"version": results["versions"]["eqzoo"], "group": results["group"]},
+        "global_pool": getattr(model.global_pool, "reduce", model.global_pool),  # a layer, or its name
+        "label_names": labels,
+        "model_args": args,
+        "pretrained_cfg": {
+            name: value
+            for name, value in cfg.items()
+            if value is not None and name not in ("architecture", "label_names", "state_dict")
+        },
+        "eqzoo": {
+            "version": results["versions"]["eqzoo"],
+            "group": results["group"],
+            "weights_dtype": _dtype(results),
+            "weights_sha256": results["weights_sha256"],
+        },
     }
 
 
 def rendered() -> dict[Path, str]:
-    """Every text that is rendered from results.json: the cards, and README.md with its table."""
-    folders = sorted(path.parent for path in CARDS.glob("*/results.json"))
-    results = {folder: json.loads((folder / "results.json").read_text()) for folder in folders}
+    """Every text that is rendered from results.json: the files beside the weights, and README.md with its tables."""
+    folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
+    results = {folder: json.loads((folder / RESULTS_NAME).read_text()) for folder in folders}
     texts = {}
     for folder, result in results.items():
-        sizes = {name: tuple(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
-        texts[folder / "README.md"] = render_card(result, json.loads((folder / "config.json").read_text()), sizes)
-    readme = (ROOT / "README.md").read_text()
+        weights = folder / WEIGHTS_NAME
+        config = hub_config(result, weights)
+        found = _texts(result, config, weights.stat().st_size, _own_repo(result, True), folder, True)
+        texts |= {folder / name: text for name, text in found.items()}
+    readme = (ROOT / CARD_NAME).read_text()
     before, _, rest = readme.partition(START)
     _, _, after = rest.partition(END)
-    texts[ROOT / "README.md"] = f"{before}{START}\n{render_table(list(results.values()))}\n{END}{after}"
+    texts[ROOT / CARD_NAME] = f"{before}{START}\n{render_table(list(results.values()))}\n{END}{after}"
     return texts
 
 
+def _texts(
+    results: dict[str, Any], config: dict[str, Any], size: int, repo_id: str | None, folder: Path, ours: bool
+) -> dict[str, str]:
+    place = str(folder.relative_to(ROOT)) if ours else folder.name
+    texts = {
+        RESULTS_NAME: json.dumps(results, indent=2) + "\n",
+        CONFIG_NAME: json.dumps(config, indent=2) + "\n",
+        CARD_NAME: render_card(results, config, size, repo_id, place, ours),
+    }
+    if curve := results.get("turn_curve"):
+        noun = dataset(results["dataset"]["name"]).noun
+        texts[CURVE_NAME] = draw_turn_curve(curve["angles"], curve["accuracy"], results["checkpoint"], noun)
+    return texts
+
+
+def _push(folder: Path, repo_id: str, replace: bool) -> None:
+    results, weights = _read_results(folder), folder / WEIGHTS_NAME
+    _check_weights(weights, results, "publish the run again")
+    config = json.loads((folder / CONFIG_NAME).read_text())
+    files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
+    # The card names the repo that it is in, which need not be the one that the local card names.
+    ours = _is_ours(folder)
+    card = _texts(results, config, weights.stat().st_size, repo_id, folder, ours)[CARD_NAME]
+    files[CARD_NAME] = card.encode()
+    try:
+        changed = push(files, repo_id, f"Publish {results['checkpoint']}", replace)
+    except PushError as error:
+        raise SystemExit(f"{error}; {folder} is as it was") from error
+    print(f"pushed {', '.join(changed)} to {repo_id}" if changed else f"{repo_id} has all of it; nothing was uploaded")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or finished folders to push")
+    parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
+    parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
+    parser.add_argument("--replace", action="store_true", help="replace other weights that are there, here and there")
+    own = parser.add_argument_group("a checkpoint of one's own")
+    own.add_argument(
+        "--output", type=Path, metavar="DIR", help="the folder to make (default: model_cards/<checkpoint>)"
+    )
+    own.add_argument("--checkpoint", metavar="NAME", help="another name than <model>.<data set>")
+    own.add_argument("--label-names", nargs="+", metavar="NAME", help="the classes, in the order of their numbers")
+    own.add_argument("--license", help="the license of the weights, as the Hub names it (default: mit)")
+    own.add_argument("--base-model", metavar="REPO", help="the Hub repo that the network was fine-tuned from")
+    args = parser.parse_args(argv)
+    if bool(args.run) == args.render:
+        parser.error("name runs or finished folders, or --render")
+    made = [run for run in args.run if _is_repo_folder(run)]
+    own_flags = (args.output, args.checkpoint, args.label_names, args.license, args.base_model)
+    if any(own_flags) and (made or len(args.run) != 1):
+        parser.error("what is said of a checkpoint of one's own goes with one run")
+    if any(own_flags[1:]) and not args.output:
+        parser.error("a checkpoint of one's own needs --output DIR; model_cards holds those of the zoo")
+    if made and not args.push:
+        parser.error(f"{made[0]} is a finished folder, and there is nothing to do with it without --push OWNER")
+    return args
+
+
+def _read_results(run: Path) -> dict[str, Any]:
+    path = run / RESULTS_NAME
+    if not path.is_file():
+        raise SystemExit(f"no {path}; run python training/evaluate.py {run} first")
+    try:
+        results: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise SystemExit(f"{path} is not JSON ({error}); run python training/evaluate.py {run} again") from error
+    return results
+
+
+def _is_repo_folder(run: Path) -> bool:
+    return all((run / name).is_file() for name in (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME))
+
+
+def _is_ours(folder: Path) -> bool:
+    return folder.parent == CARDS
+
+
+def _own_repo(results: dict[str, Any], ours: bool) -> str | None:
+    return f"{HUB_OWNER}/{results['checkpoint']}" if ours else None
+
+
+def _dtype(results: dict[str, Any]) -> str:
+    return str(results.get("weights_dtype", "float32"))
+
+
+def _load(weights: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(weights)
+    except SafetensorError as error:
+        raise SystemExit(f"{weights} is not a readable safetensors file ({error})") from error
+
+
+def _check_weights(weights: Path, results: dict[str, Any], way: str) -> None:
+    """The numbers have to be of these very weights."""
+    if not weights.is_file():
+        raise SystemExit(f"no {weights}; {way}")
+    if (found := sha256_of(weights)) != results["weights_sha256"]:
+        raise SystemExit(
+            f"the results are of weights with sha256 {results['weights_sha256']}, and {weights} has {found}; {way}"
+        )
+
+
+def _check_ours(results: dict[str, Any], weights: Path) -> None:
+    name, data = results["checkpoint"], results["dataset"]["name"]
+    if data not in DATASETS or not name.startswith(f"{results['recipe']['model']}.{data}"):
+        raise SystemExit(f"{name} is of the data set {data}, which is not the zoo's; name a folder with --output DIR")
+    if weights.stat().st_size > GIT_LIMIT:
+        raise SystemExit(
+            f"{weights} has {weights.stat().st_size / 1e6:.1f} MB, and git takes up to {GIT_LIMIT / 1e6:.0f}: evaluate "
+            "it in half precision with python training/evaluate.py --half, or name a folder with --output DIR"
+        )
+
+
+def _check_loads(config: dict[str, Any], weights: Path, ours: bool) -> None:
+    """The weights have to fit what config.json says; and those of the zoo the network that goes by the bare name."""
+    name = config["architecture"]
+    try:
+        model = eqzoo.create_model(name, checkpoint_path=weights, **config["model_args"]).eval()
+        if not ours:
+            return
+        plain = eqzoo.create_model(name, checkpoint_path=weights).eval()
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, *config["pretrained_cfg"]["input_size"], generator=generator)
+    with torch.no_grad():
+        if not torch.equal(model(x), plain(x)):
+            raise SystemExit(
+                f"with model_args {config['model_args']} this is not the network that {name} stands for, so its "
+                "weights cannot go by that name; name a folder with --output DIR"
+            )
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,15 +1,17 @@
 """Builds a registered network through timm, with weights from wherever they are."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from safetensors import SafetensorError
-from timm.models import PretrainedCfg, build_model_with_cfg, resolve_pretrained_cfg
+from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 
-from ..hub import HUB_OWNER, find_weights
+from ..hub import CONFIG_NAME, HUB_OWNER, fetch_weights, find_weights, published_names, shipped_folder
 from ._base import EquivariantNet
 
-__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "published"]
+__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "configs"]
 
 ROTMNIST: dict[str, Any] = {
     "num_classes": 10,
@@ -30,6 +32,15 @@ CIFAR10: dict[str, Any] = {
     "interpolation": "bicubic",
     "label_names": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
+_CIFAR100_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
 CIFAR100: dict[str, Any] = {
     "num_classes": 100,
     "input_size": (3, 32, 32),
@@ -37,6 +48,7 @@ CIFAR100: dict[str, Any] = {
     "std": (0.2673, 0.2564, 0.2762),
     "crop_pct": 1.0,
     "interpolation": "bicubic",
+    "label_names": tuple(_CIFAR100_NAMES.split()),
 }
 PCAM: dict[str, Any] = {
     "num_classes": 2,
@@ -49,9 +61,29 @@ PCAM: dict[str, Any] = {
 }
 
 
-def published(name: str) -> dict[str, str]:
-    """The configuration entries of a checkpoint that exists: where the Hub has it."""
-    return {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
+def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
+    """The entries of a family of networks in timm's registry: the typed ones, and every checkpoint that is published.
+
+    A checkpoint is published when the package has its folder with a config.json (see `eqzoo.hub.shipped_folder`); only
+    then it is listed as pretrained. One whose name is not typed, such as a second recipe for a data set, is as its
+    config.json says.
+
+    Args:
+        typed: The configuration of ``<model>.<data set>``, for every network at least one.
+    """
+    entries = {name: dict(entry) for name, entry in typed.items()}
+    models = {name.partition(".")[0] for name in typed}
+    for name in published_names():
+        if name.partition(".")[0] in models:
+            entry = entries.get(name) or _read_config(name)
+            entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
+    return generate_default_cfgs(entries)
+
+
+def _read_config(name: str) -> dict[str, Any]:
+    config = json.loads((shipped_folder() / name / CONFIG_NAME).read_text())
+    entry = config["pretrained_cfg"] | {"label_names": config.get("label_names")}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
 def build(
@@ -72,14 +104,17 @@ def build(
 
     Raises:
         WeightsNotFoundError: If weights are asked for and found nowhere.
-        ValueError: If the weights file cannot be read or does not fit the network.
+        ValueError: If the weights file cannot be read, is not what it should be, or does not fit the network.
     """
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
-    if pretrained and not _names_a_source(cfg):
+    if pretrained and cfg.source == "hf-hub":
+        # timm would load it without looking; fetched here it is checked, and timm reads the file.
+        overlay |= {"file": str(fetch_weights(str(cfg.hf_hub_id), kwargs.get("cache_dir"))), "source": None}
+    elif pretrained and not _names_a_source(cfg):
         name = f"{variant}.{cfg.tag}" if cfg.tag else variant
         overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
-        cfg = replace(cfg, file=overlay["file"])
+    cfg = replace(cfg, **overlay)
     # Features come through forward_intermediates: as planes, which is what timm's consumers take.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     try:

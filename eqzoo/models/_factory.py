@@ -1,5 +1,6 @@
 """The door to the registry: timm's functions, kept to the networks of this package."""
 
+import json
 import os
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from ..hub import WEIGHTS_NAME
+from ..hub import CONFIG_NAME, WEIGHTS_NAME, fetch_config, user_folder
 from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
@@ -26,10 +27,12 @@ def create_model(
 
     Weights come from ``checkpoint_path`` if it is given; else, with ``pretrained=True``, from the folder named by the
     environment variable ``EQZOO_WEIGHTS``, the checkpoints shipped with the package, and the Hugging Face Hub, in this
-    order.
+    order. A download is checked by its hash, see `eqzoo.hub`.
 
     Args:
-        name: ``<model>``, ``<model>.<checkpoint>``, or ``hf-hub:<owner>/<repo>`` and ``local-dir:<folder>``.
+        name: ``<model>``, ``<model>.<checkpoint>``, or ``hf-hub:<owner>/<repo>`` and ``local-dir:<folder>``, whose
+            config.json says which network it is, with which classes. A checkpoint of one's own in ``EQZOO_WEIGHTS``
+            goes by the name of its folder if that has a config.json.
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
             with other ``in_chans`` the filters of the first layer are repeated or summed.
         checkpoint_path: A safetensors file, or a folder with a ``model.safetensors``, that fits the network exactly.
@@ -40,7 +43,9 @@ def create_model(
         The network, in training mode.
 
     Raises:
-        ValueError: If there is no such network or checkpoint, or the file is not safetensors or does not fit.
+        ValueError: If there is no such network or checkpoint, or the file is not safetensors, does not fit, or is not
+            what it should be.
+        FileNotFoundError: If there is no such file or folder.
         WeightsNotFoundError: If the weights are found nowhere.
 
     Example:
@@ -49,7 +54,10 @@ def create_model(
         ('p4', 10)
     """
     if ":" not in name:
-        _check_name(name)
+        name = _registered(name)
+    source, _, place = name.partition(":")
+    if place:
+        _check_config(source, place, kwargs.get("cache_dir"))
     if checkpoint_path is None:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
     file = _weights_file(Path(checkpoint_path))
@@ -83,16 +91,44 @@ def list_pretrained(pattern: str = "*") -> list[str]:
     return sorted(name for name in names if fnmatch(name, pattern))
 
 
-def _check_name(name: str) -> None:
-    """Raises ValueError unless the network, and the checkpoint where one is named, are registered."""
+def _registered(name: str) -> str:
+    """The name if it is registered, or ``local-dir:`` and a folder of EQZOO_WEIGHTS; raises ValueError if neither."""
     model, _, tag = name.partition(".")
     names = list_models()
     if model not in names:
         near = get_close_matches(model, names, n=5, cutoff=0.5) or names[:5]
         raise ValueError(f"no network {model!r} here; near it are {', '.join(near)}, and eqzoo.list_models() has all")
     known = timm.list_models(model, include_tags=True)
-    if tag and name not in known:
-        raise ValueError(f"no checkpoint {name!r}; of {model} there are {', '.join(known)}")
+    if not tag or name in known:
+        return name
+    folder = user_folder()
+    if folder and (folder / name / CONFIG_NAME).is_file():
+        return f"local-dir:{folder / name}"
+    raise ValueError(f"no checkpoint {name!r}; of {model} there are {', '.join(known)}")
+
+
+def _check_config(source: str, place: str, cache_dir: str | os.PathLike[str] | None) -> None:
+    """Raises an error in plain words where timm would fail on a config.json that is missing or of another network."""
+    if source.lower() in ("hf-hub", "hf_hub"):
+        config = fetch_config(place, None if cache_dir is None else Path(cache_dir))
+    elif source.lower() == "local-dir":
+        file = Path(place) / CONFIG_NAME
+        if not file.is_file():
+            raise FileNotFoundError(f"no {file}; local-dir: takes a folder with {CONFIG_NAME} and {WEIGHTS_NAME}")
+        try:
+            config = json.loads(file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{file} is not JSON ({error})") from error
+    else:
+        raise ValueError(
+            f"{source}:{place}: names are <model>, <model>.<checkpoint>, hf-hub:<repo>, local-dir:<folder>"
+        )
+    architecture = config.get("architecture")
+    if not architecture or not timm.is_model(architecture):
+        raise ValueError(
+            f"{CONFIG_NAME} of {place} is of the network {architecture!r}, which neither eqzoo nor timm has here; "
+            "install the newest eqzoo, or correct it"
+        )
 
 
 def _weights_file(path: Path) -> Path:
@@ -111,7 +147,9 @@ def _load(model: nn.Module, file: Path, name: str) -> None:
     except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
     except RuntimeError as error:
+        folder = file.parent
+        way = f", or load {f'local-dir:{folder}'!r} with pretrained=True" if (folder / CONFIG_NAME).is_file() else ""
         raise ValueError(
             f"{file} does not fit {name}; name the network that it is of, with the num_classes, in_chans and other "
-            f"arguments that it was saved with ({error})"
+            f"arguments that it was saved with{way} ({error})"
         ) from error

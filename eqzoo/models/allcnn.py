@@ -28,7 +28,7 @@ References:
 from collections import OrderedDict
 from typing import Any, Literal
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -37,7 +37,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import CIFAR10, build
+from ._builder import CIFAR10, build, configs
 
 __all__ = ["AllCNN"]
 
@@ -152,7 +152,7 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     return CIFAR10 | {"first_conv": "stem.conv", "classifier": "head.conv"} | kwargs
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
         "z2_allcnn.cifar10": _cfg(),
         "p4_allcnn.cifar10": _cfg(),

@@ -36,7 +36,7 @@ from collections import OrderedDict
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
-from timm.models import checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import checkpoint_seq, register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -54,7 +54,7 @@ from ..layers import (
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import CIFAR10, CIFAR100, ROTMNIST, build
+from ._builder import CIFAR10, CIFAR100, ROTMNIST, build, configs
 
 __all__ = ["ASCResNet"]
 
@@ -262,7 +262,7 @@ def _cfg(dataset: dict[str, Any]) -> dict[str, Any]:
 _PAPER = ["z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc"]
 _OURS = ["p4_simple_asc", "p4_asc_se", "p4m", "p4m_se", "p4m_asc"]
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {f"{name}_resnet29.cifar10": _cfg(CIFAR10) for name in _PAPER + _OURS}
     | {f"{name}_resnet29.cifar100": _cfg(CIFAR100) for name in _PAPER}
     | {f"{name}_resnet83.cifar10": _cfg(CIFAR10) for name in _PAPER}

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch.nn.functional as F
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -38,7 +38,7 @@ from ..layers import E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, Liftin
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import CIFAR10, CIFAR100, build
+from ._builder import CIFAR10, CIFAR100, build, configs
 
 __all__ = ["E4ResNet"]
 
@@ -208,7 +208,7 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     return {"first_conv": "stem.conv", "classifier": "head"} | kwargs
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
         f"{model}.{dataset}": _cfg(**cfg)
         for model in ("z2_resnet18", "p4_resnet18", "p4m_resnet18", "p4_e4_resnet18", "p4m_e4_resnet18")

@@ -22,7 +22,7 @@ References:
 from collections import OrderedDict
 from typing import Any
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Group
@@ -30,7 +30,7 @@ from ..layers import E4Layer2d, GlobalPool, GroupBatchNorm2d, LiftingConv2d, Spa
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import ROTMNIST, build
+from ._builder import ROTMNIST, build, configs
 
 __all__ = ["E4Net"]
 
@@ -132,7 +132,7 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     return ROTMNIST | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
         "p4_e4net.rotmnist": _cfg(),
         "p4_e4net_large.rotmnist": _cfg(),

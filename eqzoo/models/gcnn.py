@@ -33,7 +33,7 @@ References:
 from collections import OrderedDict
 from typing import Any
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -42,7 +42,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import ROTMNIST, build, published
+from ._builder import ROTMNIST, build, configs
 
 __all__ = ["GroupCNN"]
 
@@ -129,10 +129,10 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     return ROTMNIST | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
-        "z2_cnn.rotmnist": _cfg(**published("z2_cnn.rotmnist")),
-        "p4_cnn.rotmnist": _cfg(**published("p4_cnn.rotmnist")),
+        "z2_cnn.rotmnist": _cfg(),
+        "p4_cnn.rotmnist": _cfg(),
         "p4_cnn_w11.rotmnist": _cfg(),
         "p4_cnn_w15.rotmnist": _cfg(),
         "p4_cnn_w19.rotmnist": _cfg(),

@@ -30,7 +30,7 @@ import math
 from collections import OrderedDict
 from typing import Any, Literal, NamedTuple
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Z2M, Group, cyclic
@@ -45,7 +45,7 @@ from ..layers import (
 )
 from ..layers.self_attention import Neighbourhood, PoseIndex, init_linear_maps
 from ._base import EquivariantNet
-from ._builder import CIFAR10, PCAM, ROTMNIST, build
+from ._builder import CIFAR10, PCAM, ROTMNIST, build, configs
 
 __all__ = ["GSANet"]
 
@@ -263,7 +263,7 @@ def _cfg(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"first_conv": "stem.attention.qkv", "classifier": "head"}
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
         "z2_gsanet_t.rotmnist": _cfg(ROTMNIST),
         "r4_gsanet_t.rotmnist": _cfg(ROTMNIST),

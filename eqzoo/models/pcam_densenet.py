@@ -35,7 +35,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
-from timm.models import generate_default_cfgs, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -44,7 +44,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import PCAM, build
+from ._builder import PCAM, build, configs
 
 __all__ = ["PCamDenseNet"]
 
@@ -161,7 +161,7 @@ def _cfg(**kwargs: Any) -> dict[str, Any]:
     return PCAM | {"first_conv": "stem", "classifier": "head"} | kwargs
 
 
-default_cfgs = generate_default_cfgs(
+default_cfgs = configs(
     {
         "z2_densenet.pcam": _cfg(),
         "p4_densenet.pcam": _cfg(),

@@ -1,0 +1,334 @@
+"""The whole road to the Hub and back, against a loopback Hub: publish, load, and every way in which that can fail."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import ROOT
+from tests.hub_server import TOKEN, Client, LoopbackHub
+
+NAME = "p4_cnn.rotmnist"
+REPO = f"eqzoo/{NAME}"
+SHIPPED = ROOT / "model_cards" / NAME
+FILES = {"README.md", "config.json", "model.safetensors", "results.json", "turn_curve.svg"}
+
+
+@pytest.fixture(scope="module")
+def road(tmp_path_factory):
+    """A Hub, and a client whose package ships cards without weights, as the wheel does for large ones."""
+    tmp = tmp_path_factory.mktemp("road")
+    hub = LoopbackHub()
+    client = Client(hub.environment(tmp / "home"), ROOT)
+    shipped = tmp / "shipped"
+    for name in ("config.json", "results.json"):
+        (shipped / NAME).mkdir(parents=True, exist_ok=True)
+        shutil.copy(SHIPPED / name, shipped / NAME)
+    client.run(f"""
+import os, pathlib, sys
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "training")!r}]
+import eqzoo, eqzoo.hub, publish, safetensors.torch, timm, torch
+eqzoo.hub.shipped_folder = lambda: pathlib.Path({str(shipped)!r})
+def peak(model):
+    print(model.head.weight.double().abs().sum().item(), model.num_classes)
+""")
+    yield hub, client
+    client.close()
+    hub.shutdown()
+
+
+@pytest.fixture
+def hub(road):
+    """A Hub without repos."""
+    road[0].repos.clear()
+    road[0].large.clear()
+    road[0].requests.clear()
+    road[0].failing.clear()
+    return road[0]
+
+
+@pytest.fixture
+def client(road, tmp_path):
+    """A client that is logged in, publishes into a tree of its own, and has an empty cache."""
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "README.md").write_text(
+        "<!-- results: rendered by training/publish.py --><!-- end of results -->"
+    )
+    road[1].run(f"""
+os.environ["HF_TOKEN"] = {TOKEN!r}
+publish.ROOT = pathlib.Path({str(tmp_path / "tree")!r})
+publish.CARDS = publish.ROOT / "model_cards"
+cache = {str(tmp_path / "cache")!r}
+""")
+    return road[1]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of an evaluated run."""
+    return make_run(tmp_path / "run")
+
+
+def make_run(folder, scale=1.0):
+    folder.mkdir()
+    state = {key: value * scale if value.is_floating_point() else value for key, value in load_file(WEIGHTS).items()}
+    save_file(state, folder / "best.safetensors")
+    results = json.loads((SHIPPED / "results.json").read_text())
+    results["weights_sha256"] = hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
+    results["turn_curve"] = {"angles": list(range(0, 360, 15)), "accuracy": [97.5 + i % 6 / 10 for i in range(24)]}
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    return folder
+
+
+WEIGHTS = SHIPPED / "model.safetensors"
+
+
+def upload(hub, owner="eqzoo", **changes):
+    """Puts the shipped checkpoint on the Hub by hand."""
+    files = {path.name: path.read_bytes() for path in SHIPPED.iterdir()} | changes
+    hub.commit(f"{owner}/{NAME}", files)
+
+
+def files(hub, repo):
+    """What was published into a repo: its files without the one that every new repo has."""
+    return {name: data for name, data in hub.files(repo).items() if name != ".gitattributes"}
+
+
+def head_of(path):
+    return str(load_file(path)["head.weight"].double().abs().sum().item())
+
+
+def whole_files(cache):
+    """The files of a cache that are there under their own names."""
+    return [
+        path.name for path in cache.rglob("*") if path.is_file() and not path.name.endswith((".incomplete", ".lock"))
+    ]
+
+
+def snapshot(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_published_is_loaded_back_through_every_door(hub, client, run, tmp_path):
+    said = client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
+    folder = tmp_path / "tree" / "model_cards" / NAME
+    assert f"pushed {', '.join(sorted(FILES))} to {REPO}" in said
+    assert files(hub, REPO) == snapshot(folder)
+    assert set(files(hub, REPO)) == FILES
+    assert [message for _, message, _ in hub.repos[REPO]] == ["initial commit", f"Publish {NAME}"]
+    expected = f"{head_of(run / 'best.safetensors')} 10\n"
+    for code in (
+        f"eqzoo.create_model({NAME!r}, pretrained=True, cache_dir=cache + '1')",
+        f"eqzoo.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache + '2')",
+        f"timm.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache + '3')",
+        f"timm.create_model({NAME!r}, pretrained=True, cache_dir=cache + '4')",
+        f"timm.create_model('local-dir:{folder}', pretrained=True)",
+        f"torch.hub.load({str(ROOT)!r}, 'create_model', {NAME!r}, source='local', pretrained=True, cache_dir=cache)",
+    ):
+        assert client.run(f"peak({code})") == expected, code
+
+
+def test_publishing_again_changes_only_what_changed(hub, client, run):
+    command = f"publish.main([{str(run)!r}, '--push', 'eqzoo'])"
+    client.run(command)
+    assert "has all of it; nothing was uploaded" in client.run(command)
+    assert len(hub.repos[REPO]) == 2
+    results = json.loads((run / "results.json").read_text()) | {"machine": "another"}
+    (run / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    hub.requests.clear()
+    assert f"pushed README.md, results.json to {REPO}" in client.run(command)
+    assert len(hub.repos[REPO]) == 3
+    assert not [path for method, path in hub.requests if method == "PUT"]  # the weights did not travel again
+
+
+def test_offline_from_a_warm_cache(hub, client, tmp_path):
+    upload(hub)
+    code = f"peak(eqzoo.create_model({{!r}}, pretrained=True, cache_dir={str(tmp_path / 'cache')!r}))"
+    first = client.run(code.format(NAME)) + client.run(code.format(f"hf-hub:{REPO}"))
+    gets = [path for method, path in hub.requests if method == "GET"]
+    assert sum(path.endswith("model.safetensors") for path in gets) == 1  # the second time a HEAD is enough
+    hub.failing.add("error")
+    assert client.run(code.format(NAME)) == first.splitlines(keepends=True)[0]
+    hub.requests.clear()
+    script = "import pathlib, eqzoo, eqzoo.hub; eqzoo.hub.shipped_folder = lambda: pathlib.Path('none')\n"
+    script += "peak = lambda model: print(model.head.weight.double().abs().sum().item(), model.num_classes)\n"
+    offline = Client(hub.environment(tmp_path / "home", HF_HUB_OFFLINE="1", PYTHONPATH=str(ROOT)), tmp_path)
+    assert offline.run(script + code.format(NAME) + "\n" + code.format(f"hf-hub:{REPO}")) == first
+    cold = f"eqzoo.create_model({NAME!r}, pretrained=True, cache_dir={str(tmp_path / 'cold')!r})"
+    _, error = offline(cold)
+    offline.close()
+    assert "HF_HUB_OFFLINE is set, and the cache does not have it" in error
+    assert not hub.requests
+
+
+FAILURES = {
+    "missing": ("there is no such repo",),
+    "unauthorized": ("the Hub refused (401)",),
+    "error": ("the server answered 500",),
+    "truncated": ("cut short", "has sha256"),  # older clients compare with the size that was sent
+    "dies": ("went away half-way",),
+    "damaged": ("has sha256",),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_download_that_fails_says_so_and_leaves_nothing(hub, client, tmp_path, failure):
+    if failure != "missing":
+        upload(hub)
+        hub.failing.add(failure)
+    for name in (NAME, f"hf-hub:{REPO}"):
+        _, error = client(f"eqzoo.create_model({name!r}, pretrained=True, cache_dir=cache)")
+        assert any(words in error for words in FAILURES[failure])
+        assert REPO in error  # what was asked
+        assert hub.url in error  # where it looked
+        assert "Traceback" not in error
+        if name == NAME and "has sha256" not in error:
+            assert error.startswith("WeightsNotFoundError")
+            assert "Three ways on" in error  # what to do
+    hub.failing.clear()
+    left = [name for name in whole_files(tmp_path / "cache") if name == "model.safetensors" or len(name) == 64]
+    assert left == []
+    if failure != "missing":
+        client.run(f"eqzoo.create_model({NAME!r}, pretrained=True, cache_dir=cache)")
+
+
+def test_a_repo_that_was_changed_since_is_noticed(hub, client, tmp_path):
+    """The Hub's own hash fits the file; only what the package and the config.json know tells."""
+    state = {key: torch.zeros_like(value) for key, value in load_file(WEIGHTS).items()}
+    save_file(state, tmp_path / "zeros.safetensors")
+    upload(hub, **{"model.safetensors": (tmp_path / "zeros.safetensors").read_bytes()})
+    known = json.loads((SHIPPED / "results.json").read_text())["weights_sha256"]
+    for name in (NAME, f"hf-hub:{REPO}"):
+        for builder in ("eqzoo", "timm"):
+            _, error = client(f"{builder}.create_model({name!r}, pretrained=True, cache_dir=cache)")
+            assert error.startswith("ValueError")
+            assert known in error
+    upload(hub, **{"model.safetensors": (tmp_path / "zeros.safetensors").read_bytes(), "config.json": bare_config()})
+    # A repo that states no hash is held against the Hub's alone.
+    assert client.run(f"peak(timm.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache))") == "0.0 10\n"
+
+
+def bare_config():
+    config = json.loads((SHIPPED / "config.json").read_text())
+    del config["eqzoo"]
+    return json.dumps(config).encode()
+
+
+def test_configs_that_cannot_be_built_are_named(hub, client):
+    upload(hub, **{"config.json": bare_config().replace(b'"p4_cnn"', b'"p9_cnn"')})
+    _, error = client(f"eqzoo.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache)")
+    assert "is of the network 'p9_cnn'" in error
+    upload(hub, **{"config.json": b"{"})
+    _, error = client(f"eqzoo.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache)")
+    assert "is not JSON" in error
+    hub.repos[REPO].clear()
+    hub.commit(REPO, {"config.json": bare_config()})
+    _, error = client(f"eqzoo.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache)")
+    assert "no model.safetensors from" in error
+    assert "the repo has no such file" in error
+
+
+PUSH_FAILURES = {
+    "unauthorized": "the Hub refused (401)",
+    "forbidden": "the Hub refused (403)",
+    "error": "the server answered 500",
+    "dies_upload": "went away half-way",
+    "dies_commit": "went away half-way",
+}
+
+
+@pytest.mark.parametrize("failure", PUSH_FAILURES)
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_push_that_fails_leaves_folder_and_repo(hub, client, run, tmp_path, failure, exists):
+    client.run(f"publish.main([{str(run)!r}])")
+    folder = tmp_path / "tree" / "model_cards" / NAME
+    before = snapshot(folder)
+    if exists:
+        hub.commit(REPO, {"README.md": b"by hand"})
+    there = files(hub, REPO)
+    hub.failing.add(failure)
+    _, error = client(f"publish.main([{str(folder)!r}, '--push', 'eqzoo'])")
+    assert error.startswith("SystemExit: nothing was committed to")
+    assert PUSH_FAILURES[failure] in error
+    assert "\n" not in error
+    assert TOKEN not in error
+    assert snapshot(folder) == before
+    assert files(hub, REPO) == there
+    hub.failing.clear()
+    assert "pushed" in client.run(f"publish.main([{str(folder)!r}, '--push', 'eqzoo'])")
+    assert files(hub, REPO) == before
+
+
+def test_nothing_is_asked_of_the_hub_without_a_login_or_push(hub, client, run, tmp_path):
+    client.run(f"publish.main([{str(run)!r}]); del os.environ['HF_TOKEN']")
+    _, error = client(f"publish.main([{str(tmp_path / 'tree' / 'model_cards' / NAME)!r}, '--push', 'eqzoo'])")
+    assert "not logged in to the Hub" in error
+    assert hub.requests == []
+    _, error = client(f"os.environ['HF_TOKEN'] = 'hf_wrong'; publish.main([{str(run)!r}, '--push', 'eqzoo'])")
+    assert "the Hub refused (401)" in error
+    assert "hf_wrong" not in error
+    assert REPO not in hub.repos
+
+
+def test_other_weights_are_replaced_only_on_demand(hub, client, run, tmp_path):
+    client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
+    first = files(hub, REPO)
+    other = make_run(tmp_path / "other", scale=0.5)
+    _, error = client(f"publish.main([{str(other)!r}, '--push', 'eqzoo'])")
+    assert "holds other weights; --replace puts these in their place" in error  # the local folder
+    client.run(f"import shutil; shutil.rmtree(publish.CARDS); publish.main([{str(other)!r}])")
+    command = f"publish.main([str(publish.CARDS / {NAME!r}), '--push', 'eqzoo'{{}}])"
+    _, error = client(command.format(""))
+    assert "holds other weights (model.safetensors); --replace" in error  # the repo
+    assert files(hub, REPO) == first
+    client.run(command.format(", '--replace'"))
+    assert files(hub, REPO)["model.safetensors"] == (other / "best.safetensors").read_bytes()
+    hub.commit(REPO, files(hub, REPO) | {"pytorch_model.bin": b"somebody else's", "notes.txt": b""})
+    _, error = client(command.format(""))
+    assert "holds other weights (pytorch_model.bin)" in error
+    client.run(command.format(", '--replace'"))
+    assert set(files(hub, REPO)) == FILES | {"notes.txt"}
+
+
+def test_a_fine_tuned_network_is_published_by_its_owner_and_loaded_back(hub, client, tmp_path):
+    model = f"""
+torch.manual_seed(1)
+model = eqzoo.create_model({f"local-dir:{SHIPPED}"!r}, pretrained=True, num_classes=3, in_chans=3)
+"""
+    run = make_run(tmp_path / "run")
+    client.run(model + f"safetensors.torch.save_file(model.state_dict(), {str(run / 'best.safetensors')!r})")
+    results = json.loads((run / "results.json").read_text())
+    results |= {"checkpoint": "p4_cnn.cells", "label_names": ["round", "long", "torn"]}
+    results["dataset"]["name"] = "cells"
+    results["recipe"] |= {"dataset": "cells", "model_args": {"num_classes": 3, "in_chans": 3}}
+    results["weights_sha256"] = hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
+    (run / "results.json").write_text(json.dumps(results))
+    output = tmp_path / "mine"
+    client.run(
+        f"publish.main([{str(run)!r}, '--output', {str(output)!r}, '--base-model', {REPO!r}, '--push', 'someone'])"
+    )
+    card = files(hub, "someone/p4_cnn.cells")["README.md"].decode()
+    assert card == (output / "README.md").read_text()
+    assert f"base_model: {REPO}" in card
+    assert 'create_model("hf-hub:someone/p4_cnn.cells"' in card
+    assert "round, long, torn" in card
+    assert "digits" not in card
+    for door in (f"local-dir:{output}", "hf-hub:someone/p4_cnn.cells"):
+        for builder in ("eqzoo", "timm"):
+            found = client.run(f"""
+loaded = {builder}.create_model({door!r}, pretrained=True, cache_dir=cache).eval()
+x = torch.randn(2, *loaded.input_size)
+print(torch.equal(loaded(x), model.eval()(x)), loaded.input_size, loaded.pretrained_cfg["label_names"])
+""")
+            assert found.startswith("True (3, 28, 28) ")
+            assert all(name in found for name in ("round", "long", "torn"))
+    # In a folder of checkpoints it goes by the folder's name, and more classes can be put on it in turn.
+    client.run(f"os.environ['EQZOO_WEIGHTS'] = {str(tmp_path / 'own')!r}")
+    shutil.copytree(output, tmp_path / "own" / "p4_cnn.cells")
+    found = client.run("print(eqzoo.create_model('p4_cnn.cells', pretrained=True).num_classes)")
+    found += client.run("print(eqzoo.create_model('p4_cnn.cells', pretrained=True, num_classes=7).num_classes)")
+    client.run("del os.environ['EQZOO_WEIGHTS']")
+    assert found == "3\n7\n"

@@ -1,0 +1,94 @@
+"""What the cards and the table of results say of each data set; counts and scores come from results.json."""
+
+from dataclasses import dataclass
+
+__all__ = ["DATASETS", "DataSet", "dataset"]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set in words.
+
+    Args:
+        title: Its name.
+        noun: What one of its pictures is called, in the plural.
+        text: What was trained and tested on; ``{train}``, ``{valid}`` and ``{test}`` stand for the counts.
+        use: What a network trained on it is for, and where that ends.
+        hub_id: The data set on the Hub that it is or is made from, or None.
+        same_as_hub: Whether it is that data set, rather than made from it.
+        pictures: What a picture has to look like, beyond size and colour; may be empty.
+    """
+
+    title: str
+    noun: str
+    text: str
+    use: str
+    hub_id: str | None = None
+    same_as_hub: bool = False
+    pictures: str = ""
+
+
+_BENCHMARK = (
+    "A small network for a benchmark of research: to compare networks, to study equivariance, and to start fine-tuning "
+    "from. Every picture gets one of the classes, whatever it shows, and the probabilities are not calibrated."
+)
+
+DATASETS = {
+    "rotmnist": DataSet(
+        "Rotated MNIST, regenerated",
+        "digits",
+        "rotated MNIST made anew from MNIST: {train} training and {valid} validation digits from MNIST's training "
+        "split, {test} test digits from the rest of it and MNIST's test split, each turned by a random angle with "
+        "bicubic interpolation. It has the sizes and the law of the original set but not its digits, so numbers "
+        "on the two are close, not the same",
+        "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
+        "ylecun/mnist",
+        pictures="white on black, with digits upright or turned by any angle, not transposed",
+    ),
+    "cifar10": DataSet(
+        "CIFAR-10",
+        "pictures",
+        "CIFAR-10: {train} training and {valid} validation pictures from its training split, and the {test} pictures "
+        "of its test split, of ten kinds of animals and vehicles",
+        f"{_BENCHMARK} The objects of CIFAR-10 stand upright: a network can score well there and still be wrong on "
+        "turned pictures.",
+        "uoft-cs/cifar10",
+        same_as_hub=True,
+        pictures="photographs of one object that fills the frame",
+    ),
+    "cifar100": DataSet(
+        "CIFAR-100",
+        "pictures",
+        "CIFAR-100: {train} training and {valid} validation pictures from its training split, and the {test} pictures "
+        "of its test split, of a hundred kinds of things",
+        f"{_BENCHMARK} The objects of CIFAR-100 stand upright: a network can score well there and still be wrong on "
+        "turned pictures.",
+        "uoft-cs/cifar100",
+        same_as_hub=True,
+        pictures="photographs of one object that fills the frame",
+    ),
+    "pcam": DataSet(
+        "PatchCamelyon",
+        "patches",
+        "PatchCamelyon: {train} training, {valid} validation and {test} test patches of lymph node sections stained "
+        "with haematoxylin and eosin; the class says whether the middle 32 x 32 pixels hold tumour tissue",
+        "For research on methods alone: it is no medical device and must not be used to diagnose. It has seen one "
+        "stain and the scanners of the two hospitals of the Camelyon16 challenge; on other stains, scanners or tissues "
+        "its answers mean nothing until they are measured.",
+        "1aurent/PatchCamelyon",
+        same_as_hub=True,
+        pictures="patches at 10x magnification, 0.97 micrometres a pixel",
+    ),
+}
+
+
+def dataset(name: str) -> DataSet:
+    """The words for a data set; general ones for a data set that the zoo does not have."""
+    return DATASETS.get(name) or DataSet(
+        name,
+        "pictures",
+        f"the data set {name}: {{train}} training, {{valid}} validation and {{test}} test pictures",
+        f"Trained on one data set, {name}. Every picture gets one of its classes, whatever it shows, and the "
+        "probabilities are not calibrated. Whether it is good enough for a purpose has to be measured on pictures of "
+        "that purpose.",
+    )
