@@ -113,9 +113,9 @@ def affine_attention(
         raise ValueError(f"queries, keys and values need one shape and whole heads, got {shapes} and {num_heads} heads")
     if _backend.plain():
         return _eager(query, key, value, banks, kernel_size, num_heads, scale)
-    maps = (_whole(key, banks.query, 1), _whole(key, banks.key, kernel_size))
+    maps = [_whole(key, banks.query, 1), _whole(key, banks.key, kernel_size)]
     if len(fields) == 3 and banks.value is not None:
-        maps = (*maps, _whole(key, banks.value, kernel_size))
+        maps.append(_whole(key, banks.value, kernel_size))
     dtype = torch.promote_types(query.dtype, key.dtype)
     tensors = [*(field.to(dtype) for field in fields), *(part for own in maps for part in own)]
     out: Tensor = _attend(tensors, kernel_size, num_heads, scale)
@@ -211,7 +211,7 @@ def _(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int,
     return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
 
 
-def _keep(ctx: Any, inputs: tuple[Sequence[Tensor], int, int, float], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     tensors, *ctx.numbers = inputs
     ctx.save_for_backward(*tensors)
 
@@ -247,10 +247,10 @@ def _with_gaps(tensors: Sequence[Tensor]) -> list[Tensor | None]:
 
 def _from_list(kernel_size: int, num_heads: int, scale: float, *tensors: Tensor) -> Tensor:
     fields = len(tensors) // 3
-    query, key, value = (*tensors[:fields], None)[:3]
+    query, key, *value = tensors[:fields]
     maps = [AffineBank(*tensors[i : i + 2]) for i in range(fields, len(tensors), 2)]
-    banks = AffineBanks(maps[0], maps[1], maps[2] if fields == 3 else None)
-    return _eager(query, key, value, banks, kernel_size, num_heads, scale)
+    banks = AffineBanks(maps[0], maps[1], maps[2] if value else None)
+    return _eager(query, key, value[0] if value else None, banks, kernel_size, num_heads, scale)
 
 
 def _parts(query: Tensor, kernel_size: int) -> Iterator[slice]:
