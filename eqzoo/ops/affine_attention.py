@@ -195,7 +195,7 @@ def _attend_backward(
     grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
     for part in _parts(query, kernel_size):
         # Autograd rests inside an operator; torch.func does not.
-        _, pull = torch.func.vjp(partial(_from_list, kernel_size, num_heads, scale), *_pick(tensors, part))
+        pull = torch.func.vjp(partial(_from_list, kernel_size, num_heads, scale), *_pick(tensors, part))[1]
         for to, found in zip(_pick(grads, part), pull(grad[part]), strict=True):
             to += found
     return grads

@@ -22,8 +22,8 @@ constexpr int BYTES = 32;
 constexpr int BYTES = 16;
 #endif
 
-// The bytes of the scores of a band and as many of their gradients; with the planes they are to stay in a 1 MB cache.
-constexpr int64_t BAND_BYTES = 160 * 1024;
+// The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
+constexpr int64_t BAND_BYTES = 80 * 1024;
 
 template <class T> struct Lanes {
     typedef T Vec __attribute__((vector_size(BYTES)));
@@ -397,7 +397,7 @@ template <class T> struct Parts {
         : psi(parts * channels * order * order * offsets), beta(parts * channels * order * offsets),
           channels(channels), order(order), offsets(offsets) {}
 
-    // Takes the sums over lanes of one head, (c, d, P, R, lane) and (c, d, P, lane), and clears them.
+    // Takes what one head has summed up, (c, d, P, R, lane) and (c, d, P, lane), and clears it.
     void take(T *lanes_psi, T *lanes_beta, int64_t part, int64_t first, int64_t size) {
         put(psi, lanes_psi, part, first, size, order * order);
         put(beta, lanes_beta, part, first, size, order);
@@ -442,10 +442,10 @@ void backward(
         Buffer<T> keys(fields * s.padded), dkeys(fields * s.padded);
         Buffer<T> values(value ? fields * s.padded : 0), dvalues(value ? fields * s.padded : 0);
         Buffer<T> weights(per_beta * s.band), dscores(per_beta * s.band), kept(s.size * per_beta * tile);
-        Buffer<T> inverse(N * tile), top(N * tile), mean(N * tile), ones(N * tile);
+        Buffer<T> inverse(N * tile), top(N * tile), mean(N * tile), factor(N * tile);
         Buffer<T> query_psi(N * N * lanes), query_beta(N * lanes), key_psi(per_psi * lanes), key_beta(per_beta * lanes);
         Buffer<T> value_psi(value ? per_psi * lanes : 0), value_beta(value ? per_beta * lanes : 0);
-        std::fill(ones + 0, ones + N * tile, T(scale));
+        std::fill(factor + 0, factor + N * tile, T(scale));
 #pragma omp for collapse(2) schedule(static)
         for (int64_t head = 0; head < s.heads; head++)
             for (int64_t part = 0; part < parts; part++) {
@@ -482,7 +482,7 @@ void backward(
                             Own::softmax_backward(a, da, s.band, inverse, top, mean, s.offsets);
                             for (int64_t c = 0; c < s.size; c++)
                                 Own::mix_of_kept(
-                                    dq + c * N * s.pixels + i, s.pixels, da, s.band, ones, kept + c * per_beta * tile,
+                                    dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
                                     s.offsets
                                 );
                         }
@@ -506,7 +506,7 @@ void backward(
                             }
                         }
                     }
-                    // The map of the queries, whose raw planes are no longer needed and take the gradient.
+                    // Through the map of the queries: the gradient after it makes place for that before it.
                     for (int64_t c = 0; c < s.size; c++) {
                         const T *psi = query_map.psi.data() + (first + c) * N * N;
                         T *x = raw + c * N * s.pixels, *dm = dq + c * N * s.pixels;
