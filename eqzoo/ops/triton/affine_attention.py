@@ -271,7 +271,8 @@ def _constants(tensors: Sequence[Tensor], kernel_size: int, num_heads: int) -> d
     _, channels, order, height, width = tensors[0].shape
     size = channels // num_heads
     padded = triton.next_power_of_2(size)
-    # Two pixels a thread read psi half as often as one; wide heads take fewer, for their numbers to stay in registers.
+    # Some pixels a thread share what it reads of psi. Eight numbers of a field a thread stay in registers, also where
+    # heads are wide: compiled for sm_90, only the widest of P4M (4 channels, 8 elements) spill, and little.
     block = max(16, min(_BLOCK, triton.next_power_of_2(height * width), 1024 // (padded * order)))
     return {
         "HEADS": num_heads,
@@ -281,7 +282,7 @@ def _constants(tensors: Sequence[Tensor], kernel_size: int, num_heads: int) -> d
         "K": kernel_size,
         "VALUES": len(tensors) == 9,
         "BLOCK": block,
-        "num_warps": max(1, min(4, block // 32)),
+        "num_warps": max(1, min(4, padded * order * block // 256)),
     }
 
 
