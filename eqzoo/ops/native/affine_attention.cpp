@@ -1,0 +1,588 @@
+// Affine local attention, forward and backward, one head of one picture at a time.
+//
+// Planes are copied once into scratch with r = k/2 zeros behind every row and r rows of zeros above and below. Seen as
+// one long line, the neighbour of pixel i at offset d is then pixel i + shift(d), without a branch, and vectors run
+// over the ends of rows, so that small pictures fill them too. The zeros at the ends of rows are computed along as if
+// they were queries; nothing of them is kept, and their gradients vanish because that of the output is 0 there.
+//
+// Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "common.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+
+// The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
+constexpr int64_t BAND_BYTES = 80 * 1024;
+
+template <class T> struct Lanes {
+    typedef T Vec __attribute__((vector_size(BYTES)));
+    static constexpr int64_t count = BYTES / sizeof(T);
+};
+template <class T> using Vec = typename Lanes<T>::Vec;
+
+template <class T> inline Vec<T> load(const T *from) {
+    Vec<T> v;
+    std::memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <class T> inline void store(T *to, Vec<T> v) { std::memcpy(to, &v, sizeof v); }
+
+template <class T> inline T total(const T *from) {
+    T sum = 0;
+    for (int64_t i = 0; i < Lanes<T>::count; i++) sum += from[i];
+    return sum;
+}
+
+// Zeros, from the start of a cache line on.
+template <class T> class Buffer {
+  public:
+    explicit Buffer(int64_t size) : memory(new char[size * sizeof(T) + 64]) {
+        start = reinterpret_cast<T *>((reinterpret_cast<uintptr_t>(memory.get()) + 63) / 64 * 64);
+        std::fill(start, start + size, T(0));
+    }
+    operator T *() const { return start; }
+
+  private:
+    std::unique_ptr<char[]> memory;
+    T *start;
+};
+
+int64_t up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+template <class T> struct Sizes {
+    int64_t batch, channels, order, height, width, k, heads, size, offsets;
+    int64_t stride, origin, pixels, tile, band, padded;
+    std::vector<int64_t> shift;
+
+    Sizes(int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k, int64_t heads)
+        : batch(batch), channels(channels), order(order), height(height), width(width), k(k), heads(heads),
+          size(channels / heads), offsets(k * k), stride(width + k / 2), origin((k / 2) * (stride + 1)) {
+        tile = Lanes<T>::count * (order == 1 ? 4 : 2);
+        int64_t flat = up(height * stride, tile);
+        int64_t most = std::max(tile, BAND_BYTES / int64_t(sizeof(T)) / (offsets * order) / tile * tile);
+        int64_t bands = (flat + most - 1) / most;
+        band = up((flat + bands - 1) / bands, tile);
+        pixels = band * bands;
+        padded = pixels + 2 * origin;
+        for (int64_t d = 0; d < offsets; d++) shift.push_back(d / k * stride + d % k);
+    }
+
+    int64_t plane() const { return height * width; }
+
+    // The planes of one head of one picture begin here.
+    int64_t field(int64_t picture, int64_t head) const {
+        return (picture * channels + head * size) * order * plane();
+    }
+
+    void spread(const T *from, T *to, int64_t pitch) const {
+        for (int64_t f = 0; f < size * order; f++)
+            for (int64_t y = 0; y < height; y++)
+                std::memcpy(to + f * pitch + y * stride, from + (f * height + y) * width, width * sizeof(T));
+    }
+
+    void gather(const T *from, T *to, int64_t pitch) const {
+        for (int64_t f = 0; f < size * order; f++)
+            for (int64_t y = 0; y < height; y++)
+                std::memcpy(to + (f * height + y) * width, from + f * pitch + y * stride, width * sizeof(T));
+    }
+};
+
+// Tables with the offset before the elements, so that the loops read one number after the other:
+// psi (C, P, R, d) becomes (C, d, P, R), and beta (C, P, d) becomes (C, d, P).
+template <class T> std::vector<T> offset_first(const T *from, int64_t channels, int64_t elements, int64_t offsets) {
+    std::vector<T> to(channels * elements * offsets);
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t e = 0; e < elements; e++)
+            for (int64_t d = 0; d < offsets; d++)
+                to[(c * offsets + d) * elements + e] = from[(c * elements + e) * offsets + d];
+    return to;
+}
+
+template <class T> struct Map {
+    std::vector<T> psi, beta;
+
+    Map(const T *psi_from, const T *beta_from, int64_t channels, int64_t order, int64_t offsets) {
+        if (psi_from == nullptr) return;
+        psi = offset_first(psi_from, channels, order * order, offsets);
+        beta = offset_first(beta_from, channels, order, offsets);
+    }
+};
+
+// One head's work on a tile of W vectors of pixels, for N elements, B of them at a time.
+template <class T, int N> struct Tile {
+    static constexpr int W = N == 1 ? 4 : 2, B = N < 4 ? N : 4;
+    static constexpr int64_t L = Lanes<T>::count, T_ = W * L;
+    using V = Vec<T>;
+
+    // m(P) = beta(P) + sum over R of x(R) psi(P, R), for B elements P.
+    static inline __attribute__((always_inline)) void map(
+        V (&m)[B][W], const T *__restrict x, int64_t pitch, const T *__restrict psi, const T *__restrict beta
+    ) {
+        for (int p = 0; p < B; p++)
+            for (int w = 0; w < W; w++) m[p][w] = V{} + beta[p];
+        for (int r = 0; r < N; r++) {
+            V in[W];
+            for (int w = 0; w < W; w++) in[w] = load(x + r * pitch + w * L);
+            for (int p = 0; p < B; p++)
+                for (int w = 0; w < W; w++) m[p][w] += in[w] * psi[p * N + r];
+        }
+    }
+
+    // dots(d, P) (+)= u(P) m(d, P) for one channel; keeps m in kept (d, P, tile) if asked to.
+    static void dots(
+        T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
+        const T *__restrict x, int64_t x_pitch, const T *__restrict psi, const T *__restrict beta,
+        const std::vector<int64_t> &shift, T *__restrict kept
+    ) {
+        for (int b = 0; b < N; b += B) {
+            V own[B][W];
+            for (int p = 0; p < B; p++)
+                for (int w = 0; w < W; w++) own[p][w] = load(u + (b + p) * u_pitch + w * L);
+            for (size_t d = 0; d < shift.size(); d++) {
+                V m[B][W];
+                map(m, x + shift[d], x_pitch, psi + (d * N + b) * N, beta + d * N + b);
+                for (int p = 0; p < B; p++)
+                    for (int w = 0; w < W; w++) {
+                        int64_t row = d * N + b + p;
+                        T *to = dots + row * dots_pitch + w * L;
+                        store<T>(to, first ? own[p][w] * m[p][w] : load(to) + own[p][w] * m[p][w]);
+                        if (kept) store<T>(kept + row * T_ + w * L, m[p][w]);
+                    }
+            }
+        }
+    }
+
+    // dots(d, P) (+)= u(P) m(d, P) where m was kept.
+    static void dots_of_kept(
+        T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
+        const T *__restrict kept, int64_t offsets
+    ) {
+        for (int64_t row = 0; row < offsets * N; row++)
+            for (int w = 0; w < W; w++) {
+                T *to = dots + row * dots_pitch + w * L;
+                V product = load(u + row % N * u_pitch + w * L) * load(kept + row * T_ + w * L);
+                store<T>(to, first ? product : load(to) + product);
+            }
+    }
+
+    // out(P) = factor(P) times the sum over d of a(d, P) m(d, P), for one channel.
+    static void mix(
+        T *__restrict out, int64_t out_pitch, const T *__restrict a, int64_t a_pitch, const T *__restrict factor,
+        const T *__restrict x, int64_t x_pitch, const T *__restrict psi, const T *__restrict beta,
+        const std::vector<int64_t> &shift
+    ) {
+        for (int b = 0; b < N; b += B) {
+            V sum[B][W] = {};
+            for (size_t d = 0; d < shift.size(); d++) {
+                V m[B][W];
+                map(m, x + shift[d], x_pitch, psi + (d * N + b) * N, beta + d * N + b);
+                for (int p = 0; p < B; p++)
+                    for (int w = 0; w < W; w++) sum[p][w] += load(a + (d * N + b + p) * a_pitch + w * L) * m[p][w];
+            }
+            for (int p = 0; p < B; p++)
+                for (int w = 0; w < W; w++)
+                    store<T>(out + (b + p) * out_pitch + w * L, sum[p][w] * load(factor + (b + p) * T_ + w * L));
+        }
+    }
+
+    static void mix_of_kept(
+        T *__restrict out, int64_t out_pitch, const T *__restrict a, int64_t a_pitch, const T *__restrict factor,
+        const T *__restrict kept, int64_t offsets
+    ) {
+        for (int p = 0; p < N; p++)
+            for (int w = 0; w < W; w++) {
+                V sum{};
+                for (int64_t d = 0; d < offsets; d++)
+                    sum += load(a + (d * N + p) * a_pitch + w * L) * load(kept + (d * N + p) * T_ + w * L);
+                store<T>(out + p * out_pitch + w * L, sum * load(factor + p * T_ + w * L));
+            }
+    }
+
+    static void maxima(T *__restrict m, const T *__restrict scores, int64_t pitch, int64_t offsets) {
+        std::fill(m, m + N * T_, -std::numeric_limits<T>::infinity());
+        for (int64_t d = 0; d < offsets; d++)
+            for (int p = 0; p < N; p++) {
+                const T *__restrict s = scores + (d * N + p) * pitch;
+                T *__restrict top = m + p * T_;
+#pragma omp simd
+                for (int64_t i = 0; i < T_; i++) top[i] = s[i] > top[i] ? s[i] : top[i];
+            }
+    }
+
+    // Scores become exponentials, and inverse the inverse of their sums.
+    static void exponentials(
+        T *__restrict scores, int64_t pitch, T *__restrict inverse, T *__restrict m, int64_t offsets
+    ) {
+        maxima(m, scores, pitch, offsets);
+        std::fill(inverse, inverse + N * T_, T(0));
+        for (int64_t d = 0; d < offsets; d++)
+            for (int p = 0; p < N; p++) {
+                T *__restrict s = scores + (d * N + p) * pitch, *__restrict z = inverse + p * T_;
+                const T *__restrict top = m + p * T_;
+#pragma omp simd
+                for (int64_t i = 0; i < T_; i++) {
+                    s[i] = fast_exp(s[i] - top[i]);
+                    z[i] += s[i];
+                }
+            }
+#pragma omp simd
+        for (int64_t i = 0; i < N * T_; i++) inverse[i] = 1 / inverse[i];
+    }
+
+    // With scores and gradients of weights: scores become weights a, and gradients those of scores,
+    // a (g - sum over d of a g).
+    static void softmax_backward(
+        T *__restrict scores, T *__restrict grads, int64_t pitch, T *__restrict inverse, T *__restrict m,
+        T *__restrict mean, int64_t offsets
+    ) {
+        exponentials(scores, pitch, inverse, m, offsets);
+        std::fill(mean, mean + N * T_, T(0));
+        for (int64_t d = 0; d < offsets; d++)
+            for (int p = 0; p < N; p++) {
+                T *__restrict s = scores + (d * N + p) * pitch, *__restrict to = mean + p * T_;
+                const T *__restrict g = grads + (d * N + p) * pitch, *__restrict z = inverse + p * T_;
+#pragma omp simd
+                for (int64_t i = 0; i < T_; i++) {
+                    s[i] *= z[i];
+                    to[i] += s[i] * g[i];
+                }
+            }
+        for (int64_t d = 0; d < offsets; d++)
+            for (int p = 0; p < N; p++) {
+                const T *__restrict s = scores + (d * N + p) * pitch, *__restrict from = mean + p * T_;
+                T *__restrict g = grads + (d * N + p) * pitch;
+#pragma omp simd
+                for (int64_t i = 0; i < T_; i++) g[i] = s[i] * (g[i] - from[i]);
+            }
+    }
+};
+
+// q(P) = scale (beta(P) + sum over R of Q(R) psi(P, R)) for one head.
+template <class T, int N>
+void queries(const Sizes<T> &s, T *q, const T *raw, const Map<T> &map, int64_t first, double scale) {
+    for (int64_t c = 0; c < s.size; c++)
+        for (int p = 0; p < N; p++) {
+            const T *psi = map.psi.data() + ((first + c) * N + p) * N;
+            const T beta = map.beta[(first + c) * N + p];
+            T *__restrict to = q + (c * N + p) * s.pixels;
+            const T *__restrict from = raw + c * N * s.pixels;
+            for (int64_t i = 0; i < s.pixels; i++) {
+                T sum = beta;
+                for (int r = 0; r < N; r++) sum += from[r * s.pixels + i] * psi[r];
+                to[i] = T(scale) * sum;
+            }
+        }
+}
+
+template <class T, int N>
+void forward(
+    const Sizes<T> &s, const T *query, const T *key, const T *value, const Map<T> &query_map, const Map<T> &key_map,
+    const Map<T> &value_map, double scale, T *out, int64_t threads
+) {
+    using Own = Tile<T, N>;
+    const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
+#pragma omp parallel num_threads(threads)
+    {
+        const int64_t fields = s.size * N;
+        Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), y(fields * s.pixels), keys(fields * s.padded);
+        Buffer<T> values(value ? fields * s.padded : 0), kept(value ? 0 : s.size * per_beta * tile);
+        Buffer<T> scores(per_beta * tile), inverse(N * tile), top(N * tile);
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t head = 0; head < s.heads; head++)
+            for (int64_t picture = 0; picture < s.batch; picture++) {
+                const int64_t at = s.field(picture, head), first = head * s.size;
+                s.spread(query + at, raw, s.pixels);
+                s.spread(key + at, keys + s.origin, s.padded);
+                if (value) s.spread(value + at, values + s.origin, s.padded);
+                queries<T, N>(s, q, raw, query_map, first, scale);
+                for (int64_t i = 0; i < s.pixels; i += tile) {
+                    for (int64_t c = 0; c < s.size; c++)
+                        Own::dots(
+                            scores, tile, c == 0, q + c * N * s.pixels + i, s.pixels, keys + c * N * s.padded + i,
+                            s.padded, key_map.psi.data() + (first + c) * per_psi,
+                            key_map.beta.data() + (first + c) * per_beta, s.shift,
+                            value ? nullptr : kept + c * per_beta * tile
+                        );
+                    Own::exponentials(scores, tile, inverse, top, s.offsets);
+                    for (int64_t c = 0; c < s.size; c++) {
+                        T *to = y + c * N * s.pixels + i;
+                        if (value)
+                            Own::mix(
+                                to, s.pixels, scores, tile, inverse, values + c * N * s.padded + i, s.padded,
+                                value_map.psi.data() + (first + c) * per_psi,
+                                value_map.beta.data() + (first + c) * per_beta, s.shift
+                            );
+                        else
+                            Own::mix_of_kept(
+                                to, s.pixels, scores, tile, inverse, kept + c * per_beta * tile, s.offsets
+                            );
+                    }
+                }
+                s.gather(y, out + at, s.pixels);
+            }
+    }
+}
+
+// One channel of a band: with dm(P) = a(P) u(P) (+ b(P) v(P)) the gradient of a mapped neighbour, adds to the gradients
+// of the field, dx(R) += sum over P of dm(P) psi(P, R), and to those of psi and beta, which stay vectors: the sum over
+// their lanes is taken once at the end.
+template <class T, int N, bool TWO>
+void spread_gradients(
+    const Sizes<T> &s, const T *__restrict a, const T *__restrict u, const T *__restrict b, const T *__restrict v,
+    const T *__restrict x, T *__restrict dx, const T *__restrict psi, T *__restrict dpsi, T *__restrict dbeta
+) {
+    constexpr int B = Tile<T, N>::B;
+    constexpr int64_t L = Lanes<T>::count;
+    using V = Vec<T>;
+    // Down the columns first: what is added to one place is then not read again at once, when it is still under way.
+    for (int64_t column = 0; column < s.k; column++)
+        for (int64_t row = 0; row < s.k; row++) {
+            const int64_t d = row * s.k + column;
+            for (int p0 = 0; p0 < N; p0 += B)
+                for (int r0 = 0; r0 < N; r0 += B) {
+                    const T *__restrict filter = psi + (d * N + p0) * N + r0;
+                    const T *__restrict as = a + (d * N + p0) * s.band, *__restrict us = u + p0 * s.pixels;
+                    const T *__restrict bs = TWO ? b + (d * N + p0) * s.band : nullptr;
+                    const T *__restrict vs = TWO ? v + p0 * s.pixels : nullptr;
+                    const T *__restrict xs = x + r0 * s.padded + s.shift[d];
+                    T *__restrict dxs = dx + r0 * s.padded + s.shift[d];
+                    V filters[B][B] = {}, shifts[B] = {};
+                    for (int64_t i = 0; i < s.band; i += L) {
+                        V dm[B];
+                        for (int p = 0; p < B; p++) {
+                            dm[p] = load(as + p * s.band + i) * load(us + p * s.pixels + i);
+                            if (TWO) dm[p] += load(bs + p * s.band + i) * load(vs + p * s.pixels + i);
+                            shifts[p] += dm[p];
+                        }
+                        for (int r = 0; r < B; r++) {
+                            const V in = load(xs + r * s.padded + i);
+                            V sum = load(dxs + r * s.padded + i);
+                            for (int p = 0; p < B; p++) {
+                                filters[p][r] += dm[p] * in;
+                                sum += dm[p] * filter[p * N + r];
+                            }
+                            store<T>(dxs + r * s.padded + i, sum);
+                        }
+                    }
+                    for (int p = 0; p < B; p++) {
+                        const int64_t at = d * N + p0 + p;
+                        for (int r = 0; r < B; r++) {
+                            T *to = dpsi + (at * N + r0 + r) * L;
+                            store<T>(to, load(to) + filters[p][r]);
+                        }
+                        if (r0 == 0) store<T>(dbeta + at * L, load(dbeta + at * L) + shifts[p]);
+                    }
+                }
+        }
+}
+
+// The gradients of a map's psi (C, P, R, d) and beta (C, P, d), one for each part of the batch.
+template <class T> struct Parts {
+    std::vector<T> psi, beta;
+    int64_t channels, order, offsets;
+
+    Parts(int64_t parts, int64_t channels, int64_t order, int64_t offsets)
+        : psi(parts * channels * order * order * offsets), beta(parts * channels * order * offsets),
+          channels(channels), order(order), offsets(offsets) {}
+
+    // Takes what one head has summed up, (c, d, P, R, lane) and (c, d, P, lane), and clears it.
+    void take(T *lanes_psi, T *lanes_beta, int64_t part, int64_t first, int64_t size) {
+        put(psi, lanes_psi, part, first, size, order * order);
+        put(beta, lanes_beta, part, first, size, order);
+    }
+
+    void sum(T *to_psi, T *to_beta) const {
+        add(psi, to_psi, channels * order * order * offsets);
+        add(beta, to_beta, channels * order * offsets);
+    }
+
+  private:
+    void put(std::vector<T> &to, T *lanes, int64_t part, int64_t first, int64_t size, int64_t elements) {
+        constexpr int64_t L = Lanes<T>::count;
+        for (int64_t c = 0; c < size; c++)
+            for (int64_t d = 0; d < offsets; d++)
+                for (int64_t e = 0; e < elements; e++)
+                    to[((part * channels + first + c) * elements + e) * offsets + d] =
+                        total(lanes + ((c * offsets + d) * elements + e) * L);
+        std::fill(lanes, lanes + size * offsets * elements * L, T(0));
+    }
+
+    static void add(const std::vector<T> &from, T *to, int64_t count) {
+        std::fill(to, to + count, T(0));
+        for (size_t i = 0; i < from.size(); i++) to[i % count] += from[i];
+    }
+};
+
+template <class T, int N>
+void backward(
+    const Sizes<T> &s, const T *grad, const T *query, const T *key, const T *value, const Map<T> &query_map,
+    const Map<T> &key_map, const Map<T> &value_map, double scale, T *grad_query, T *grad_key, T *grad_value,
+    Parts<T> &query_parts, Parts<T> &key_parts, Parts<T> &value_parts, int64_t parts, int64_t threads
+) {
+    using Own = Tile<T, N>;
+    constexpr int64_t L = Lanes<T>::count;
+    using V = Vec<T>;
+    const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
+#pragma omp parallel num_threads(threads)
+    {
+        const int64_t fields = s.size * N, lanes = s.size * L;
+        Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), g(fields * s.pixels), dq(fields * s.pixels);
+        Buffer<T> keys(fields * s.padded), dkeys(fields * s.padded);
+        Buffer<T> values(value ? fields * s.padded : 0), dvalues(value ? fields * s.padded : 0);
+        Buffer<T> weights(per_beta * s.band), dscores(per_beta * s.band), kept(s.size * per_beta * tile);
+        Buffer<T> inverse(N * tile), top(N * tile), mean(N * tile), factor(N * tile);
+        Buffer<T> query_psi(N * N * lanes), query_beta(N * lanes), key_psi(per_psi * lanes), key_beta(per_beta * lanes);
+        Buffer<T> value_psi(value ? per_psi * lanes : 0), value_beta(value ? per_beta * lanes : 0);
+        std::fill(factor + 0, factor + N * tile, T(scale));
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t head = 0; head < s.heads; head++)
+            for (int64_t part = 0; part < parts; part++) {
+                const int64_t first = head * s.size;
+                for (int64_t picture = s.batch * part / parts; picture < s.batch * (part + 1) / parts; picture++) {
+                    const int64_t at = s.field(picture, head);
+                    s.spread(query + at, raw, s.pixels);
+                    s.spread(grad + at, g, s.pixels);
+                    s.spread(key + at, keys + s.origin, s.padded);
+                    if (value) s.spread(value + at, values + s.origin, s.padded);
+                    queries<T, N>(s, q, raw, query_map, first, scale);
+                    std::fill(dkeys + 0, dkeys + fields * s.padded, T(0));
+                    if (value) std::fill(dvalues + 0, dvalues + fields * s.padded, T(0));
+                    for (int64_t start = 0; start < s.pixels; start += s.band) {
+                        for (int64_t i = start; i < start + s.band; i += tile) {
+                            T *a = weights + (i - start), *da = dscores + (i - start);
+                            for (int64_t c = 0; c < s.size; c++) {
+                                const int64_t own = c * N * s.pixels + i, pad = c * N * s.padded + i;
+                                T *keep = kept + c * per_beta * tile;
+                                Own::dots(
+                                    a, s.band, c == 0, q + own, s.pixels, keys + pad, s.padded,
+                                    key_map.psi.data() + (first + c) * per_psi,
+                                    key_map.beta.data() + (first + c) * per_beta, s.shift, keep
+                                );
+                                if (value)
+                                    Own::dots(
+                                        da, s.band, c == 0, g + own, s.pixels, values + pad, s.padded,
+                                        value_map.psi.data() + (first + c) * per_psi,
+                                        value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr
+                                    );
+                                else
+                                    Own::dots_of_kept(da, s.band, c == 0, g + own, s.pixels, keep, s.offsets);
+                            }
+                            Own::softmax_backward(a, da, s.band, inverse, top, mean, s.offsets);
+                            for (int64_t c = 0; c < s.size; c++)
+                                Own::mix_of_kept(
+                                    dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
+                                    s.offsets
+                                );
+                        }
+                        for (int64_t c = 0; c < s.size; c++) {
+                            const int64_t own = c * N * s.pixels + start, pad = c * N * s.padded + start;
+                            const T *psi = key_map.psi.data() + (first + c) * per_psi;
+                            T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
+                            if (value) {
+                                spread_gradients<T, N, false>(
+                                    s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                );
+                                spread_gradients<T, N, false>(
+                                    s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
+                                    value_map.psi.data() + (first + c) * per_psi, value_psi + c * per_psi * L,
+                                    value_beta + c * per_beta * L
+                                );
+                            } else {
+                                spread_gradients<T, N, true>(
+                                    s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                );
+                            }
+                        }
+                    }
+                    // Through the map of the queries: the gradient after it makes place for that before it.
+                    for (int64_t c = 0; c < s.size; c++) {
+                        const T *psi = query_map.psi.data() + (first + c) * N * N;
+                        T *x = raw + c * N * s.pixels, *dm = dq + c * N * s.pixels;
+                        for (int64_t i = 0; i < s.pixels; i += L) {
+                            V in[N], sum[N] = {};
+                            for (int r = 0; r < N; r++) in[r] = load(x + r * s.pixels + i);
+                            for (int p = 0; p < N; p++) {
+                                const V from = load(dm + p * s.pixels + i);
+                                T *dbeta = query_beta + (c * N + p) * L, *dpsi = query_psi + (c * N + p) * N * L;
+                                store<T>(dbeta, load(dbeta) + from);
+                                for (int r = 0; r < N; r++) {
+                                    store<T>(dpsi + r * L, load(dpsi + r * L) + from * in[r]);
+                                    sum[r] += from * psi[p * N + r];
+                                }
+                            }
+                            for (int r = 0; r < N; r++) store<T>(dm + r * s.pixels + i, sum[r]);
+                        }
+                    }
+                    s.gather(dq, grad_query + at, s.pixels);
+                    s.gather(dkeys + s.origin, grad_key + at, s.padded);
+                    if (value) s.gather(dvalues + s.origin, grad_value + at, s.padded);
+                }
+                query_parts.take(query_psi, query_beta, part, first, s.size);
+                key_parts.take(key_psi, key_beta, part, first, s.size);
+                if (value) value_parts.take(value_psi, value_beta, part, first, s.size);
+            }
+    }
+}
+
+template <class T, class F> void with_order(const Sizes<T> &s, F function) {
+    if (s.order == 1) function(std::integral_constant<int, 1>());
+    if (s.order == 2) function(std::integral_constant<int, 2>());
+    if (s.order == 4) function(std::integral_constant<int, 4>());
+    if (s.order == 8) function(std::integral_constant<int, 8>());
+}
+
+} // namespace
+
+#define DEFINE(T)                                                                                                      \
+    extern "C" void affine_attention_##T(                                                                              \
+        const T *query, const T *key, const T *value, const T *query_psi, const T *query_beta, const T *key_psi,       \
+        const T *key_beta, const T *value_psi, const T *value_beta, T *out, int64_t batch, int64_t channels,           \
+        int64_t order, int64_t height, int64_t width, int64_t k, int64_t heads, double scale, int64_t threads          \
+    ) {                                                                                                                \
+        const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
+        const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
+        const Map<T> keys(key_psi, key_beta, channels, order, k * k);                                                  \
+        const Map<T> values(value_psi, value_beta, channels, order, k * k);                                            \
+        with_order(s, [&](auto n) {                                                                                    \
+            forward<T, decltype(n)::value>(s, query, key, value, queries, keys, values, scale, out, threads);          \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" void affine_attention_backward_##T(                                                                     \
+        const T *grad, const T *query, const T *key, const T *value, const T *query_psi, const T *query_beta,          \
+        const T *key_psi, const T *key_beta, const T *value_psi, const T *value_beta, T *grad_query, T *grad_key,      \
+        T *grad_value, T *grad_query_psi, T *grad_query_beta, T *grad_key_psi, T *grad_key_beta, T *grad_value_psi,    \
+        T *grad_value_beta, int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k,  \
+        int64_t heads, double scale, int64_t threads                                                                   \
+    ) {                                                                                                                \
+        const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
+        const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
+        const Map<T> keys(key_psi, key_beta, channels, order, k * k);                                                  \
+        const Map<T> values(value_psi, value_beta, channels, order, k * k);                                            \
+        const int64_t parts = std::max<int64_t>(1, std::min(batch, (4 * threads + heads - 1) / heads));                \
+        Parts<T> query_parts(parts, channels, order, 1), key_parts(parts, channels, order, k * k);                     \
+        Parts<T> value_parts(parts, value ? channels : 0, order, k * k);                                               \
+        with_order(s, [&](auto n) {                                                                                    \
+            backward<T, decltype(n)::value>(                                                                           \
+                s, grad, query, key, value, queries, keys, values, scale, grad_query, grad_key, grad_value,            \
+                query_parts, key_parts, value_parts, parts, threads                                                    \
+            );                                                                                                         \
+        });                                                                                                            \
+        query_parts.sum(grad_query_psi, grad_query_beta);                                                              \
+        key_parts.sum(grad_key_psi, grad_key_beta);                                                                    \
+        if (value) value_parts.sum(grad_value_psi, grad_value_beta);                                                   \
+    }
+
+DEFINE(float)
+DEFINE(double)
