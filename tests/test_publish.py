@@ -227,10 +227,11 @@ def test_a_card_says_what_holds_for_its_data_set(tmp_path, model, dataset, check
     assert ("digit" in text) == (dataset == "rotmnist")
     assert ("patch" in text.lower()) == (dataset == "pcam")
     assert ("CIFAR" in text) == dataset.startswith("cifar")
-    assert ("must not be used to diagnose" in text) == (dataset == "pcam")
-    assert ("no promise" in text) == model.startswith("z2")
-    assert ("approximate for the turns between" in text) == model.startswith("r8")
-    assert ("and mirrors" in text) == model.startswith("p4m")
+    assert ("must not be used to diagnose" in " ".join(text.split())) == (dataset == "pcam")
+    flowing = " ".join(text.split())
+    assert ("no promise" in flowing) == model.startswith("z2")
+    assert ("approximate for the turns between" in flowing) == model.startswith("r8")
+    assert ("and mirrors" in flowing) == model.startswith("p4m")
     assert "None" not in text
     assert max(map(len, text.partition("## Results")[2].splitlines())) < 400
 
