@@ -5,7 +5,7 @@ import torch
 
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d
-from eqzoo.ops import _backend, _responses, attentive_conv, use_backend
+from eqzoo.ops import _backend, _input_attention, _responses, attend_input, attentive_conv, use_backend
 from tests import reference_attentive as reference
 
 # (C, S, O), k, (height, width), (stride, padding, dilation), (n, attention dilation), attention
@@ -171,6 +171,35 @@ def test_mixed_types_are_brought_to_one(no_eager):
     mixed.float().sum().backward()
     assert half.grad.dtype == torch.bfloat16
     assert (mixed.float() - y).abs().max() < 0.05 * y.abs().max()
+
+
+def on_input(poses, channel, dtype=torch.float64):
+    """`attend_input`, its output and gradients, on maps of odd sides that are not contiguous."""
+    torch.manual_seed(2)
+    x = torch.randn(3, 5 * poses, 7, 5, dtype=dtype).transpose(2, 3).requires_grad_()
+    maps = 2 if channel else 5
+    shapes = [(2 * poses, 5 * poses, 1, 1), (5 * poses, 2 * poses, 1, 1)] if channel else []
+    banks = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in (*shapes, (4, maps * poses, 3, 3))]
+    y = attend_input(x, *(banks if channel else (None, None, *banks)), poses)
+    return y, *torch.autograd.grad((y * torch.randn(y.shape, dtype=dtype)).sum(), (x, *banks))
+
+
+@pytest.mark.parametrize("channel", [True, False])
+@pytest.mark.parametrize("poses", [1, 4])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+def test_attention_on_the_input_is_eager_torch(poses, channel, dtype, tolerance, monkeypatch):
+    with use_backend("eager"):
+        expected = on_input(poses, channel, dtype)
+    assert_near(on_input(poses, channel, dtype), expected, tolerance)
+    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    assert_near(on_input(poses, channel, dtype), expected, tolerance)
+
+
+def test_attention_on_the_input_is_well_registered():
+    x, alpha, weight = (torch.randn(s, requires_grad=True) for s in ((2, 3, 4, 5, 7), (2, 3, 4), (2, 4, 5, 7)))
+    torch.library.opcheck(_input_attention.field_statistics, (x, alpha))
+    for some in (alpha, None):
+        torch.library.opcheck(_input_attention.suppress, (x, some, weight))
 
 
 @pytest.mark.parametrize("name", TINY)
