@@ -12,7 +12,7 @@ from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2, Z2M
 from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from eqzoo.models import AllCNN, GroupCNN, PCamDenseNet, ResNet44
-from eqzoo.ops import attentive_conv
+from eqzoo.ops import attentive_conv, use_backend
 from tests import reference_attentive as reference
 
 GRID = [Z2, Z2M, P4, P4M]
@@ -157,11 +157,12 @@ def test_the_number_of_fields_at_once_changes_nothing(chunk):
     x = picture(layer, 6, 6)
     expected = layer(x)
     layer.chunk = chunk
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+    with use_backend("eager"):
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
 
 
 def test_fewer_fields_at_once_take_less_memory(monkeypatch):
-    """The largest tensor holds the responses of a chunk."""
+    """In eager torch the largest tensor holds the responses of a chunk."""
     layer = AttentiveGroupConv2d(P4, 3, 8, 3)
     x = picture(layer, 8, 8)
     sizes = []
@@ -172,7 +173,8 @@ def test_fewer_fields_at_once_take_less_memory(monkeypatch):
     for chunk in (1, 8):
         sizes.clear()
         layer.chunk = chunk
-        layer(x)
+        with use_backend("eager"):
+            layer(x)
         assert max(sizes) == 2 * (3 * 4) * (chunk * 4) * 6 * 6
 
 

@@ -9,9 +9,16 @@ References:
     https://arxiv.org/abs/2002.03830
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from . import _backend
+from ._input_attention import eager_statistics, eager_suppress, field_statistics, suppress
+from ._responses import pictures_at_once, response_peak, response_sum, responses, weighed_sum
 
 __all__ = ["attend_input", "attentive_conv"]
 
@@ -32,8 +39,10 @@ def attentive_conv(
     """A group convolution that weighs every response before it sums over input channels and poses.
 
     ``out(h) = Σ_c Σ_h' (1 − α^C(h, h', c) α^X(h, h')) f̃(h, h', c)`` with the response ``f̃ = f(c, h') ⋆ (h·ψ)(c, h')``.
-    The responses of all planes at once take ``C·S`` times the memory of the output, so they are made for a few output
-    planes at a time.
+    The responses of all planes at once take ``C·S`` times the memory of the output. The kernels store none: they take
+    its maximum for the channel attention and its part of the sum and of the maximum for the spatial one from each
+    response as they produce it, and gradients keep ``S`` times the output and make responses again. Eager torch makes
+    those of a few pictures and output planes at a time.
 
     Args:
         x: The input, ``(B, C·S, height, width)``.
@@ -46,24 +55,26 @@ def attentive_conv(
         padding: The zeros added to each side, in pixels.
         dilation: The step between taps of the filters, in pixels.
         attention_dilation: The step between taps of the spatial attention, in pixels.
-        chunk: The number of output planes whose responses are made at once: memory grows with it.
+        chunk: The number of output planes whose responses eager torch makes at once.
 
     Returns:
         ``(B, O, height', width')``.
     """
-    sampling = (poses, stride, padding, dilation, attention_dilation)
-    parts = [
-        _attentive_planes(
-            x,
-            filters[i : i + chunk],
-            None if reduce is None else reduce[i : i + chunk],
-            None if expand is None else expand[i : i + chunk],
-            None if spatial is None else spatial[i : i + chunk],
-            *sampling,
-        )
-        for i in range(0, len(filters), chunk)
-    ]
-    return torch.cat(parts, 1)
+    sampling = (stride, padding, dilation)
+    if _backend.plain():
+        return _eager(x, filters, reduce, expand, spatial, chunk, poses, *sampling, attention_dilation)
+    out = F.conv2d(x, filters, None, *sampling)
+    dtype = torch.promote_types(x.dtype, filters.dtype)
+    x, filters = x.to(dtype), filters.to(dtype)
+    alpha = None
+    if reduce is not None and expand is not None:
+        mean = torch.einsum("bcsuv,ocsuv->bsco", *_by_poses(_window_means(x, filters, *sampling), filters, poses))
+        peak, _ = response_peak(x, filters, poses, *sampling)
+        alpha = _channel_attention(mean, peak, reduce, expand).to(dtype)
+    spatial = None if spatial is None else spatial.to(dtype)
+    keep = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, filters, alpha, spatial))
+    suppressed = response_sum(x, filters, alpha, spatial, poses, *sampling, attention_dilation, keep)[0]
+    return out - suppressed.to(out.dtype)
 
 
 def attend_input(
@@ -91,19 +102,46 @@ def attend_input(
     Returns:
         The attended input, shaped as x.
     """
-    attended = statistics = x
+    eager = _backend.plain()
+    field, statistics, alpha = x.unflatten(1, (-1, poses)), x, None
     if reduce is not None and expand is not None:
-        mean, peak = (
-            F.conv2d(F.conv2d(s, reduce).relu(), expand)
-            for s in (x.mean((2, 3), keepdim=True), x.amax((2, 3), keepdim=True))
-        )
-        attended = x * (mean + peak).sigmoid()
-        field = attended.unflatten(1, (-1, poses))
-        statistics = torch.cat((field.mean(1), field.amax(1)), 1)
+        # φ's second layer is linear, so that both statistics go through it together.
+        peak = x.amax((2, 3)) if eager else x.flatten(2).max(2).values
+        hidden = F.linear(torch.stack((x.mean((2, 3)), peak)), reduce.flatten(1)).relu().sum(0)
+        alpha = F.linear(hidden, expand.flatten(1)).sigmoid().to(x.dtype).unflatten(1, (-1, poses))
+        statistics, _ = (eager_statistics if eager else field_statistics)(field, alpha)
+        if statistics.device.type == "cpu" and not eager:
+            # With so few channels the gradients of torch's convolution are up to twice as fast in this layout.
+            statistics = statistics.contiguous(memory_format=torch.channels_last)
     weight = F.conv2d(statistics, spatial, padding=dilation * (spatial.shape[-1] // 2), dilation=dilation)
     if poses == 1:
         weight = weight.amax(1, keepdim=True)
-    return x - (attended.unflatten(1, (-1, poses)) * weight.sigmoid().unsqueeze(1)).flatten(1, 2)
+    y: Tensor = (eager_suppress if eager else suppress)(field, alpha, weight.sigmoid().to(x.dtype))
+    return y.flatten(1, 2)
+
+
+def _eager(
+    x: Tensor,
+    filters: Tensor,
+    reduce: Tensor | None,
+    expand: Tensor | None,
+    spatial: Tensor | None,
+    chunk: int,
+    *sampling: int,
+) -> Tensor:
+    """`attentive_conv` with responses stored for some pictures and output planes at once, and made again for gradients.
+
+    A graph to be exported has all pictures at once: it does not know how many there are.
+    """
+    exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    weights = (filters, reduce, expand, spatial)
+    planes = functools.partial(_attentive_planes, sampling=sampling)
+    chunks = [[None if v is None else v[i : i + chunk] for v in weights] for i in range(0, len(filters), chunk)]
+    if exporting:
+        return torch.cat([planes(x, *some) for some in chunks], 1)  # type: ignore[arg-type]
+    again = functools.partial(checkpoint, planes, use_reentrant=False)
+    pictures = x.split(pictures_at_once(x, filters[:chunk]))
+    return torch.cat([torch.cat([again(part, *some) for some in chunks], 1) for part in pictures])
 
 
 def _attentive_planes(
@@ -112,40 +150,41 @@ def _attentive_planes(
     reduce: Tensor | None,
     expand: Tensor | None,
     spatial: Tensor | None,
-    poses: int,
-    stride: int,
-    padding: int,
-    dilation: int,
-    attention_dilation: int,
+    sampling: tuple[int, ...],
 ) -> Tensor:
     """`attentive_conv` for some output planes, all at once."""
-    planes = x.shape[1]
-    bank = filters.transpose(0, 1).reshape(-1, 1, *filters.shape[2:])
-    response = F.conv2d(x, bank, None, stride, padding, dilation, groups=planes)
-    response = response.unflatten(1, (-1, poses, filters.shape[0]))  # (B, C, S, O, height, width)
-    attended = response
+    response = responses(x, filters, *sampling[:4])
+    alpha = None
     if reduce is not None and expand is not None:
-        attended = response * _channel_attention(response, reduce, expand)
-    suppressed = attended.sum(1)
-    if spatial is not None:
-        suppressed = suppressed * _spatial_attention(attended, spatial, attention_dilation)
-    return response.sum((1, 2)) - suppressed.sum(1)
+        mean, peak = response.mean((4, 5)).transpose(1, 2), response.amax((4, 5)).transpose(1, 2)
+        alpha = _channel_attention(mean, peak, reduce, expand).transpose(1, 2)
+    return response.sum((1, 2)) - weighed_sum(response, alpha, spatial, sampling[4])
 
 
-def _channel_attention(response: Tensor, reduce: Tensor, expand: Tensor) -> Tensor:
-    """``α^C``, ``(B, C, S, O, 1, 1)``: a perceptron of its own for every output plane and input pose."""
-    mean, peak = (
-        torch.einsum("bosn,oscn->bcso", torch.einsum("bcso,osnc->bosn", s, reduce).relu(), expand)
-        for s in (response.mean((4, 5)), response.amax((4, 5)))
-    )
-    return (mean + peak).sigmoid()[..., None, None]
+def _channel_attention(mean: Tensor, peak: Tensor, reduce: Tensor, expand: Tensor) -> Tensor:
+    """``α^C``, ``(B, S, C, O)`` as its statistics: a perceptron of its own for every output plane and input pose.
+
+    Its second layer is linear, so that both statistics go through it together.
+    """
+    hidden = [torch.einsum("bsco,osnc->bson", s, reduce.to(s.dtype)).relu() for s in (mean, peak)]
+    return torch.einsum("bson,oscn->bsco", hidden[0] + hidden[1], expand.to(mean.dtype)).sigmoid()
 
 
-def _spatial_attention(attended: Tensor, spatial: Tensor, dilation: int) -> Tensor:
-    """``α^X``, ``(B, S, O, height, width)``: every output plane and input pose has a filter of its own."""
-    poses, out = attended.shape[2:4]
-    statistics = torch.stack((attended.mean(1), attended.amax(1)), 3).flatten(1, 3)
-    kernel = spatial.unflatten(1, (2, poses)).permute(2, 0, 1, 3, 4).flatten(0, 1)
-    padding = dilation * (spatial.shape[-1] // 2)
-    weight = F.conv2d(statistics, kernel, padding=padding, dilation=dilation, groups=poses * out)
-    return weight.unflatten(1, (poses, out)).sigmoid()
+def _window_means(x: Tensor, filters: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
+    """The mean of what every tap of a filter sees, ``(B, C·S, k, k)``: a filter times it is its mean response."""
+    k = filters.shape[-1]
+    seen = [_seen(side, k, stride, padding, dilation, x) for side in x.shape[2:]]
+    return seen[0].T @ (x @ seen[1])
+
+
+def _seen(side: int, k: int, stride: int, padding: int, dilation: int, like: Tensor) -> Tensor:
+    """Whether each of a line's pixels is seen by each tap, ``(side, k)``, divided by the number of outputs."""
+    outputs = (side + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+    first = torch.arange(side, device=like.device)[:, None] + padding
+    offset = first - dilation * torch.arange(k, device=like.device)
+    inside = (offset >= 0) & (offset % stride == 0) & (offset < outputs * stride)
+    return inside.to(like.dtype) / outputs
+
+
+def _by_poses(means: Tensor, filters: Tensor, poses: int) -> tuple[Tensor, Tensor]:
+    return means.unflatten(1, (-1, poses)), filters.unflatten(1, (-1, poses))
