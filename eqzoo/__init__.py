@@ -1,5 +1,6 @@
 """eqzoo: image networks that are equivariant by construction, under timm's registry."""
 
+from . import viz
 from .equivariance import equivariance_error
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
 from .hub import WeightsNotFoundError
@@ -23,4 +24,5 @@ __all__ = [
     "list_pretrained",
     "turn",
     "turn_curve",
+    "viz",
 ]

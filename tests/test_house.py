@@ -25,6 +25,7 @@ ORDER = [
     "convert",
     "data",
     "engine",
+    "viz",
     "cli",
     "__init__",
 ]

@@ -1,0 +1,74 @@
+"""What a command answers, and tables that fit a terminal."""
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Answer", "table"]
+
+_GAP = "   "
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command answers.
+
+    Args:
+        text: For people.
+        data: The same for programs: what ``--json`` prints.
+        code: The exit code: 0, or 1 where the answer is no.
+    """
+
+    text: str
+    data: dict[str, Any]
+    code: int = 0
+
+
+def table(
+    rows: Sequence[Sequence[str]], right: Collection[int] = (), flexible: Collection[int] = (), width: int | None = None
+) -> str:
+    """Rows in aligned columns.
+
+    Args:
+        rows: The rows; the first may be a heading.
+        right: The columns that are set to the right.
+        flexible: The columns whose text may be broken into lines where the table is wider than the terminal.
+        width: The width to fit, in characters; by default the terminal's, and no limit in a pipe.
+
+    Example:
+        >>> print(table([["name", "n"], ["p4_cnn", "12"]], right={1}))
+        name      n
+        p4_cnn   12
+    """
+    width = width or _terminal_width()
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    gap = _GAP if not width or sum(widths) + len(_GAP) * (len(widths) - 1) <= width else _GAP[1:]
+    over = sum(widths) + len(gap) * (len(widths) - 1) - width if width else 0
+    for i in sorted(flexible, key=lambda i: -widths[i]):
+        longest_word = max(len(word) for cell in columns[i] for word in [*cell.split(), ""])
+        taken = max(0, min(over, widths[i] - longest_word))
+        widths[i], over = widths[i] - taken, over - taken
+    lines = []
+    for row in rows:
+        cells = [
+            textwrap.wrap(cell, max(1, widths[i])) or [""] if i in flexible else [cell] for i, cell in enumerate(row)
+        ]
+        for k in range(max(map(len, cells))):
+            parts = [cell[k] if k < len(cell) else "" for cell in cells]
+            padded = [
+                p.rjust(w) if i in right else p.ljust(w) for i, (p, w) in enumerate(zip(parts, widths, strict=True))
+            ]
+            lines.append(gap.join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def _terminal_width() -> int | None:
+    """The width of the terminal, in characters; None in a pipe, where lines are for programs."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns

@@ -1,0 +1,62 @@
+"""What the registry knows of networks without building them, and networks without memory."""
+
+import timm
+import torch
+from timm.models import PretrainedCfg
+
+from ..models import EquivariantNet, create_model
+from ..ops import use_backend
+
+__all__ = [
+    "count_parameters",
+    "forward_shape",
+    "group_name",
+    "module_of",
+    "published_tags",
+    "registered_tags",
+    "weightless",
+]
+
+
+def registered_tags(model: str) -> dict[str, PretrainedCfg]:
+    """The data sets that a network has a configuration for, trained or not."""
+    names = timm.list_models(model, include_tags=True)
+    return {name.partition(".")[2]: timm.get_pretrained_cfg(name) for name in names if "." in name}
+
+
+def published_tags(model: str) -> list[str]:
+    """The data sets that there are weights for."""
+    return [tag for tag, cfg in registered_tags(model).items() if cfg.has_weights]
+
+
+def module_of(model: str) -> str:
+    """The file of the network, without its ending."""
+    return timm.model_entrypoint(model).__module__.rpartition(".")[2]
+
+
+def group_name(model: str) -> str:
+    """The group that the name promises."""
+    return model.partition("_")[0]
+
+
+def weightless(name: str) -> EquivariantNet:
+    """A network whose tensors have shapes and no values, in evaluation mode: made at once, whatever its size."""
+    with torch.device("meta"):
+        model = create_model(name)
+    assert isinstance(model, EquivariantNet)
+    return model.eval()
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """The number of parameters."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def forward_shape(model: EquivariantNet, height: int, width: int) -> tuple[int, ...] | None:
+    """The shape that a weightless network gives for a picture, or None where it refuses the size."""
+    try:
+        with use_backend("eager"):
+            return tuple(model(torch.empty(1, model.in_chans, height, width, device="meta")).shape)
+    except (ValueError, RuntimeError):
+        return None

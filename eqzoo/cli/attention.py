@@ -1,0 +1,95 @@
+"""`eqzoo attention`: a figure of what a network attends to."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from ..files import atomic
+from ..groups import Z2, Group, cyclic, dihedral
+from ..hub import WeightsNotFoundError
+from ..models import EquivariantNet, create_model
+from ..viz import attention, attention_layers, attention_maps
+from ._answer import Answer, table
+from ._pictures import copies, pretrained
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Draws the attention of a layer for a picture and its turned copies."""
+    output = Path(args.output)
+    _check_output(output)
+    if args.dpi < 1:
+        raise ValueError(f"--dpi counts pixels an inch, got {args.dpi}")
+    model = _network(args)
+    (picture,) = copies(args.picture, model, Z2, args.invert)
+    group = None if args.group is None else _group(args.group)
+    place = None if args.place is None else (args.place[0], args.place[1])
+    seen = attention(model, picture, args.layer, place, args.head, args.pose, group)
+    figure = attention_maps(seen)
+    atomic(output, lambda path: figure.savefig(path, format=output.suffix[1:].lower(), dpi=args.dpi))
+    layers = list(attention_layers(model))
+    shown = {
+        "network": args.name,
+        "trained": not args.untrained,
+        "layer": seen.layer,
+        "quantity": seen.quantity,
+        "copies": [seen.group.describe(g) for g in seen.elements],
+        "poses": seen.own.order,
+        "equivariance_error": seen.error,
+        "output": str(output),
+    }
+    rows = [
+        ["layer", f"{seen.layer} ({layers.index(seen.layer) + 1} of {len(layers)} with attention)"],
+        ["shows", seen.quantity],
+        ["copies", ", ".join(seen.group.describe(g) for g in seen.elements)],
+        ["error of turning", f"{seen.error:.1e}"],
+        ["wrote", str(output)],
+    ]
+    data = shown | {
+        "layers": layers,
+        "maps": [maps.tolist() for maps in seen.maps],
+        "channels": [channels.tolist() for channels in seen.channels],
+    }
+    return Answer(table(rows, flexible={1}), data)
+
+
+def _network(args: argparse.Namespace) -> EquivariantNet:
+    if args.checkpoint and args.untrained:
+        raise ValueError("--checkpoint and --untrained say opposite things; give one of them")
+    if args.checkpoint or args.untrained:
+        torch.manual_seed(0)
+        return cast(EquivariantNet, create_model(args.name, checkpoint_path=args.checkpoint)).eval()
+    try:
+        return pretrained(args.name)
+    except WeightsNotFoundError as error:
+        raise ValueError(
+            f"name weights with --checkpoint FILE, or draw what random ones attend to with --untrained: {error}"
+        ) from error
+
+
+def _group(name: str) -> Group:
+    """A group by the name that `Group.name` gives it."""
+    match = re.fullmatch(r"(?:(z2)|(p4)|r([1-9]\d?))(m?)", name)
+    if match is None:
+        raise ValueError(f"--group is z2m, r2, r2m, p4, p4m or r<number of turns>, with an m for mirrors; got {name!r}")
+    rotations = 1 if match[1] else 4 if match[2] else int(match[3])
+    return dihedral(rotations) if match[4] else cyclic(rotations)
+
+
+def _check_output(output: Path) -> None:
+    """Raises before anything is computed, if the figure could not be written."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise ImportError(
+            "figures are drawn by matplotlib, which is not installed: pip install 'eqzoo[viz]'"
+        ) from error
+    known = FigureCanvasBase.get_supported_filetypes()
+    if output.suffix[1:].lower() not in known:
+        raise ValueError(f"{output} has no ending of a figure that can be written, such as .png, .svg or .pdf")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"no folder {output.parent} to write {output.name} into")

@@ -1,0 +1,165 @@
+"""`eqzoo bench`: latency and throughput on this machine."""
+
+import argparse
+import copy
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from timm.utils import reparameterize_model
+from torch import nn
+
+from ..models import EquivariantNet, create_model, list_models
+from ._answer import Answer, table
+
+__all__ = ["run"]
+
+_WARM_UP = 2
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Times networks as they are, deployed and compiled, in turns."""
+    if args.rounds < 1 or min(args.batch_sizes) < 1 or (args.threads is not None and args.threads < 1):
+        raise ValueError("--rounds, --batch-sizes and --threads are at least 1")
+    device = _device(args.device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(args.threads or threads)
+    try:
+        names = list(dict.fromkeys(args.names))
+        twins = {name: args.against or _twin(name) for name in names}
+        timed = list(dict.fromkeys([*names, *(twin for twin in twins.values() if twin)]))
+        forms, notes = _forms(timed, device, [] if args.no_compile else args.batch_sizes)
+        entries = [row for size in args.batch_sizes for row in _clock(forms, size, device, args.rounds)]
+        used = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(threads)
+    for entry in entries:
+        entry |= _against(entry, entries, twins.get(entry["network"]))
+    data = {
+        "machine": _machine(device),
+        "threads": used,
+        "torch": torch.__version__,
+        "rounds": args.rounds,
+        "rows": entries,
+        "notes": notes,
+    }
+    return Answer(_text(data), data)
+
+
+def _device(name: str | None) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _twin(name: str) -> str | None:
+    """The network for translations alone that has the rest of the name."""
+    twin = f"z2_{name.partition('.')[0].partition('_')[2]}"
+    return twin if twin in list_models() and twin != name.partition(".")[0] else None
+
+
+def _forms(
+    names: list[str], device: torch.device, sizes: list[int]
+) -> tuple[dict[tuple[str, str], nn.Module], list[str]]:
+    """The forms of all networks, compiled for each batch size if there are any; what cannot be had is noted."""
+    forms: dict[tuple[str, str], nn.Module] = {}
+    notes = []
+    for name in names:
+        torch.manual_seed(0)
+        model = cast(EquivariantNet, create_model(name)).to(device).eval()
+        forms[name, "eager"] = model
+        forms[name, "deployed"] = deployed = reparameterize_model(copy.deepcopy(model))
+        if not sizes:
+            continue
+        print(f"compiling {name} ...", file=sys.stderr, flush=True)
+        run: Any = torch.compile(deployed, dynamic=False)
+        try:
+            with torch.inference_mode():
+                for size in sizes:
+                    run(torch.zeros(size, *model.input_size, device=device))
+            forms[name, "compiled"] = run
+        except Exception as error:  # every back end fails in its own way: without a compiler, without Triton
+            notes.append(f"{name} does not compile here: {str(error).strip().splitlines()[0]}")
+            torch._dynamo.reset()
+    return forms, notes
+
+
+@torch.inference_mode()
+def _clock(
+    forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int
+) -> list[dict[str, Any]]:
+    """Times all forms one after the other, round by round, after two rounds to warm up."""
+    print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
+    batches = {key: torch.randn(size, *cast(Any, forms[key[0], "eager"]).input_size, device=device) for key in forms}
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in forms}
+    for turn in range(rounds + _WARM_UP):
+        # Who goes first changes with every round, so that none has the warmer cache.
+        for key in list(forms) if turn % 2 else list(forms)[::-1]:
+            taken = _seconds(lambda key=key: forms[key](batches[key]), device)  # type: ignore[misc]
+            if turn >= _WARM_UP:
+                seconds[key].append(taken)
+    return [
+        {
+            "network": name,
+            "form": form,
+            "batch": size,
+            "seconds": statistics.median(times),
+            "pictures_per_second": size / statistics.median(times),
+        }
+        for (name, form), times in seconds.items()
+    ]
+
+
+def _seconds(step: Callable[[], object], device: torch.device) -> float:
+    began = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | None) -> dict[str, Any]:
+    """The ratio of the time to that of the plain network in the same form."""
+    same = (
+        other["seconds"]
+        for other in entries
+        if (other["network"], other["form"], other["batch"]) == (twin, entry["form"], entry["batch"])
+    )
+    plain = next(same, None)
+    return {"against": twin if plain else None, "ratio": entry["seconds"] / plain if plain else None}
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _text(data: dict[str, Any]) -> str:
+    heading = ["network", "form", "batch", "ms", "pictures/s", "times the plain one's"]
+    rows = [
+        [
+            row["network"],
+            row["form"],
+            str(row["batch"]),
+            f"{1e3 * row['seconds']:.2f}",
+            f"{row['pictures_per_second']:,.0f}",
+            f"{row['ratio']:.2f} x {row['against']}" if row["ratio"] else "",
+        ]
+        for row in data["rows"]
+    ]
+    machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
+    made = f"Medians of {data['rounds']} runs in turns; {machine}."
+    return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

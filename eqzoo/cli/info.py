@@ -1,0 +1,170 @@
+"""`eqzoo info`: what there is to know about a network."""
+
+import argparse
+import itertools
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..groups import Group
+from ..hub import WeightsNotFoundError, find_weights
+from ..models import EquivariantNet
+from ._answer import Answer, table
+from ._families import claim, paper_of
+from ._networks import count_parameters, forward_shape, module_of, registered_tags, weightless
+
+__all__ = ["run"]
+
+_SPANS = (8, 16, 32)  # how far from its own side a network is tried, in pixels
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Describes a network; for a checkpoint, with its results."""
+    model = weightless(args.name)
+    name = str(model.pretrained_cfg["architecture"])
+    tag = args.name.partition(".")[2] if ":" not in args.name else ""
+    paper = paper_of(name, module_of(name))
+    data: dict[str, Any] = {
+        "name": args.name,
+        "summary": _summary(name),
+        "group": model.group.name,
+        "elements": model.group.order,
+        "exact_for": [model.group.describe(g) for g in model.group.grid_elements],
+        "parameters": count_parameters(model),
+        "input_size": [*model.input_size],
+        "sides": _sides(model),
+        "num_classes": model.num_classes,
+        "paper": {"authors": paper.short, "title": paper.title, "url": paper.url},
+        "checkpoints": [
+            _checkpoint(f"{name}.{other}", cfg.hf_hub_id) for other, cfg in registered_tags(name).items()
+            if not tag or other == tag
+        ],
+        "layers": _layers(model, args.layers),
+    }  # fmt: skip
+    return Answer(_text(data, model.group), data)
+
+
+def _summary(name: str) -> str:
+    import timm
+
+    return str(timm.model_entrypoint(name).__doc__).strip().splitlines()[0].partition(" (")[0].rstrip(".")
+
+
+def _sides(model: EquivariantNet) -> dict[str, Any]:
+    """The sides of square pictures that the network takes, near its own; it refuses those that break its group."""
+    own = model.input_size[1]
+    taken: list[int] = []
+    low = high = own
+    for span in _SPANS:
+        fresh = [side for side in range(max(1, own - span), own + span + 1) if not low <= side <= high or low == high]
+        low, high = max(1, own - span), own + span
+        taken = sorted({*taken, *(side for side in fresh if forward_shape(model, side, side) is not None)})
+        if len(taken) > 2:
+            break
+    return {"tried": [low, high], "exact": taken}
+
+
+def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
+    """Where the weights of a checkpoint are, and its results where they lie beside them."""
+    found: dict[str, Any] = {"name": name, "where": None, "results": None, "paper": None}
+    printed = claim(name)
+    if printed:
+        found["paper"] = {"authors": printed.paper.short, "parameters": printed.parameters, "error": printed.error}
+        found["paper"]["spread"] = printed.spread
+    try:
+        path = Path(find_weights(name, None))  # without a Hub repo, nothing is fetched
+        found["where"] = str(path)
+        results = path.with_name("results.json")
+        found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
+    except WeightsNotFoundError:
+        found["where"] = f"https://huggingface.co/{repo_id}" if repo_id else None
+    return found
+
+
+@torch.no_grad()
+def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
+    """The stem, the blocks and the head, or every layer that has parameters or a group of its own, in order of use."""
+    rows: list[dict[str, Any]] = []
+    handles = []
+    for name, module in model.named_modules():
+        if _is_layer(name, module) if every else _is_stage(name, model):
+            handles.append(module.register_forward_hook(partial(_note, rows, name)))
+    forward_shape(model, *model.input_size[1:])
+    for handle in handles:
+        handle.remove()
+    return rows
+
+
+def _is_stage(name: str, model: EquivariantNet) -> bool:
+    blocks = [f"blocks.{i}" for i in range(len(model.blocks))]
+    children = [child for child, _ in model.named_children() if child != "blocks"]
+    return name in blocks or name in children
+
+
+def _is_layer(name: str, module: nn.Module) -> bool:
+    return bool(name) and (isinstance(getattr(module, "group", None), Group) or bool(module._parameters))
+
+
+def _note(rows: list[dict[str, Any]], name: str, module: nn.Module, _: object, out: object) -> None:
+    shape = list(out.shape[1:]) if isinstance(out, Tensor) else None
+    kind = type(module).__name__
+    rows.append({"name": name, "type": kind, "output": shape, "parameters": count_parameters(module)})
+
+
+def _text(data: dict[str, Any], group: Group) -> str:
+    between = "" if group.on_grid else "; approximate for its other turns"
+    facts = [
+        ["network", data["name"]],
+        ["", data["summary"]],
+        ["group", f"{data['group']}, {data['elements']} element" + "s" * (data["elements"] > 1)],
+        ["exact for", ("translations alone" if group.order == 1 else "; ".join(data["exact_for"][1:])) + between],
+        ["parameters", f"{data['parameters']:,}"],
+        ["input", " x ".join(map(str, data["input_size"])) + f", {data['num_classes']} classes"],
+        ["sides", _sides_text(data["sides"])],
+        ["paper", f"{data['paper']['title']} ({data['paper']['authors']}) {data['paper']['url']}"],
+    ]
+    parts = [table(facts, flexible={1})]
+    parts += [table(_checkpoint_rows(entry), flexible={1}) for entry in data["checkpoints"]]
+    heading = ["layer", "type", "output", "parameters"]
+    rows = [
+        [row["name"], row["type"], " x ".join(map(str, row["output"] or [])), f"{row['parameters']:,}"]
+        for row in data["layers"]
+    ]
+    parts.append(table([heading, *rows], right={3}, flexible={0}))
+    return "\n\n".join(parts)
+
+
+def _sides_text(sides: dict[str, Any]) -> str:
+    low, high = sides["tried"]
+    exact = sides["exact"]
+    if len(exact) == high - low + 1:
+        return f"all of {low} to {high}"
+    steps = {b - a for a, b in itertools.pairwise(exact)}
+    step = f"every {steps.pop()} pixels" if len(steps) == 1 and steps != {1} else ""
+    return ", ".join(map(str, exact)) + f" ({', '.join(filter(None, [step, f'of {low} to {high}']))})"
+
+
+def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
+    rows = [["checkpoint", entry["name"]], ["weights", entry["where"] or "none yet"]]
+    results = entry["results"] or {}
+    for key, words in (
+        ("test_error", "test error"),
+        ("same_class_at_all_quarter_turns", "same class at all quarter turns"),
+    ):
+        if key in results:
+            rows.append([words, f"{results[key]:.2f} %"])
+    if "equivariance_error" in results:
+        rows.append(["equivariance error", f"{results['equivariance_error']:.0e}"])
+    if "command" in results:
+        rows.append(["made by", results["command"]])
+    if entry["paper"]:
+        paper = entry["paper"]
+        spread = f" ± {paper['spread']}" if paper["spread"] else ""
+        said = [f"{paper['error']}{spread} % test error"] * bool(paper["error"])
+        said += [f"{paper['parameters']} parameters"] * bool(paper["parameters"])
+        rows.append(["paper", f"{', '.join(said) or 'no number'} ({paper['authors']})"])
+    return rows

@@ -1,0 +1,66 @@
+"""`eqzoo predict`: what networks see in a picture and in its turned copies."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..groups import P4, P4M, Group
+from ..models import EquivariantNet
+from ._answer import Answer, table
+from ._pictures import copies, pretrained
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Prints what networks see in a picture and in its turned copies, a row a copy and a column a network."""
+    models = [pretrained(name) for name in args.model]
+    group = P4M if any(model.group.mirrors for model in models) else P4
+    columns = [_view(model, copies(args.picture, model, group, args.invert)) for model in models]
+    rows = [["", *(column.name for column in columns)]]
+    for g in group.elements:
+        rows.append([group.describe(g), *(column.answer(g) for column in columns)])
+    rows.append(["largest change of a probability", *(f"{column.change:.1e}" for column in columns)])
+    data = {"picture": args.picture, "networks": [column.data(group) for column in columns]}
+    return Answer(table(rows), data)
+
+
+@dataclass(frozen=True)
+class _View:
+    name: str
+    labels: tuple[str, ...]
+    probabilities: Tensor  # (elements, classes)
+
+    def answer(self, g: int) -> str:
+        value, place = self.probabilities[g].max(0)
+        return f"{self.labels[int(place)]}  {100 * value:6.2f} %"
+
+    @property
+    def change(self) -> float:
+        return (self.probabilities - self.probabilities[0]).abs().max().item()
+
+    def data(self, group: Group) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "labels": self.labels,
+            "copies": [
+                {
+                    "copy": group.describe(g),
+                    "label": self.labels[int(self.probabilities[g].argmax())],
+                    "probabilities": self.probabilities[g].tolist(),
+                }
+                for g in group.elements
+            ],
+            "largest_change": self.change,
+        }
+
+
+@torch.no_grad()
+def _view(model: EquivariantNet, x: Tensor) -> _View:
+    cfg = model.pretrained_cfg
+    labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
+    name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
+    return _View(name, tuple(labels), model.double()(x).softmax(1))

@@ -1,0 +1,200 @@
+"""What the figures share: colours, grids of panels, and rings of maps."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..groups import Group
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "SEQUENTIAL", "SIGNED", "colour_bar", "draw_map", "draw_ring", "new_figure", "norm_of", "panels"]
+
+SEQUENTIAL = "cividis"
+SIGNED = "PuOr"
+# Okabe and Ito's palette, which all kinds of colour vision tell apart; black and the pale yellow are left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, sizes in inches, that belongs to the caller alone: pyplot does not know it.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "figures are drawn by matplotlib, which is not installed: pip install 'eqzoo[viz]'"
+        ) from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panels(
+    figure: "Figure", count: int, columns: int, heights: Sequence[float] = (1,)
+) -> "tuple[list[list[Axes]], list[Axes]]":
+    """Rows of panels, and at the right of them places for scales.
+
+    Args:
+        figure: The figure.
+        count: The number of panels of each kind.
+        columns: The panels in a row, at most.
+        heights: The relative height of each kind of panel; kinds alternate from row to row.
+
+    Returns:
+        For each kind, its panels; and for each kind, a place for its scale.
+    """
+    columns = min(columns, count)
+    rows, kinds = -(-count // columns), len(heights)
+    grid = figure.add_gridspec(
+        rows * kinds, columns + 1, width_ratios=[1] * columns + [0.04], height_ratios=[*heights] * rows
+    )
+    shown = [
+        [figure.add_subplot(grid[kinds * (i // columns) + kind, i % columns]) for i in range(count)]
+        for kind in range(kinds)
+    ]
+    scales = grid[:, -1:] if kinds == 1 else None
+    bars = [figure.add_subplot(scales if scales else grid[kind, -1]) for kind in range(kinds)]
+    return shown, bars
+
+
+def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
+    """One scale for all maps; about 0 if they have a sign."""
+    from matplotlib.colors import Normalize
+
+    values = torch.cat([m.flatten() for m in maps])
+    if signed:
+        largest = values.abs().max().item()
+        return Normalize(-largest, largest)
+    low, high = values.min().item(), values.max().item()
+    # Equal values up to rounding are one colour: rounding is not to be seen as a pattern.
+    return Normalize(low, high) if high - low > 1e-9 * abs(high) else Normalize(min(low, 0), max(high, 1e-9))
+
+
+def colour_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
+    """The scale of maps."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LogNorm
+
+    bar = axes.figure.colorbar(ScalarMappable(norm, cmap), cax=axes)
+    bar.set_label(label, fontsize=9)
+    bar.outline.set_visible(False)
+    axes.tick_params(labelsize=8)
+    if not isinstance(norm, LogNorm):
+        axes.locator_params(axis="y", nbins=5)
+        axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def draw_map(axes: "Axes", values: Tensor, extent: tuple[float, float, float, float] | None = None, **how: Any) -> None:
+    """A map, pixel by pixel, or a picture where no colours are named."""
+    axes.imshow(values.numpy() if how else _picture(values), extent=extent, interpolation="nearest", zorder=2, **how)
+
+
+def _picture(values: Tensor) -> Any:
+    """``(C, height, width)`` as something to look at: grey or colour, from its darkest to its lightest value."""
+    values = values.detach().double()
+    shown = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
+    low, high = shown.min(), shown.max()
+    return ((shown - low) / (high - low if high > low else 1)).permute(1, 2, 0).numpy()
+
+
+def draw_ring(
+    axes: "Axes",
+    maps: Tensor,
+    group: Group,
+    centre: Tensor | None = None,
+    mark: tuple[float, float, float, float] | None = None,
+    **how: Any,
+) -> None:
+    """The maps of all poses on a circle, pose by pose counter-clockwise from the top, around a picture.
+
+    Turning a picture turns the whole ring: the maps turn, and each takes the place of the next pose. Mirrored poses
+    stand between the others.
+
+    Args:
+        axes: Where; they lose their frame.
+        maps: ``(poses, height, width)``.
+        group: The group, of as many poses; of another number, they are numbered.
+        centre: A picture ``(C, height, width)`` in the middle, or None.
+        mark: A frame in the picture: row and column of its middle, height and width, in pixels.
+        **how: Colours, for `imshow`.
+    """
+    angles, labels = _poses(len(maps), group)
+    spots = [(-math.sin(angle), math.cos(angle)) for angle in angles]
+    # Squares do not overlap if they are apart along one axis: half a side of each map, then of the centre.
+    half = min([_apart(a, b) / 2 for a, b in itertools.combinations(spots, 2)] + [0.42]) * 0.92
+    middle = min(min(_apart(spot, (0, 0)) for spot in spots) - half, 0.6) * 0.92 if centre is not None else 0.0
+    if centre is not None:
+        extent = _extent((0, 0), middle, centre)
+        draw_map(axes, centre, extent)
+        if mark:
+            _frame(axes, extent, centre, mark)
+    for spot, values, label in zip(spots, maps, labels, strict=True):
+        box = _extent(spot, half, values)
+        draw_map(axes, values, box, **how)
+        _outline(axes, box, "#bbbbbb", 0.4)
+        if len(maps) > 1:
+            _label(axes, spot, half, label)
+    side = 1 + half + 0.42 if len(maps) > 1 else max(half, middle) + 0.05
+    top, bottom = (1 + half + 0.25, 1 + half + 0.25) if len(maps) > 1 else (1 + half + 0.05, middle + 0.05)
+    axes.set(xlim=(-side, side), ylim=(-bottom, top), aspect="equal")
+    axes.set_axis_off()
+
+
+def _label(axes: "Axes", spot: tuple[float, float], half: float, text: str) -> None:
+    """Names a pose behind its map, seen from the centre, where nothing else is."""
+    x, y = spot
+    across = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
+    along = "center" if abs(y) < 0.3 else "bottom" if y > 0 else "top"
+    beside = (x + math.copysign(half + 0.05, x)) if along == "center" else x
+    above = (y + math.copysign(half + 0.04, y)) if along != "center" else y
+    if along != "center" and across != "center":  # at a corner, above the map is enough
+        across = "center"
+    axes.text(beside, above, text, ha=across, va=along, fontsize=7, color="#555555")
+
+
+def _frame(
+    axes: "Axes", extent: tuple[float, float, float, float], picture: Tensor, mark: tuple[float, float, float, float]
+) -> None:
+    row, column, high, wide = mark
+    unit = (extent[1] - extent[0]) / picture.shape[-1]
+    x, y = extent[0] + (column + 0.5) * unit, extent[3] - (row + 0.5) * unit
+    _outline(axes, (x - wide / 2 * unit, x + wide / 2 * unit, y - high / 2 * unit, y + high / 2 * unit), COLOURS[-1], 1)
+
+
+def _outline(axes: "Axes", extent: tuple[float, float, float, float], colour: str, width: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, right, bottom, top = extent
+    size = (right - left, top - bottom)
+    axes.add_patch(Rectangle((left, bottom), *size, fill=False, edgecolor=colour, linewidth=width, zorder=3))
+
+
+def _poses(count: int, group: Group) -> tuple[list[float], list[str]]:
+    if count != group.order:
+        return [2 * math.pi * i / count for i in range(count)], [str(i) for i in range(count)]
+    turn, angles, labels = 2 * math.pi / group.rotations, [], []
+    for g in group.elements:
+        m, r = divmod(g, group.rotations)
+        angles.append(turn * (r + m / 2))
+        labels.append(("m " if m else "") + f"{360 * r / group.rotations:g}°")
+    return angles, labels
+
+
+def _apart(a: tuple[float, float], b: tuple[float, float]) -> float:
+    return max(abs(a[0] - b[0]), abs(a[1] - b[1]))
+
+
+def _extent(spot: tuple[float, float], half: float, values: Tensor) -> tuple[float, float, float, float]:
+    """Left, right, bottom and top of a map whose longer side is twice ``half``."""
+    height, width = values.shape[-2:]
+    high, wide = (half * side / max(height, width) for side in (height, width))
+    return spot[0] - wide, spot[0] + wide, spot[1] - high, spot[1] + high

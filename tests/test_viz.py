@@ -1,0 +1,366 @@
+"""What is drawn: attention recomputed against the layers' own outputs, maps that turn, and figures that can be read."""
+
+import itertools
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import eqzoo
+import eqzoo_cli
+from eqzoo import layers, viz
+from eqzoo.equivariance import equivariance_report, randomise_norms
+from eqzoo.groups import P4, P4M, Z2, Group, cyclic, transform
+from tests.conftest import ROOT
+
+
+def trained_like(name):
+    """A network with norms and biases as after training, and a picture for it."""
+    model = eqzoo.create_model(name).double().eval()
+    randomise_norms(model, torch.Generator().manual_seed(0), torch.randn(2, *model.input_size))
+    return model, torch.randn(*model.input_size)
+
+
+@pytest.mark.parametrize("group", [P4, P4M], ids=lambda g: g.name)
+@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
+@pytest.mark.parametrize("lifting", [True, False])
+def test_what_attention_leaves_of_the_responses_is_the_layers_output(group, attention, lifting):
+    kind = layers.AttentiveLiftingConv2d if lifting else layers.AttentiveGroupConv2d
+    make = {"padding": 1, "attention": attention, "attention_size": 3, "attention_dilation": 2}
+    layer, other = (kind(group, 2, 3, 3, **make) for _ in range(2))
+    x = torch.randn(2, 2, 7, 7) if lifting else torch.randn(2, 2, group.order, 7, 7)
+    found = viz.response_weights(layer, x)
+    torch.testing.assert_close(found.output, layer(x))
+    assert (found.channel is None, found.spatial is None) == (attention == "spatial", attention == "channel")
+    assert (viz.response_weights(other, x).output - layer(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("field", ["regular", "trivial"])
+@pytest.mark.parametrize("attention", ["input", "pose"])
+def test_what_attention_leaves_of_the_input_is_the_layers_output(field, attention):
+    layer = layers.InputAttention2d(P4M, 3, field, attention, attention_size=3, attention_dilation=2)
+    x = torch.randn(2, 3, 7, 7) if field == "trivial" else torch.randn(2, 3, 8, 7, 7)
+    found = viz.input_weights(layer, x)
+    torch.testing.assert_close(found.output, layer(x))
+    assert (found.output - x).abs().max() > 1e-2
+
+
+def test_attention_on_the_input_is_not_asked_of_the_responses():
+    layer = layers.AttentiveGroupConv2d(P4, 2, 2, 3, attention="input")
+    with pytest.raises(ValueError, match="input_weights"):
+        viz.response_weights(layer, torch.randn(1, 2, 4, 5, 5))
+
+
+@pytest.mark.parametrize("group", [P4, P4M], ids=lambda g: g.name)
+@pytest.mark.parametrize(
+    "kind", [layers.AffineSelfConv2d, layers.SimpleAffineSelfConv2d, layers.StandAloneSelfAttention2d]
+)
+def test_weights_of_a_window_applied_to_its_values_are_the_layers_output(group, kind):
+    layer, x = kind(group, 8, kernel_size=3, num_heads=4), torch.randn(2, 8, group.order, 5, 5)
+    weights, values = viz.window_weights(layer, x)
+    torch.testing.assert_close(weights.sum(3), torch.ones_like(weights.sum(3)))
+    out = layer.project((weights.unsqueeze(2) * values).sum(4).flatten(1, 2))
+    torch.testing.assert_close(out, layer(x))
+    mean = layer.project(values.mean(4).flatten(1, 2))
+    assert (mean - layer(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kernel_size", [3, "global"])
+@pytest.mark.parametrize("kind", ["lifting", "exact", "released"])
+def test_weights_of_group_attention_applied_to_its_values_are_the_layers_output(kernel_size, kind):
+    options = {"kernel_size": kernel_size, "num_heads": 2, "head_channels": 6}
+    if kind == "lifting":
+        layer, x = layers.LiftingSelfAttention2d(cyclic(8), 2, 4, **options), torch.randn(2, 2, 4, 5)
+    else:
+        layer = layers.GroupSelfAttention2d(P4, 2, 4, pose_index=kind, **options)
+        x = torch.randn(2, 2, 4, 4, 5)
+    weights, values = viz.group_weights(layer, x, torch.arange(20))
+    torch.testing.assert_close(weights.sum((-2, -1)), torch.ones_like(weights.sum((-2, -1))))
+    out = layer.merge(torch.einsum("bnvgimj,bncmij->bncvi", weights, values), 4, 5)
+    torch.testing.assert_close(out, layer(x))
+    some, head = viz.group_weights(layer, x, torch.tensor([7, 3]), slice(1, 2))
+    torch.testing.assert_close(some, weights[:, 1:, :, :, [7, 3]])
+    assert (some - weights[:, 1:, :, :, [3, 7]]).abs().max() > 1e-4
+    assert head.shape[1] == 1
+
+
+CASES = [
+    ("p4_alpha_cnn", "blocks.1.conv", {}),
+    ("p4_alpha_cnn", "stem.conv", {"head": 3}),
+    ("p4_alpha_ch_cnn", "blocks.0.conv", {}),
+    ("p4_alpha_f_cnn", None, {}),
+    ("p4_alpha_f_cnn", "stem.conv", {}),
+    ("p4_alpha_rh_cnn", None, {}),
+    ("r4_gsanet_t", None, {}),
+    ("r4_gsanet_t", "blocks.2.block.attention.attention", {}),
+    ("r8_gsanet_t", "blocks.0.block.attention.attention", {"place": (4, 9), "head": 2, "pose": 3}),
+    ("p4_asc_resnet29", None, {"head": 1}),
+    ("p4m_asc_resnet29", None, {"place": (3, 30)}),
+    ("p4m_e4net", "blocks.1.e4", {}),
+    ("p4_e4net", None, {"place": (4, 9), "head": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "layer", "options"), CASES, ids=lambda value: str(value))
+def test_maps_of_a_turned_picture_are_the_turned_maps_with_their_poses_permuted(name, layer, options):
+    model, x = trained_like(name)
+    seen = viz.attention(model, x, layer, **options)
+    assert seen.error < 1e-10
+    assert (len(seen.maps) or len(seen.channels)) == len(model.group.grid_elements)
+    for g, maps in zip(seen.elements, seen.maps, strict=False):
+        field = "trivial" if len(maps) == 1 else "regular"
+        torch.testing.assert_close(maps, transform(seen.maps[0], model.group, g, field), rtol=0, atol=1e-10)
+    # Turned without their poses they are others: what is tested above is not empty.
+    if seen.maps and len(seen.maps[0]) > 1:
+        turned = transform(seen.maps[0], model.group, seen.elements[1], "trivial")
+        assert (seen.maps[1] - turned).norm() > 1e-6 * seen.maps[0].norm()
+
+
+def test_maps_of_a_network_for_translations_do_not_turn():
+    model, x = trained_like("z2_gsanet_t")
+    seen = viz.attention(model, x, place=(5, 9))
+    assert seen.group == P4
+    assert seen.error > 1e-3
+    assert viz.attention(model, x, group=cyclic(1)).error == 0
+
+
+def test_what_all_places_receive_is_what_all_places_give():
+    """Each query place gives 1 in all: nothing is lost on the way, but what windows lose outside of the picture."""
+    for name in ("r4_gsanet_t", "z2_gsanet_t"):
+        model, x = trained_like(name)
+        maps = viz.attention(model, x).maps[0]
+        torch.testing.assert_close(maps.mean((1, 2)), torch.ones(len(maps)))
+    model, x = trained_like("z2_sasa_resnet29")
+    assert 0.5 < viz.attention(model, x).maps[0].mean() < 1
+
+
+def test_a_place_is_the_window_of_the_softmax():
+    model, x = trained_like("p4_asc_resnet29")
+    name = next(iter(viz.attention_layers(model)))
+    seen = viz.attention(model, x, place=(7, 2), head=1)
+    block = model.blocks[0][0]
+    fed = block.branch[:3](model.stem(x[None]))
+    weights = viz.window_weights(model.get_submodule(name), fed).weights[0, 1, :, :, 7, 2]
+    torch.testing.assert_close(seen.maps[0].flatten(1), weights)
+
+
+def test_a_layer_by_itself_is_explained_too():
+    layer = layers.AttentiveGroupConv2d(P4, 2, 3, 3, attention="spatial")
+    seen = viz.attention(layer, torch.randn(1, 2, 4, 9, 9))
+    assert (seen.layer, seen.error < 1e-12, seen.maps[0].shape) == ("", True, (4, 7, 7))
+    assert viz.attention_maps(seen).axes
+
+
+def test_bad_questions_say_what_would_work():
+    attentive, x = trained_like("p4_alpha_f_cnn")
+    gsa, _ = trained_like("r4_gsanet_t")
+    for match, call in (
+        ("no layer with attention", lambda: viz.attention(trained_like("p4_cnn")[0], x)),
+        ("it is in stem.conv, blocks.0.conv", lambda: viz.attention(attentive, x, "stem")),
+        ("no place to choose", lambda: viz.attention(attentive, x, place=(1, 1))),
+        ("no head to choose", lambda: viz.attention(attentive, x, head=0)),
+        ("sees 28 x 28 pixels", lambda: viz.attention(gsa, x, place=(28, 0))),
+        ("head is 0 to 8 here, got 9", lambda: viz.attention(gsa, x, head=9)),
+        ("pose is 0 to 3 here", lambda: viz.attention(gsa, x, "blocks.0.block.attention.attention", pose=4)),
+        ("ask for p4 or a subgroup", lambda: viz.attention(gsa, x, group=P4M)),
+        ("one picture is", lambda: viz.attention(gsa, torch.randn(2, 1, 28, 28))),
+        ("image is missing", lambda: viz.attention_maps(gsa)),
+        ("regular field of one picture", lambda: viz.feature_rings(torch.randn(2, 3, 4, 5, 5))),
+        ("fields are 0 to 2", lambda: viz.feature_rings(torch.randn(3, 4, 5, 5), fields=[3])),
+        ("no lifting or group convolution", lambda: viz.filter_orbit(nn.Conv2d(1, 1, 3))),
+        ("LiftingConv2d, GroupConv2d", lambda: viz.orbit_filters(nn.Conv2d(1, 1, 3))),
+        ("fields 0 to 9 going out", lambda: viz.filter_orbit(attentive, channel=1)),
+        ("is a map or a field", lambda: viz.error_maps(nn.Flatten(), x[None], group=P4)),
+        ("zero everywhere", lambda: viz.error_maps(nn.Identity(), 0 * x[None], group=P4)),
+        ("no curve", lambda: viz.plot_turn_curve({})),
+        ("2 values for 3 angles", lambda: viz.plot_turn_curve({"a": [1, 2]}, [0, 90, 180])),
+    ):
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+def test_the_orbit_of_a_filter_is_the_filter_under_all_elements():
+    for layer, field in (
+        (layers.LiftingConv2d(P4M, 2, 3, 3), "trivial"),
+        (layers.GroupConv2d(P4M, 2, 3, 3), "regular"),
+    ):
+        filters = viz.orbit_filters(layer)
+        for g in P4M.elements:
+            torch.testing.assert_close(filters[:, g], transform(filters[:, 0], P4M, g, field))
+        assert (filters[:, 1] - filters[:, 0]).abs().max() > 1e-2
+
+
+def test_error_maps_add_up_to_the_error_that_is_measured():
+    model, x = trained_like("z2_cnn")
+    found = viz.error_maps(model, x[None], "stem.conv", P4)
+    # What a translation network promises of turns is measured on its output alone, so by hand here.
+    y, stem = model.stem.conv(x[None])[:, :, 0], model.stem.conv
+    for g in P4.grid_elements:
+        difference = stem(transform(x[None], P4, g, "trivial"))[:, :, 0] - transform(y, P4, g, "trivial")
+        assert found.errors[g] == pytest.approx((difference.norm() / y.norm()).item(), abs=1e-12)
+    assert found.errors[1] > 0.1
+    exact, x = trained_like("p4m_cnn")
+    report = equivariance_report(exact, x[None])
+    assert max(viz.error_maps(exact, x[None]).errors.values()) == pytest.approx(
+        max(report.features.values()), abs=1e-14
+    )
+
+
+def test_an_error_is_seen_where_it_is():
+    class Corner(nn.Module):
+        group = Group(4)
+
+        def forward(self, x):
+            y = x.clone()
+            y[..., 0, 0] += 1
+            return y
+
+    maps = viz.error_maps(Corner(), torch.randn(1, 1, 6, 6)).maps
+    assert [tuple(place) for place in (maps[1] > 1e-12).nonzero().tolist()] == [(0, 0), (5, 0)]
+
+
+def figures():
+    p4, x = trained_like("p4_cnn")
+    z2, _ = trained_like("z2_cnn")
+    p4m, _ = trained_like("p4m_cnn")
+    alpha, _ = trained_like("p4_alpha_cnn")
+    gsa, _ = trained_like("r4_gsanet_t")
+    r16, _ = trained_like("r16_gsanet_t")
+    e4, _ = trained_like("p4m_e4net")
+    degrees = range(0, 360, 45)
+    with torch.no_grad():
+        yield "attention", viz.attention_maps(alpha, x, "blocks.0.conv")
+        yield "attention of a place", viz.attention_maps(gsa, x, place=(9, 12), head=3)
+        yield "a half turn", viz.attention_maps(gsa, x, "blocks.0.block.attention.attention", (1, 1), group=cyclic(2))
+        yield "generated filters", viz.attention_maps(e4, x, "blocks.5.e4", place=(1, 1))
+        yield "attention at 16 poses", viz.attention_maps(r16, x, place=(1, 1))
+        yield "one pose", viz.attention_maps(trained_like("z2_gsanet_t")[0], x, place=(1, 1))
+        yield "rings", viz.feature_rings(p4.stem(x[None]), P4, x)
+        yield "rings with mirrors", viz.feature_rings(p4m.stem(x[None]), P4M, x, fields=range(4))
+        yield "orbit", viz.filter_orbit(p4m)
+        yield "orbit of a group filter", viz.filter_orbit(p4m.blocks[0].conv, fields=[0, 2])
+        yield "error", viz.equivariance_map(p4m, x[None])
+        yield "error of a layer", viz.equivariance_map(z2, x[None], "stem.conv")
+        yield "curve", viz.plot_turn_curve({f"network {i}": [i] * 8 for i in range(9)}, degrees)
+
+
+def test_no_text_of_a_figure_overlaps_another_or_is_cut_off():
+    for name, figure in figures():
+        assert not faults(figure), name
+
+
+def test_the_check_above_can_fail():
+    figure = viz.plot_turn_curve({"a": [1, 2]}, [0, 90])
+    assert not faults(figure)
+    figure.axes[0].text(0.5, 0.5, "one", transform=figure.transFigure)
+    figure.axes[0].text(0.51, 0.51, "two", transform=figure.transFigure)
+    figure.axes[0].text(0.99, 0.6, "three", transform=figure.transFigure)
+    assert [fault[:2] for fault in faults(figure)] == [("cut", "three"), ("one", "two")]
+
+
+def faults(figure):
+    """The texts that are cut off, and the pairs that overlap by a pixel or more."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    page, renderer = figure.bbox, canvas.get_renderer()
+    boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in drawn(figure)]
+    assert len(boxes) > 3
+    cut = [
+        ("cut", text) for text, box in boxes if min(box.x0, box.y0) < -1 or box.x1 > page.x1 + 1 or box.y1 > page.y1 + 1
+    ]
+    pairs = [
+        (a, b)
+        for (a, first), (b, second) in itertools.combinations(boxes, 2)
+        if min(first.x1, second.x1) - max(first.x0, second.x0) > 1
+        and min(first.y1, second.y1) - max(first.y0, second.y0) > 1
+    ]
+    return cut + pairs
+
+
+def drawn(figure):
+    """The texts that are drawn: ticks beyond the axes, and of axes that are off, stay in matplotlib's lists."""
+    texts = [figure._suptitle, *(text for legend in figure.legends for text in legend.get_texts())]
+    for axes in figure.axes:
+        texts += [axes.title, *axes.texts]
+        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
+            low, high = sorted(axis.get_view_interval())
+            ticks = [tick.label1 if tick.label1.get_visible() else tick.label2 for tick in axis.get_major_ticks()]
+            places = axis.get_majorticklocs()
+            texts += [axis.label, *(t for t, place in zip(ticks, places, strict=True) if low <= place <= high)]
+    return [text for text in texts if text is not None and text.get_text().strip()]
+
+
+def test_exactness_is_said_in_the_title():
+    p4, x = trained_like("p4_cnn")
+    z2, _ = trained_like("z2_cnn")
+    exact, other = (viz.equivariance_map(model, x[None]).axes[0].get_title() for model in (p4, z2))
+    assert "0 to rounding" in exact
+    assert "0 to rounding" not in other
+    assert "turns with the picture" in viz.attention_maps(trained_like("p4_alpha_f_cnn")[0], x).get_suptitle()
+    assert "does not turn" in viz.attention_maps(trained_like("z2_gsanet_t")[0], x, place=(3, 3)).get_suptitle()
+
+
+def test_a_ring_turns_with_the_picture():
+    """The ring of a turned field is the ring turned: what stands at the top goes to the left, turned."""
+    p4, x = trained_like("p4_cnn")
+    field = p4.stem(x[None]).detach()
+    rings = [viz.feature_rings(f, P4, fields=[0]).axes[0] for f in (field, transform(field, P4, 1, "regular"))]
+    before, after = ({spot(image): torch.tensor(image.get_array().data) for image in ring.images} for ring in rings)
+    for (across, along), values in before.items():
+        torch.testing.assert_close(after[-along, across], values.rot90(1))
+
+
+def spot(image):
+    left, right, bottom, top = image.get_extent()
+    return round((left + right) / 2), round((bottom + top) / 2)
+
+
+def test_figures_leave_pyplot_and_the_settings_alone_and_the_package_leaves_matplotlib_out(tmp_path):
+    script = """
+import sys, torch, eqzoo
+assert "matplotlib" not in sys.modules
+import matplotlib
+settings = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}  # which loads pyplot
+figure = eqzoo.viz.feature_rings(torch.rand(3, 4, 5, 5), eqzoo.P4)
+figure.savefig(sys.argv[1])
+assert "matplotlib.pyplot" not in sys.modules
+assert all(matplotlib.rcParams[key] == value for key, value in settings.items())
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path / "rings.png"], cwd=ROOT, check=True)
+    assert (tmp_path / "rings.png").stat().st_size > 1000
+
+
+def test_without_matplotlib_the_numbers_are_there_and_figures_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert viz.orbit_filters(layers.LiftingConv2d(Z2, 1, 1, 3)).shape == (1, 1, 1, 3, 3)
+    with pytest.raises(ImportError, match=r"pip install 'eqzoo\[viz\]'"):
+        viz.plot_turn_curve({"a": [1.0]}, [0])
+
+
+def test_the_model_is_left_as_it_is():
+    model = eqzoo.create_model("p4_alpha_f_cnn").float().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    viz.attention(model, torch.randn(1, 28, 28, dtype=torch.float32))
+    viz.error_maps(model, torch.randn(1, 1, 28, 28, dtype=torch.float32))
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_page_makes_its_pictures(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "looking_inside.md").read_text()
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    command = re.search(r"```bash\neqzoo (.*?)\n```", page)[1]
+    assert eqzoo_cli.main(command.split()) == 0
+    exec(re.search(r"```python\n(import.*?)```", page, re.DOTALL)[1], {})
+    made = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
+    assert made == set(re.findall(r"\(images/(.*?)\)", page))
+    for name in made:
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 100_000
