@@ -1,9 +1,11 @@
 """The training loop: it learns, is the same when stopped, and says what went wrong."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +13,9 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.engine import Recipe, predictions, top1, train
+from eqzoo.engine import Recipe, finished, predictions, selected, top1, train
 from eqzoo.files import atomic
+from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
 from tests.conftest import ROOT
 
 
@@ -162,3 +165,274 @@ def test_atomic_leaves_the_old_file_when_writing_fails(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         atomic(path, fail)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]
+
+
+def swap_norms(model):
+    """Layer norms instead of batch norms: they know no batch, so that a batch may be split."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, GroupBatchNorm2d):
+                setattr(module, name, GroupLayerNorm2d(child.group, child.num_features))
+    return model
+
+
+def build_without_batch_norm():
+    return swap_norms(eqzoo.create_model("p4_cnn", width=2, num_classes=2, drop_rate=0.0))
+
+
+def other(**changes):
+    return replace(RECIPE, **changes)
+
+
+def go(folder, recipe, build=build_without_batch_norm, **kwargs):
+    torch.set_default_dtype(torch.float32)
+    return train(recipe, build, SPLITS, folder, **kwargs)
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return [row["loss"] for row in rows(folder)]
+
+
+def same(a, b):
+    return all(torch.equal(a.state_dict()[name], value) for name, value in b.state_dict().items())
+
+
+EVERYTHING = {
+    "augment": "standard",
+    "ema_decay": 0.9,
+    "accumulate": 2,
+    "clip_grad": 1.0,
+    "label_smoothing": 0.1,
+    "optimizer": "sgd",
+    "optimizer_args": {"momentum": 0.8},
+    "lr": 0.05,
+    "schedule": "multistep",
+    "milestones": (2,),
+}
+
+
+def test_a_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path):
+    """SIGKILL before the first epoch, and twice at moments that nobody chose."""
+    recipe = other(epochs=25, **EVERYTHING)
+    script = f"""
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from tests.test_engine import EVERYTHING, other, run
+run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
+"""
+    record, seen = tmp_path / "killed" / "record.jsonl", []
+    for wanted in (0, 3, 9):
+        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        there = tmp_path / "killed" / "recipe.json" if wanted == 0 else record
+        while time.monotonic() < deadline:
+            if there.exists() and len(there.read_text().splitlines()) > wanted:
+                break
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        seen.append(len(record.read_text().splitlines()) if record.exists() else 0)
+    assert seen[0] < seen[1] < seen[2] < 25
+    torch.set_num_threads(1)
+    (tmp_path / "killed" / ".state.pt.1.tmp").write_text("left by a run that was killed while it wrote")
+    whole, resumed = run(tmp_path / "whole", recipe), run(tmp_path / "killed", recipe)
+    assert same(whole, resumed)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    script = f"""
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from accelerate import PartialState
+from tests.test_engine import EVERYTHING, go, other
+go(Path({str(tmp_path / "two")!r}), other(**EVERYTHING))
+state = PartialState()
+assert state.num_processes == 2
+state.destroy_process_group()
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "script.py")]
+    ran = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    torch.set_num_threads(1)
+    go(tmp_path / "one", other(**EVERYTHING))
+    go(tmp_path / "seed", other(**EVERYTHING, seed=1))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert losses(tmp_path / "two") != pytest.approx(losses(tmp_path / "seed"), rel=1e-3)
+    valid = [[row["valid_loss"] for row in rows(tmp_path / name)] for name in ("one", "two")]
+    assert valid[0] == pytest.approx(valid[1], rel=1e-5)
+
+
+def test_a_run_of_an_older_recipe_goes_on(tmp_path):
+    """Folders from before some keys and entries were there: those of the recipe are left out, and of the state."""
+    whole = run(tmp_path / "whole", other(epochs=4))
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 2)
+        with pytest.raises(Killed):
+            run(tmp_path / "old", other(epochs=4))
+    path = tmp_path / "old" / "recipe.json"
+    values = json.loads(path.read_text())
+    keys = "model dataset epochs batch_size optimizer lr weight_decay schedule warmup_epochs seed model_args"
+    path.write_text(json.dumps({key: values[key] for key in keys.split()}))
+    state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
+    assert set(state) == {"model", "optimizer", "epoch", "best"}
+    for group in state["optimizer"]["param_groups"]:
+        del group["initial_lr"]
+    torch.save(state, tmp_path / "old" / "state.pt")
+    lines = [{k: v for k, v in row.items() if k != "valid_loss"} for row in rows(tmp_path / "old")]
+    (tmp_path / "old" / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert same(run(tmp_path / "old", other(epochs=4)), whole)
+    assert path.read_text() == json.dumps({key: values[key] for key in keys.split()})
+
+
+def stop_after(monkeypatch, epochs):
+    from eqzoo import engine
+
+    original = engine._epoch
+
+    def stop(run, epoch, *args):
+        if epoch == epochs:
+            raise Killed
+        return original(run, epoch, *args)
+
+    monkeypatch.setattr(engine, "_epoch", stop)
+
+
+def test_another_recipe_is_told_by_what_differs(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"another recipe \(lr: 0\.001 there, 0\.01 here\)"):
+        run(tmp_path, other(lr=0.01))
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"speed": 9}))
+    with pytest.raises(ValueError, match="no 'speed'"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "record.jsonl", "best.safetensors"])
+def test_a_run_that_cannot_be_gone_on_with_says_so(tmp_path, name):
+    run(tmp_path)
+    if name == "state.pt":
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
+    else:
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=r"cannot be gone on with .*; remove it"):
+        run(tmp_path)
+
+
+def test_the_end_of_a_run_is_seen_in_its_record():
+    record = [{"epoch": i + 1, "valid_accuracy": value} for i, value in enumerate((50.0, 60.0, 40.0, 40.0))]
+    assert selected(record)["epoch"] == 2
+    assert [finished(other(epochs=9, patience=2), record[:n]) for n in range(5)] == [False, False, False, False, True]
+    assert [finished(other(epochs=4), record[:n]) for n in range(5)] == [False, False, False, False, True]
+
+
+def test_early_stopping_stops_and_stays_stopped(tmp_path, monkeypatch):
+    from eqzoo.run import Run
+
+    accuracies = iter([50.0, 60.0, 55.0, 55.0, 99.0, 99.0])
+    monkeypatch.setattr(Run, "validate", lambda self: (next(accuracies), 1.0))
+    recipe = other(epochs=9, patience=2)
+    go(tmp_path, recipe)
+    assert len(rows(tmp_path)) == 4
+    assert finished(recipe, rows(tmp_path))
+    go(tmp_path, recipe)
+    assert len(rows(tmp_path)) == 4
+
+
+def test_a_plateau_lowers_the_rate_and_a_resumed_run_knows(tmp_path, monkeypatch):
+    from eqzoo.run import Run
+
+    monkeypatch.setattr(Run, "validate", lambda self: (50.0, 1.0))
+    recipe = other(epochs=6, schedule="plateau", plateau_patience=1, decay_rate=0.5, lr=0.4, warmup_epochs=0)
+    go(tmp_path / "whole", recipe)
+    assert [row["lr"] for row in rows(tmp_path / "whole")] == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 4)
+        with pytest.raises(Killed):
+            go(tmp_path / "stopped", recipe)
+    go(tmp_path / "stopped", recipe)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_without_validation_pictures_the_last_epoch_is_kept(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = other(valid_size=0)
+    model = train(recipe, build, {"train": SPLITS["train"]}, tmp_path)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(torch.equal(value, state["model"][name]) for name, value in model.state_dict().items())
+    assert selected(rows(tmp_path))["epoch"] == 3
+    assert [row["valid_accuracy"] for row in rows(tmp_path)] == [None] * 3
+    with pytest.raises(ValueError, match="need a validation split"):
+        train(other(patience=2), build, {"train": SPLITS["train"]}, tmp_path / "patience")
+
+
+def test_nan_in_the_middle_of_a_run_names_the_last_good_epoch(tmp_path, monkeypatch):
+    from eqzoo.run import Run
+
+    original = Run.backward
+    monkeypatch.setattr(Run, "backward", lambda self, *args: original(self, *args) * (float("nan") if broken else 1))
+    broken = False
+    go(tmp_path, other(epochs=2))
+    (tmp_path / "recipe.json").unlink()
+    best = (tmp_path / "best.safetensors").read_bytes()
+    broken = True
+    with pytest.raises(
+        FloatingPointError, match=r"epoch 3 is nan; the best weights, of epoch 1, are in .*best\.safetensors"
+    ):
+        go(tmp_path, other(epochs=3))
+    assert (tmp_path / "best.safetensors").read_bytes() == best
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no tracker 'nonesuch' is installed"):
+        go(tmp_path, RECIPE, track="nonesuch")
+    with pytest.raises(ValueError, match="device is 'cpu'"):
+        go(tmp_path, RECIPE, device="abacus")
+
+    class NoBlocks(torch.nn.Linear):
+        num_classes, in_chans = 2, 1
+
+    with pytest.raises(ValueError, match="cannot recompute its blocks"):
+        go(tmp_path, other(checkpointing=True), lambda: NoBlocks(2, 2))
+
+
+def test_a_tracker_sees_the_record(tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    seen = []
+
+    class Notebook(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker, main_process_only = "notebook", False, None, True
+
+        def __init__(self, project):
+            super().__init__()
+            seen.append(project)
+
+        def store_init_configuration(self, values):
+            seen.append(values["lr"])
+
+        def log(self, values, step=None):
+            seen.append((step, values["loss"]))
+
+        def finish(self):
+            seen.append("finished")
+
+    monkeypatch.setattr(tracking, "_available_trackers", ["notebook"])
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
+    go(tmp_path, RECIPE, track="notebook")
+    assert seen == ["eqzoo", 1e-3, *enumerate(losses(tmp_path), 1), "finished"]

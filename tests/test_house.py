@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ ORDER = [
     "models",
     "convert",
     "data",
+    "recipe",
+    "run",
     "engine",
     "viz",
     "cli",
@@ -81,9 +84,12 @@ def test_every_published_checkpoint_has_a_recipe_that_is_the_one_it_was_trained_
     sys.path.insert(0, str(ROOT / "training"))
     from common import load_recipe
 
+    from eqzoo.engine import Recipe
+
     for name in eqzoo.list_pretrained():
         results = json.loads((ROOT / "model_cards" / name / "results.json").read_text())
-        assert vars(load_recipe(name)) | {"seed": results["recipe"]["seed"]} == results["recipe"]
+        recipe = Recipe(**results["recipe"])
+        assert replace(load_recipe(name), seed=recipe.seed) == recipe
 
 
 def test_the_version_is_the_changelogs():

@@ -1,39 +1,52 @@
 """What the scripts share: finding recipes and reading data sets."""
 
 import argparse
-import runpy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eqzoo.data import Split, rotmnist
+import timm
+from recipes import RECIPES, Entry
+from torch import nn
+
+import eqzoo
+from eqzoo.data import DATASETS, AnySplit, load_splits
 from eqzoo.engine import Recipe
 
-RECIPES = Path(__file__).parent / "recipes"
+__all__ = [
+    "add_data_arguments",
+    "build",
+    "input_size",
+    "is_own",
+    "load_recipe",
+    "read_splits",
+    "recipe_names",
+    "recipe_text",
+    "splits_of",
+]
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe ``<model>.<data set>``, from its file in training/recipes."""
-    recipe = _read(name)["recipe"]
-    assert isinstance(recipe, Recipe)
-    return recipe
+    """The recipe of a name, ``<model>.<data set>[_<variant>]``."""
+    return _entry(name).recipe
 
 
 def recipe_text(name: str) -> str:
-    """What the file of a recipe says of it, on one line."""
-    return " ".join(_read(name)["__doc__"].split())
-
-
-def _read(name: str) -> dict[str, Any]:
-    path = RECIPES / f"{name.replace('.', '_')}.py"
-    if not path.is_file():
-        raise SystemExit(f"no recipe {name!r}; there are: {', '.join(sorted(recipe_names()))}")
-    return runpy.run_path(str(path))
+    """What there is to say of a recipe: what is the paper's, what is ours."""
+    return _entry(name).text
 
 
 def recipe_names() -> list[str]:
     """The names of all recipes."""
-    recipes = (runpy.run_path(str(path))["recipe"] for path in RECIPES.glob("*.py"))
-    return [f"{recipe.model}.{recipe.dataset}" for recipe in recipes]
+    return sorted(RECIPES)
+
+
+def _entry(name: str) -> Entry:
+    if name not in RECIPES:
+        model = name.partition(".")[0]
+        near = [other for other in recipe_names() if other.startswith(f"{model}.")] or recipe_names()
+        raise SystemExit(f"no recipe {name!r}; there are: {', '.join(near)}")
+    return RECIPES[name]
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,12 +55,46 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="fetch what is missing there")
 
 
-def read_splits(dataset: str, args: argparse.Namespace) -> dict[str, Split]:
-    """The splits of a data set."""
-    readers = {"rotmnist": rotmnist}
-    if dataset not in readers:
-        raise SystemExit(f"no data set {dataset!r}; there are: {', '.join(readers)}")
+def read_splits(dataset: str, args: argparse.Namespace, **kwargs: Any) -> dict[str, AnySplit]:
+    """The splits of a data set; further arguments are those of `eqzoo.data.load_splits`."""
     try:
-        return readers[dataset](args.data_dir, args.download)
-    except FileNotFoundError as error:
+        return load_splits(dataset, args.data_dir, args.download, **kwargs)
+    except (OSError, ValueError, ImportError) as error:
         raise SystemExit(str(error)) from error
+
+
+def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
+    """The splits of a recipe's data set, with the pictures held out and kept that it names."""
+    return read_splits(
+        recipe.dataset,
+        args,
+        input_size=input_size(recipe.model, recipe.model_args),
+        valid_size=recipe.valid_size,
+        samples_per_class=recipe.samples_per_class,
+    )
+
+
+def build(recipe: Recipe, **kwargs: Any) -> nn.Module:
+    """The network of a recipe, with the classes and the standardisation of its data set.
+
+    Args:
+        recipe: The recipe.
+        **kwargs: Further arguments of `eqzoo.create_model`, such as ``checkpoint_path``.
+    """
+    tagged = f"{recipe.model}.{recipe.dataset}"
+    known = timm.list_models(recipe.model, include_tags=True)
+    return eqzoo.create_model(tagged if tagged in known else recipe.model, **recipe.model_args | kwargs)
+
+
+def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The pictures that a network takes: channels, height and width."""
+    cfg = timm.get_pretrained_cfg(model)
+    if cfg is None:
+        raise SystemExit(f"no network {model!r}; `eqzoo list` shows all names")
+    channels, height, width = cfg.input_size
+    return model_args.get("in_chans", channels), height, width
+
+
+def is_own(dataset: str) -> bool:
+    """Whether a data set is a folder or file of the user's, whose classes and channels the network takes over."""
+    return dataset not in DATASETS

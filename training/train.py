@@ -1,36 +1,91 @@
 """Trains a network by its recipe: `python training/train.py p4_cnn.rotmnist --data-dir DATA`.
 
-The run goes to `runs/<recipe>/seed<seed>/`; the same command goes on with a run that was stopped.
+The run goes to `runs/<recipe>/seed<seed>/`; the same command goes on with a run that was stopped. Several processes
+share a run: `torchrun --nproc_per_node=2 training/train.py ...`. `--list` prints the recipes.
 """
 
 import argparse
 import dataclasses
+import json
+from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
-import torch
-from common import add_data_arguments, load_recipe, read_splits
+from accelerate import PartialState
+from common import add_data_arguments, build, is_own, load_recipe, recipe_names, splits_of
 
-import eqzoo
-from eqzoo.engine import train
+from eqzoo.data import AnySplit, num_classes
+from eqzoo.engine import Recipe, train
 
 
 def main() -> None:
     """Parses, reads the data and trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", help="<model>.<data set>, a file of training/recipes")
+    parser.add_argument("recipe", nargs="?", help="<model>.<data set>[_<variant>]")
+    parser.add_argument("--list", nargs="?", const="*", metavar="PATTERN", help="print the recipes, and stop")
     parser.add_argument("--seed", type=int, help="another seed than the recipe's")
     parser.add_argument("--epochs", type=int, help="another length than the recipe's")
-    parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<recipe>/seed<seed>)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dataset", help="another data set: a folder of pictures or a .npz file in the data folder")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other values, as JSON: lr=0.01")
+    parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<model>.<data set>/seed<seed>)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    parser.add_argument("--workers", type=int, default=4, help="processes that read what is not in memory (default: 4)")
+    parser.add_argument("--track", metavar="TRACKER", help="log to trackio, tensorboard or another of accelerate's too")
     add_data_arguments(parser)
     args = parser.parse_args()
+    if args.list:
+        print_recipes(args.list)
+        return
+    if not args.recipe:
+        parser.error("name a recipe; --list prints them")
 
-    changes = {name: value for name in ("seed", "epochs") if (value := getattr(args, name)) is not None}
-    recipe = dataclasses.replace(load_recipe(args.recipe), **changes)
-    run_dir = args.output or Path("runs") / args.recipe / f"seed{recipe.seed}"
-    splits = read_splits(recipe.dataset, args)
-    train(recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args).to(args.device), splits, run_dir)
-    print(f"trained; next: python training/evaluate.py {run_dir}")
+    try:
+        recipe = changed(load_recipe(args.recipe), args)
+        splits = splits_of(recipe, args)
+        name = args.recipe
+        if is_own(recipe.dataset):
+            recipe = fitted(recipe, splits)
+            name = f"{recipe.model}.{Path(recipe.dataset).stem}"
+        run_dir = args.output or Path("runs") / name / f"seed{recipe.seed}"
+        train(recipe, lambda: build(recipe), splits, run_dir, args.device, args.workers, args.track)
+    except (OSError, ValueError, FloatingPointError) as error:
+        raise SystemExit(f"train.py: {error}") from error
+    state = PartialState()
+    if state.is_main_process:
+        print(f"trained; next: python training/evaluate.py {run_dir}")
+    state.destroy_process_group()
+
+
+def print_recipes(pattern: str) -> None:
+    """Prints a line for each recipe."""
+    for name in recipe_names():
+        if fnmatch(name, pattern):
+            recipe = load_recipe(name)
+            print(f"{name:44} {recipe.epochs:4} epochs  batch {recipe.batch_size:4}  {recipe.optimizer} {recipe.lr:g}")
+
+
+def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
+    """The recipe with the values that the command line gives."""
+    # The pictures that a recipe holds out and keeps are those of its own data set.
+    changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None} if args.dataset else {}
+    keys = [field.name for field in dataclasses.fields(Recipe)]
+    for item in args.set:
+        key, sign, value = item.partition("=")
+        if not sign or key not in keys:
+            raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {item!r}")
+        try:
+            changes[key] = json.loads(value)
+        except json.JSONDecodeError:
+            changes[key] = value  # a word needs no quotes
+    named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
+    return dataclasses.replace(recipe, **changes | {name: value for name, value in named.items() if value is not None})
+
+
+def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:
+    """The recipe with as many classes and channels as the pictures of an own data set have."""
+    sizes = {"num_classes": num_classes(splits), "in_chans": splits["train"].shape[0]}
+    return dataclasses.replace(recipe, model_args=sizes | recipe.model_args)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,253 @@
+"""What a training run depends on besides its data: a typed recipe that knows no other keys, and its learning rate."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from timm.optim import list_optimizers
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.scheduler.multistep_lr import MultiStepLRScheduler
+from timm.scheduler.scheduler import Scheduler
+from timm.scheduler.step_lr import StepLRScheduler
+
+from .data import AUGMENTATIONS
+
+__all__ = ["Recipe", "scheduler"]
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    dict: "an object",
+    type(None): "none",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a training run depends on, besides its data.
+
+    The learning rate rises over the warm-up, step by step, from 0 to ``lr``; then it stays (``"constant"``), falls
+    along half a cosine to 0 at the last step (``"cosine"``), or is multiplied by ``decay_rate`` after each of the
+    ``milestones`` (``"multistep"``) or whenever the validation loss was not lower for ``plateau_patience`` epochs
+    (``"plateau"``).
+
+    Args:
+        model: The network's registered name.
+        dataset: The name of the data set, or of a folder or .npz file of one's own.
+        epochs: How often the training pictures are gone through.
+        batch_size: Pictures a step, over all processes and passes; the last, smaller batch of an epoch is left out.
+        optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov's momentum, ``"momentum"`` the plain one.
+        lr: The highest learning rate.
+        weight_decay: The weight decay of the optimizer, on all parameters.
+        schedule: ``"constant"``, ``"cosine"``, ``"multistep"`` or ``"plateau"``.
+        warmup_epochs: The length of the warm-up.
+        seed: What the first weights, the order of the pictures, their augmentation and the dropout come from.
+        model_args: Arguments of the network; JSON values.
+        optimizer_args: Further arguments of the optimizer, such as ``{"momentum": 0.9}``; JSON values.
+        milestones: The epochs after which a multistep schedule decays, ascending.
+        decay_rate: What multistep and plateau schedules multiply the learning rate by.
+        plateau_patience: The epochs without a lower validation loss that a plateau schedule bears.
+        loss: One of timm's losses: ``"ce"``, cross-entropy, ``"bce"``, ``"poly"`` or ``"asl"``.
+        label_smoothing: The share of a label that is spread over all classes.
+        class_weights: A factor of the loss for each class; () for none. Cross-entropy only.
+        augment: One of `eqzoo.data.AUGMENTATIONS`.
+        ema_decay: The decay of a moving average of the weights, which is then what is validated and kept; None for
+            none. It rises to this value in the first steps.
+        clip_grad: The largest norm of the gradient; None leaves it.
+        precision: ``"float32"``, or ``"bfloat16"`` for autocast with parameters in float32.
+        compile: Whether `torch.compile` compiles the network.
+        accumulate: The passes that a batch is split into, to need less memory; batch norms see the parts.
+        checkpointing: Whether blocks are recomputed in the backward pass, to need less memory; batch norms then count
+            each batch twice in their running statistics.
+        deterministic: Whether CUDA is kept to deterministic kernels where there are any.
+        valid_size: The pictures held out of the training split for validation, where the set has no validation split
+            of its own; None for a tenth, 0 for none: then the weights of the last epoch are kept.
+        samples_per_class: The training pictures kept of each class; None for all.
+        patience: The epochs without a higher validation accuracy after which the run ends early; None for never.
+        layer_decay: What the learning rate is multiplied by for every layer further from the classifier; None for one
+            rate for all.
+        freeze: The modules whose weights and running statistics stay, such as ``("stem", "blocks.0")``.
+
+    Raises:
+        ValueError: If a value is of another type, out of range, or without effect beside the others.
+        TypeError: If there is a key of another name.
+    """
+
+    model: str
+    dataset: str
+    epochs: int
+    batch_size: int = 128
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    schedule: Literal["constant", "cosine", "multistep", "plateau"] = "cosine"
+    warmup_epochs: int = 0
+    seed: int = 0
+    model_args: dict[str, Any] = field(default_factory=dict)
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    milestones: tuple[int, ...] = ()
+    decay_rate: float = 0.1
+    plateau_patience: int = 10
+    loss: Literal["ce", "bce", "poly", "asl"] = "ce"
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    augment: str = "none"
+    ema_decay: float | None = None
+    clip_grad: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    accumulate: int = 1
+    checkpointing: bool = False
+    deterministic: bool = True
+    valid_size: int | None = None
+    samples_per_class: int | None = None
+    patience: int | None = None
+    layer_decay: float | None = None
+    freeze: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, list):  # JSON knows no tuples
+                value = tuple(value)
+                object.__setattr__(self, item.name, value)
+            if not _fits(value, hints[item.name]):
+                raise ValueError(f"{item.name} is {_words(hints[item.name])}, got {value!r}")
+        for name in ("model_args", "optimizer_args"):
+            if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
+                raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
+        if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warmup_epochs < self.epochs or self.lr <= 0:
+            raise ValueError(
+                "a recipe needs epochs >= 1, batch_size >= 1, 0 <= warmup_epochs < epochs and lr > 0, got "
+                f"{self.epochs}, {self.batch_size}, {self.warmup_epochs} and {self.lr}"
+            )
+        self._check_ranges()
+        self._check_names()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Recipe":
+        """Reads a recipe.json; keys that it leaves out have their default.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is no JSON object, or a key or a value is none of a recipe's.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        known = [item.name for item in fields(cls)]
+        if not isinstance(values, dict) or not {"model", "dataset", "epochs"} <= values.keys():
+            raise ValueError(f"{path} holds no recipe: an object with model, dataset, epochs and more")
+        if unknown := sorted(values.keys() - set(known)):
+            raise ValueError(f"{path}: a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def rate(self, epoch: float) -> float:
+        """The learning rate after a number of epochs, which need not be whole; without the decays of a plateau."""
+        optimizer = torch.optim.SGD([torch.zeros(1)], self.lr)
+        scheduler(self, optimizer).step(epoch)  # timm's take parts of epochs too
+        return float(optimizer.param_groups[0]["lr"])
+
+    def decays(self, losses: Sequence[float]) -> int:
+        """How often a plateau schedule has decayed after these validation losses, one an epoch."""
+        best, waited, count = float("inf"), 0, 0
+        for loss in losses if self.schedule == "plateau" else ():
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited > self.plateau_patience:
+                waited, count = 0, count + 1
+        return count
+
+    def _check_ranges(self) -> None:
+        ranges = {
+            "weight_decay": self.weight_decay >= 0,
+            "decay_rate": 0 < self.decay_rate < 1,
+            "plateau_patience": self.plateau_patience >= 0,
+            "label_smoothing": 0 <= self.label_smoothing < 1,
+            "class_weights": min(self.class_weights, default=1) >= 0 < max(self.class_weights, default=1),
+            "ema_decay": self.ema_decay is None or 0 < self.ema_decay < 1,
+            "clip_grad": self.clip_grad is None or self.clip_grad > 0,
+            "accumulate": self.accumulate >= 1 and self.batch_size % self.accumulate == 0,
+            "valid_size": self.valid_size is None or self.valid_size >= 0,
+            "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
+            "patience": self.patience is None or self.patience >= 1,
+            "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
+            "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
+        }
+        if wrong := [name for name, right in ranges.items() if not right]:
+            raise ValueError(f"{wrong[0]} is out of range, got {getattr(self, wrong[0])!r}")
+        if bool(self.milestones) != (self.schedule == "multistep"):
+            raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
+        if self.class_weights and self.loss != "ce":
+            raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
+        if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
+            raise ValueError("patience and the plateau schedule need validation pictures, got valid_size=0")
+
+    def _check_names(self) -> None:
+        if self.augment not in AUGMENTATIONS:
+            raise ValueError(f"augment is one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.optimizer not in list_optimizers():
+            near = get_close_matches(self.optimizer, list_optimizers(), n=5, cutoff=0.3)
+            raise ValueError(
+                f"optimizer is one of timm's, such as {', '.join(near or ['adam', 'sgd'])}, and all that "
+                f"timm.optim.list_optimizers() names; got {self.optimizer!r}"
+            )
+
+
+def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
+    """The scheduler, one of timm's, of a recipe, to be stepped with a number of epochs that need not be whole."""
+    warmup: dict[str, Any] = {"warmup_t": recipe.warmup_epochs, "warmup_lr_init": 0.0}
+    if recipe.schedule == "cosine":
+        length = recipe.epochs - recipe.warmup_epochs
+        # A hair more than 1, of which timm would warn that the rate then never changes: it means whole epochs.
+        return CosineLRScheduler(optimizer, length if length > 1 else 1 + 1e-12, warmup_prefix=True, **warmup)
+    if recipe.schedule == "multistep":
+        # timm decays an epoch early: where 1 + the epoch reaches a milestone.
+        later = [milestone + 1 for milestone in recipe.milestones]
+        return MultiStepLRScheduler(optimizer, later, recipe.decay_rate, warmup_prefix=False, **warmup)
+    return StepLRScheduler(optimizer, 1, 1.0, warmup_prefix=False, **warmup)  # the rate stays
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type: unions, literals, tuples of one type and plain classes."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, get_args(hint)[0]) for part in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else origin or hint)
+
+
+def _words(hint: Any) -> str:
+    """An annotated type in words."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_words(part) for part in get_args(hint))
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if origin is tuple:
+        return f"a list, each {_words(get_args(hint)[0])}"
+    return _WORDS[origin or hint]
+
+
+def _json(name: str, values: dict[str, Any]) -> str:
+    try:
+        return json.dumps(values)
+    except TypeError as error:
+        raise ValueError(f"{name} are JSON values, got {values!r} ({error})") from error

@@ -1,0 +1,262 @@
+"""What the training loop works on: the network in its forms, its optimizer, the pictures, and files that are whole."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
+from timm.loss import create_classification_loss
+from timm.optim import create_optimizer_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from .data import AnySplit, Split, Streamed, augment, batches
+from .files import atomic
+from .recipe import Recipe, scheduler
+
+__all__ = ["Run", "unwritable", "write"]
+
+VALIDATION_BATCH = 500
+
+
+class Run:
+    """What an epoch works on: the network and its wrapped and averaged forms, the optimizer and the pictures."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        build: Callable[[], nn.Module],
+        splits: Mapping[str, AnySplit],
+        run_dir: Path,
+        accelerator: accelerate.Accelerator,
+        workers: int,
+    ) -> None:
+        self.recipe, self.build, self.run_dir, self.accelerator, self.workers = (
+            recipe,
+            build,
+            run_dir,
+            accelerator,
+            workers,
+        )
+        self.device = accelerator.device
+        torch.manual_seed(recipe.seed)
+        self.model = build().to(self.device)
+        _check_splits(recipe, splits, self.model, accelerator.num_processes)
+        self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
+        self.steps = len(splits["train"]) // recipe.batch_size
+        self.frozen = _freeze(self.model, recipe.freeze)
+        if recipe.checkpointing:
+            _checkpoint(self.model)
+        if accelerator.num_processes > 1 and self.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.optimizer = create_optimizer_v2(
+            self.model,
+            recipe.optimizer,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            filter_bias_and_bn=False,
+            layer_decay=recipe.layer_decay,
+            **recipe.optimizer_args,
+        )
+        self.scheduler: Scheduler = scheduler(recipe, self.optimizer)
+        self.base_values = list(self.scheduler.base_values)
+        self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
+        if recipe.compile:
+            self.model.compile()
+        self.net = accelerator.prepare_model(self.model)
+        self.criterion = _criterion(recipe, self.device)
+        cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
+        dtype = next(self.model.parameters()).dtype
+        shape = (1, -1, 1, 1)
+        self.mean = torch.tensor(cfg["mean"], dtype=dtype, device=self.device).view(shape)
+        self.std = torch.tensor(cfg["std"], dtype=dtype, device=self.device).view(shape)
+
+    @property
+    def judged(self) -> nn.Module:
+        """The network that is validated and kept: the averaged one where there is one."""
+        return self.ema.module if self.ema else self.model
+
+    def as_input(self, pictures: Tensor) -> Tensor:
+        """Pictures as the network takes them, as `eqzoo.data.normalise` makes them, without its tensors anew."""
+        pictures = pictures.to(self.device, non_blocking=True).to(self.mean.dtype)
+        return (pictures / 255 - self.mean) / self.std
+
+    def autocast(self) -> Any:
+        """bfloat16 where the recipe wants it."""
+        wanted = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
+
+    def begin_epoch(self, history: list[float]) -> None:
+        """Training mode, but for what is frozen, and the rate that a plateau schedule is at."""
+        self.net.train()
+        for module in self.frozen:
+            module.eval()
+        factor = self.recipe.decay_rate ** self.recipe.decays(history)
+        self.scheduler.base_values = [value * factor for value in self.base_values]
+
+    def backward(self, pictures: Tensor, labels: Tensor, changes: Tensor) -> Tensor:
+        """Adds the gradient of some pictures to those of the batch; returns their mean loss."""
+        pictures = augment(self.recipe.augment, pictures.to(self.device, non_blocking=True), changes)
+        with self.autocast():
+            logits = self.net(self.as_input(pictures))
+        logits = logits if self.recipe.precision == "float32" else logits.float()
+        loss = self.criterion(logits, labels.to(self.device, non_blocking=True))
+        (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
+        return loss.detach()
+
+    def step(self, epoch: int, step: int) -> None:
+        """Takes a step with the gradient of a batch, at the rate of the step's middle."""
+        if self.recipe.clip_grad is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
+        self.scheduler.step(epoch + (step + 0.5) / self.steps)  # timm's take parts of epochs too
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema:
+            self.ema.update(self.model, step=epoch * self.steps + step + 1)
+
+    def reduced(self, total: Tensor) -> float:
+        """A sum of losses, as the mean over all processes."""
+        if self.accelerator.num_processes > 1:
+            total = self.accelerator.reduce(total, "mean")
+        return total.item()
+
+    def base_rate(self, epoch: float, history: list[float]) -> float:
+        """The highest learning rate at a moment of the run."""
+        return self.recipe.rate(epoch) * self.recipe.decay_rate ** self.recipe.decays(history)
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float | None, float | None]:
+        """The accuracy in percent and the mean cross-entropy on the validation pictures; None without any."""
+        if "valid" not in self.splits:
+            return None, None
+        split, world = self.splits["valid"], self.accelerator.num_processes
+        model = self.judged.eval()
+        if world > 1:
+            for buffer in model.buffers():
+                accelerate.utils.broadcast(buffer)
+        share = torch.arange(len(split)).tensor_split(world)[self.accelerator.process_index]
+        parts = [part.to(self.device) if isinstance(split, Split) else part for part in share.split(VALIDATION_BATCH)]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for part, pictures in zip(parts, batches(split, parts, self.workers), strict=True):
+            with self.autocast():
+                logits = model(self.as_input(pictures))
+            labels = split.labels[part].to(self.device)
+            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+            sums += torch.stack([(logits.argmax(1) == labels).sum().double(), loss.double()])
+        right, loss = self.accelerator.reduce(sums).tolist() if world > 1 else sums.tolist()
+        return 100 * (right / len(split)), loss / len(split)
+
+    def keep_weights(self) -> None:
+        """Writes best.safetensors."""
+        if self.accelerator.is_main_process:
+            weights = {name: value.detach().cpu().contiguous() for name, value in self.judged.state_dict().items()}
+            write(self.run_dir / "best.safetensors", safetensors_bytes(weights))
+
+    def state(self) -> dict[str, Any]:
+        """What state.pt keeps of the network and the optimizer."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state | ({"ema": self.ema.module.state_dict()} if self.ema else {})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes over what state.pt kept."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema:
+            self.ema.module.load_state_dict(state["ema"])
+
+    def finished_model(self) -> nn.Module:
+        """The network with the weights that were kept, without what only training needs."""
+        plain = self.accelerator.num_processes == 1 and not self.recipe.compile and not self.recipe.freeze
+        model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
+        model.load_state_dict(load_file(self.run_dir / "best.safetensors"))
+        return model.eval()
+
+
+def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:
+    """Raises ValueError unless the pictures suit the network and the batches can be shared out."""
+    classes, channels = int(model.num_classes), int(model.in_chans)  # type: ignore[arg-type]
+    for name in {"train", "valid"} & splits.keys():
+        labels = splits[name].labels
+        if labels.min() < 0 or labels.max() >= classes:
+            raise ValueError(
+                f"labels of {name} go from {int(labels.min())} to {int(labels.max())}, and {recipe.model} has "
+                f"{classes} classes, 0 to {classes - 1}; model_args={{'num_classes': ...}} gives it others"
+            )
+        if splits[name].shape[0] != channels:
+            raise ValueError(
+                f"pictures of {name} have {splits[name].shape[0]} channels, and {recipe.model} takes {channels}; "
+                "model_args={'in_chans': ...} gives it others"
+            )
+    if len(splits["train"]) < recipe.batch_size:
+        raise ValueError(f"{len(splits['train'])} training pictures do not fill a batch of {recipe.batch_size}")
+    if recipe.batch_size % (recipe.accumulate * processes):
+        raise ValueError(
+            f"a batch of {recipe.batch_size} cannot be shared out to {processes} processes in {recipe.accumulate} "
+            "passes; both together divide it"
+        )
+    if recipe.class_weights and len(recipe.class_weights) != classes:
+        raise ValueError(f"class_weights has {len(recipe.class_weights)} factors for {classes} classes")
+    if "valid" not in splits and (recipe.patience is not None or recipe.schedule == "plateau"):
+        raise ValueError("patience and the plateau schedule need a validation split, and there is none")
+
+
+def _on_device(split: AnySplit, device: torch.device) -> AnySplit:
+    return split if isinstance(split, Streamed) else split.to(device)
+
+
+def _freeze(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules or not name:
+            tops = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(f"freeze names modules of the network such as {tops}; got {name!r}")
+        modules[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"freeze leaves nothing to train: {names}")
+    return [modules[name] for name in names]
+
+
+def _checkpoint(model: nn.Module) -> None:
+    if not hasattr(model, "set_grad_checkpointing"):
+        raise ValueError(
+            f"{type(model).__name__} cannot recompute its blocks (no set_grad_checkpointing); leave checkpointing away"
+        )
+    model.set_grad_checkpointing(True)  # type: ignore[operator]
+
+
+def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    if not recipe.class_weights:
+        criterion: nn.Module = create_classification_loss(recipe.loss, smoothing=recipe.label_smoothing)
+        return criterion.to(device)
+    weight = torch.tensor(recipe.class_weights, device=device)
+
+    def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+        # Divided by the pictures, not by their weights, so that parts of a batch add up to the batch.
+        factors = weight.to(logits.dtype)
+        losses = F.cross_entropy(logits, labels, factors, reduction="none", label_smoothing=recipe.label_smoothing)
+        return losses.mean()
+
+    return weighted
+
+
+def write(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file of a run's folder, whole or not at all; raises OSError that says what to do."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic(path, lambda temporary: temporary.write_bytes(data))
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> OSError:
+    """The error for a file that could not be written."""
+    return OSError(
+        f"cannot write {path}: {error.strerror or error}; free space or make the folder writable, and the same command "
+        "goes on from the last whole epoch"
+    )

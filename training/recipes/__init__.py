@@ -1,0 +1,18 @@
+"""The recipes: one for every row of the papers' tables, and shorter ones, by name.
+
+A name is ``<model>.<data set>[_<variant>]``. Without variant it is how this zoo trains the network: as its paper does,
+but for the attentive networks on rotated MNIST, where ``_paper`` is the paper's recipe. ``_aug`` is with the paper's
+augmentation, ``_short`` takes minutes on a GPU.
+"""
+
+from . import asc, attentive, e4, gsa, rotmnist, short
+from ._entry import Entry
+
+__all__ = ["RECIPES", "Entry"]
+
+RECIPES: dict[str, Entry] = {}
+for _module in (rotmnist, attentive, asc, e4, gsa, short):
+    for _name, _entry in _module.RECIPES.items():
+        assert _name not in RECIPES, f"two recipes {_name}"
+        assert _name.startswith(f"{_entry.recipe.model}.{_entry.recipe.dataset}"), _name
+        RECIPES[_name] = _entry

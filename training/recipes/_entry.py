@@ -1,0 +1,28 @@
+"""What a recipe's name stands for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from eqzoo.engine import Recipe
+
+__all__ = ["Entry", "family"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe and what has to be known of it.
+
+    Args:
+        recipe: The recipe.
+        text: A paragraph for the card: what is the paper's, what is ours.
+    """
+
+    recipe: Recipe
+    text: str
+
+
+def family(models: Iterable[str], dataset: str, text: str, variant: str = "", **values: Any) -> dict[str, Entry]:
+    """The same recipe for several networks, each under its name, ``<model>.<data set>[_<variant>]``."""
+    name = f"{dataset}_{variant}" if variant else dataset
+    return {f"{model}.{name}": Entry(Recipe(model=model, dataset=dataset, **values), text) for model in models}

@@ -1,0 +1,54 @@
+"""Attentive and plain p4 networks on rotated MNIST: our recipes, and the attentive paper's as it stands."""
+
+from eqzoo.engine import Recipe
+
+from ._entry import Entry, family
+
+__all__ = ["RECIPES"]
+
+ATTENTIVE = ("p4_alpha_cnn", "p4_alpha_ch_cnn", "p4_alpha_sp_cnn", "p4_alpha_f_cnn", "p4_alpha_rh_cnn")
+WIDER = ("p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19")
+
+_OURS = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are those of p4_cnn
+here."""
+_PAPER = """The paper's recipe: Adam with 1e-3 throughout, batch 128, weight decay 1e-4 on all parameters, dropout 0.3,
+{epochs} epochs. The paper names 10,000 training and 2,000 validation digits, as here; its code trains on all 12,000 and
+keeps the epoch that is best on the test digits, which is not done here."""
+
+
+def _text(text: str) -> str:
+    return " ".join(text.split())
+
+
+RECIPES: dict[str, Entry] = {
+    "p4_cnn.rotmnist": Entry(
+        Recipe(model="p4_cnn", dataset="rotmnist", epochs=150, lr=5e-3),
+        _text("""The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours. The
+        learning rate falls along a cosine from 5e-3 in 150 epochs. A first recipe, the paper's 1e-3 in 100 epochs, had
+        2.10 % validation and 2.41 % test error; this one was tried after that, and has the lower validation error."""),
+    ),
+    "z2_cnn.rotmnist": Entry(
+        Recipe(model="z2_cnn", dataset="rotmnist", epochs=300),
+        _text("""The attentive paper's Adam, batch, weight decay and dropout, and its code's 300 epochs; the cosine is
+        ours."""),
+    ),
+    **family((*WIDER, *ATTENTIVE), "rotmnist", _text(_OURS), epochs=150, lr=5e-3),
+    **family(
+        ("p4_cnn", *WIDER, *ATTENTIVE),
+        "rotmnist",
+        _text(_PAPER.format(epochs=100)),
+        "paper",
+        epochs=100,
+        schedule="constant",
+    ),
+    **family(
+        ("z2_cnn",),
+        "rotmnist",
+        _text(
+            _PAPER.format(epochs=300) + " The paper quotes the error of this network; the 300 epochs are its code's."
+        ),
+        "paper",
+        epochs=300,
+        schedule="constant",
+    ),
+}
