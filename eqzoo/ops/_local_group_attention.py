@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .group_self_attention import inside, probabilities, windows
 
-__all__ = ["Problem", "Window", "attend", "attend_backward"]
+__all__ = ["Problem", "Window", "attend", "attend_backward", "dropped_below"]
 
 _WORD = 2**32 - 1
 
@@ -149,8 +149,13 @@ def _survivors(given: Problem, taps: Tensor) -> Tensor:
     x = (places * 0x9E3779B9 + low) & _WORD
     x = ((x ^ (x >> 16)) * 0x7FEB352D & _WORD) ^ high
     x = (x ^ (x >> 15)) * 0x846CA68B & _WORD
-    kept = (x ^ (x >> 16)) >= min(int(given.dropout * 2**32), _WORD)
+    kept = (x ^ (x >> 16)) >= dropped_below(given.dropout)
     return kept.to(given.qkv.dtype) / (1 - given.dropout)
+
+
+def dropped_below(dropout: float) -> int:
+    """The number of 32 bits below which the hash of a score drops it."""
+    return min(int(dropout * 2**32), _WORD)
 
 
 def _mixed(x: Tensor) -> Tensor:

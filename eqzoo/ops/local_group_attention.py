@@ -10,6 +10,7 @@ from ._local_group_attention import Problem, Window, attend, attend_backward
 
 __all__ = ["local_group_attention"]
 
+_Given = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 _CHUNK = {"cpu": 2**21}  # numbers in work at a time, in eager torch: about a cache of them
 _CHUNK_ELSEWHERE = 2**26
 
@@ -110,18 +111,20 @@ def _attention(
     dropout: float,
 ) -> Tensor:
     window = Window(rows, columns, dilation)
-    constants = [None if t is None else t.contiguous() for t in (position, pose, log_measure, seed)]
     if on_cuda(qkv):
         from .triton import local_group_attention as kernels
 
-        return kernels.forward(qkv.contiguous(), *constants, window, scale, dropout)
+        return kernels.forward(*_contiguous(qkv, position, pose, log_measure, seed), window, scale, dropout)
     out = _empty(qkv, position)
-    function = cpu_function("local_group_attention", "local_group_attention", qkv, position)
+    given = _precise(qkv, position, pose, log_measure, seed)
+    function = cpu_function("local_group_attention", "local_group_attention", *given[:2])
     if function is not None:
-        launch(function, qkv.contiguous(), *constants, out, *_sizes(qkv, position, pose), *window, scale, dropout)
-        return out
-    for part, chunk in _chunks(qkv, position, pose, log_measure, seed, window, scale, dropout):
-        out[part] = attend(chunk)
+        result = torch.empty_like(out, dtype=given[0].dtype)
+        launch(function, *given, result, *_sizes(qkv, position, pose), *window, scale, dropout)
+        return result.to(out.dtype)
+    with torch.autocast(qkv.device.type, enabled=False):
+        for part, chunk in _chunks(*given, window, scale, dropout):
+            out[part] = attend(chunk)
     return out
 
 
@@ -157,30 +160,32 @@ def _attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of qkv, position and pose; that of no pose is empty."""
     window = Window(rows, columns, dilation)
-    constants = [None if t is None else t.contiguous() for t in (position, pose, log_measure, seed)]
     if on_cuda(qkv):
         from .triton import local_group_attention as kernels
 
-        return kernels.backward(grad.contiguous(), qkv.contiguous(), *constants, window, scale, dropout)
-    grad_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    function = cpu_function("local_group_attention", "local_group_attention_backward", qkv, position, grad)
+        given = _contiguous(qkv, position, pose, log_measure, seed)
+        return kernels.backward(grad.contiguous(), *given, window, scale, dropout)
+    given = _precise(qkv, position, pose, log_measure, seed)
+    precise = given[0].dtype
+    grad = grad.to(precise).contiguous()
+    grad_qkv = torch.empty_like(given[0])
+    grad_pose = qkv.new_zeros(_pose_shape(qkv, pose), dtype=precise)
+    function = cpu_function("local_group_attention", "local_group_attention_backward", *given[:2])
     if function is not None:
         heads = qkv.shape[0] * qkv.shape[2]
-        grad_position = position.new_empty(heads, *position.shape)
-        grad_pose = qkv.new_empty(heads, *_pose_shape(qkv, pose))
-        given = (grad.contiguous(), qkv.contiguous(), *constants, grad_qkv, grad_position, grad_pose)
-        launch(function, *given, *_sizes(qkv, position, pose), *window, scale, dropout)
-        return grad_qkv, grad_position.sum(0), grad_pose.sum(0)
-    precise = torch.promote_types(qkv.dtype, torch.float32)
-    grad_position = torch.zeros_like(position, dtype=precise)
-    grad_pose = qkv.new_zeros(_pose_shape(qkv, pose), dtype=precise)
-    for part, chunk in _chunks(qkv, position, pose, log_measure, seed, window, scale, dropout):
-        grads = attend_backward(chunk, grad[part].to(precise))
-        grad_qkv[part[0], :, part[1]] = grads[0]
-        grad_position += grads[1]
-        if grads[2] is not None:
-            grad_pose += grads[2]
-    return grad_qkv, grad_position.to(position.dtype), grad_pose.to(qkv.dtype)
+        grads = [grad.new_empty(heads, *t.shape) for t in (position, grad_pose)]
+        launch(function, grad, *given, grad_qkv, *grads, *_sizes(qkv, position, pose), *window, scale, dropout)
+        grad_position, grad_pose = (t.sum(0) for t in grads)
+    else:
+        grad_position = torch.zeros_like(position, dtype=precise)
+        with torch.autocast(qkv.device.type, enabled=False):
+            for part, chunk in _chunks(*given, window, scale, dropout):
+                fields, codes, poses = attend_backward(chunk, grad[part])
+                grad_qkv[part[0], :, part[1]] = fields
+                grad_position += codes
+                if poses is not None:
+                    grad_pose += poses
+    return grad_qkv.to(qkv.dtype), grad_position.to(position.dtype), grad_pose.to(qkv.dtype)
 
 
 @_attention_backward.register_fake
@@ -224,6 +229,22 @@ def _pose_shape(qkv: Tensor, pose: Tensor | None) -> tuple[int, ...]:
     return (0, qkv.shape[4], qkv.shape[4]) if pose is None else tuple(pose.shape)
 
 
+def _contiguous(
+    qkv: Tensor, position: Tensor, pose: Tensor | None, log_measure: Tensor | None, seed: Tensor | None
+) -> _Given:
+    pose, log_measure, seed = (None if t is None else t.contiguous() for t in (pose, log_measure, seed))
+    return qkv.contiguous(), position.contiguous(), pose, log_measure, seed
+
+
+def _precise(
+    qkv: Tensor, position: Tensor, pose: Tensor | None, log_measure: Tensor | None, seed: Tensor | None
+) -> _Given:
+    """The same in single precision at least, which is what the CPU computes in."""
+    dtype = torch.promote_types(qkv.dtype, torch.float32)
+    pose, log_measure = (None if t is None else t.to(dtype) for t in (pose, log_measure))
+    return _contiguous(qkv.to(dtype), position.to(dtype), pose, log_measure, seed)
+
+
 def _sizes(qkv: Tensor, position: Tensor, pose: Tensor | None) -> tuple[int, ...]:
     batch, _, heads, channels, order, height, width = qkv.shape
     posed = 0 if pose is None else pose.shape[0]
@@ -240,16 +261,14 @@ def _chunks(
     scale: float,
     dropout: float,
 ) -> Iterator[tuple[tuple[slice, slice], Problem]]:
-    """The problem in pieces of some heads of one picture, in single precision or better."""
+    """The problem in pieces of some heads of one picture."""
     batch, _, heads, channels, order, height, width = qkv.shape
     neighbours = height * width if window.covers(height, width) else window.rows * window.columns
     size = height * width * neighbours * order * (2 * order + 2 * position.shape[1] + channels)
     step = max(1, min(heads, _CHUNK.get(qkv.device.type, _CHUNK_ELSEWHERE) // max(size, 1)))
-    precise = torch.promote_types(qkv.dtype, torch.float32)
-    constants = [None if t is None else t.to(precise) for t in (position, pose, log_measure)]
     numbers = torch.arange(batch * heads, device=qkv.device).view(batch, heads)
     for sample in range(batch):
         for head in range(0, heads, step):
             part = (slice(sample, sample + 1), slice(head, head + step))
-            fields = qkv[part[0], :, part[1]].to(precise)
-            yield part, Problem(fields, *constants, seed, numbers[part], window, scale, dropout)
+            given = (qkv[part[0], :, part[1]], position, pose, log_measure, seed)
+            yield part, Problem(*given, numbers[part], window, scale, dropout)
