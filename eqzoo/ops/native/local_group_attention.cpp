@@ -61,49 +61,47 @@ template <class T> struct Out {
 // out(r, c) = sum over j and k of left(j, r, k) right(j, k, c), with R x C sums in registers. The numbers on the left
 // are the same in all lanes if they are Uniform.
 template <class T, bool Uniform, int R, int C>
-void block(Left<T> left, Right<T> right, Out<T> out, int64_t neighbours, int64_t inner) {
+void block(const Left<T> &left, const Right<T> &right, const Out<T> &out, int64_t r0, int64_t c0, int64_t neighbours,
+           int64_t inner) {
+    const int64_t row = left.row, column = right.column, left_step = left.inner, right_step = right.inner;
+    const T *a0 = left.data + r0 * row, *b0 = right.data + c0 * column;
     Vector<T> sums[R][C] = {};
     for (int64_t j = 0; j < neighbours; j++) {
-        const T *a = left.data + j * left.jump, *b = right.data + (right.jumps ? right.jumps[j] : 0);
-        for (int64_t k = 0; k < inner; k++, a += left.inner, b += right.inner) {
+        const T *a = a0 + j * left.jump, *b = b0 + (right.jumps ? right.jumps[j] : 0);
+        for (int64_t k = 0; k < inner; k++, a += left_step, b += right_step) {
             Vector<T> columns[C];
-            for (int c = 0; c < C; c++) columns[c] = load(b + c * right.column);
+            for (int c = 0; c < C; c++) columns[c] = load(b + c * column);
             for (int r = 0; r < R; r++) {
                 if constexpr (Uniform) {
-                    for (int c = 0; c < C; c++) sums[r][c] += columns[c] * a[r * left.row];
+                    for (int c = 0; c < C; c++) sums[r][c] += columns[c] * a[r * row];
                 } else {
-                    Vector<T> row = load(a + r * left.row);
-                    for (int c = 0; c < C; c++) sums[r][c] += columns[c] * row;
+                    Vector<T> factor = load(a + r * row);
+                    for (int c = 0; c < C; c++) sums[r][c] += columns[c] * factor;
                 }
             }
         }
     }
+    T *to = out.data + r0 * out.row + c0 * out.column;
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) {
-            T *at = out.data + r * out.row + c * out.column;
+            T *at = to + r * out.row + c * out.column;
             store<T>(at, out.add ? sums[r][c] + load(at) : sums[r][c]);
         }
 }
 
 template <class T, bool Uniform = false>
-void product(int64_t rows, int64_t columns, Left<T> left, Right<T> right, Out<T> out, int64_t neighbours,
-             int64_t inner) {
-    using Block = void (*)(Left<T>, Right<T>, Out<T>, int64_t, int64_t);
+inline void product(int64_t rows, int64_t columns, const Left<T> &left, const Right<T> &right, const Out<T> &out,
+                    int64_t neighbours, int64_t inner) {
+    using Block = void (*)(const Left<T> &, const Right<T> &, const Out<T> &, int64_t, int64_t, int64_t, int64_t);
     static constexpr Block blocks[4][4] = {
         {block<T, Uniform, 1, 1>, block<T, Uniform, 1, 2>, block<T, Uniform, 1, 3>, block<T, Uniform, 1, 4>},
         {block<T, Uniform, 2, 1>, block<T, Uniform, 2, 2>, block<T, Uniform, 2, 3>, block<T, Uniform, 2, 4>},
         {block<T, Uniform, 3, 1>, block<T, Uniform, 3, 2>, block<T, Uniform, 3, 3>, block<T, Uniform, 3, 4>},
         {block<T, Uniform, 4, 1>, block<T, Uniform, 4, 2>, block<T, Uniform, 4, 3>, block<T, Uniform, 4, 4>}};
     for (int64_t c = 0; c < columns; c += 4)
-        for (int64_t r = 0; r < rows; r += 4) {
-            Left<T> l = left;
-            Right<T> b = right;
-            Out<T> o = out;
-            l.data += r * left.row;
-            b.data += c * right.column;
-            o.data += r * out.row + c * out.column;
-            blocks[std::min<int64_t>(rows - r, 4) - 1][std::min<int64_t>(columns - c, 4) - 1](l, b, o, neighbours, inner);
-        }
+        for (int64_t r = 0; r < rows; r += 4)
+            blocks[std::min<int64_t>(rows - r, 4) - 1][std::min<int64_t>(columns - c, 4) - 1](left, right, out, r, c,
+                                                                                             neighbours, inner);
 }
 
 struct Sizes {
@@ -272,6 +270,7 @@ template <class T> struct Worker {
             for (int64_t gm = 0; gm < G * G; gm++) {
                 int64_t row = ((head * n.neighbours() + first + j) * G * G) + gm;
                 uint32_t low = mixed(static_cast<uint32_t>(row) ^ seed[0]), high = mixed(low + seed[1]);
+                // Numbers of four bytes in a loop of their own: GCC 12 gets a loop wrong that has doubles, too.
                 uint32_t x[L];
                 for (int l = 0; l < L; l++) {
                     x[l] = static_cast<uint32_t>(source[l]) * 0x9e3779b9u + low;
