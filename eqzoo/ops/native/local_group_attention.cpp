@@ -7,6 +7,9 @@
 // Scores fall into shared(g, m, j) and placed(v, g, j). With top(g, j) = max_m shared and E = exp(shared - top), the
 // probabilities are a(v, g, j) E(g, m, j), a = exp(placed + top - max_j) / Z. Neither factor can overflow, and no
 // logarithm is needed. The softmax of each g has its own Z, so weights are summed over g only when all Z are known.
+//
+// The sum over g and m of a E value is taken over g first, |H|^3 numbers for each neighbour, or over m first where there
+// are more poses than channels: then nothing grows faster than |H|^2.
 #include <algorithm>
 #include <new>
 
@@ -132,10 +135,11 @@ template <class T> struct Worker {
     int64_t first, count;  // the neighbours of this run: those in rows that it can see
     int64_t source[L];     // the pixel of each lane; any one where the lane is padding
     bool real[L];
-    T *memory, *codes, *outside, *keys, *values, *query, *bias, *weights, *kept, *top, *total, *placed, *mixture, *staged;
+    bool poses_first;
+    T *memory, *codes, *outside, *keys, *values, *query, *bias, *weights, *kept, *top, *total, *placed, *highest, *mass, *mixture, *staged;
     T *grad_keys, *grad_values, *grad_out, *grad_query, *grad_weights, *grad_mixture, *grad_placed, *spread, *delta;
     T *grad_bias, *grad_position, *grad_pose;
-    int64_t *shifts, *jumps;
+    int64_t *shifts, *jumps, *steps;
 
     Worker(const Sizes &sizes, const T *position, const T *pose, const T *log_measure, const int64_t *seeds, bool grad)
         : n(sizes), position(position), pose(pose), log_measure(log_measure) {
@@ -144,6 +148,7 @@ template <class T> struct Worker {
         int64_t d = n.channels, G = n.poses, J = n.neighbours(), GG = G * G, v = std::min(most, n.outputs);
         int64_t runs = (n.extent() + L - 1) / L * L;
         plane = runs + 2 * n.reach_rows() * n.pitch() + 2 * n.reach_columns();
+        poses_first = G > d;
         plane = ((plane + L - 1) / L | 1) * L;  // odd, so that planes do not share cache sets
         room = std::min(J, std::min(n.rows, (n.height - 1 + (L + n.pitch() - 1) / n.pitch()) / n.dilation + 2) * n.columns);
         for (bool measure : {true, false}) {
@@ -163,7 +168,9 @@ template <class T> struct Worker {
             take(top, room * G * L);
             take(total, room * G * L);
             take(placed, room * v * G * L);
-            take(mixture, (grad ? 1 : room) * v * G * L);
+            take(highest, v * G * L);
+            take(mass, v * G * L);
+            take(mixture, poses_first ? room * d * G * L : (grad ? 1 : room) * v * G * L);
             take(staged, d * std::max(v, G) * L);
             if (grad) {
                 take(grad_keys, d * G * plane);
@@ -171,7 +178,7 @@ template <class T> struct Worker {
                 take(grad_out, d * n.outputs * L);
                 take(grad_query, d * G * L);
                 take(grad_weights, room * GG * L);
-                take(grad_mixture, room * v * G * L);
+                take(grad_mixture, poses_first ? room * d * G * L : v * G * L);
                 take(grad_placed, room * v * G * L);
                 take(spread, room * G * L);
                 take(delta, v * G * L);
@@ -184,7 +191,9 @@ template <class T> struct Worker {
         if (n.dropout <= 0) kept = weights;
         shifts = new int64_t[J];
         jumps = new int64_t[J];
+        steps = new int64_t[J];
         for (int64_t j = 0; j < J; j++) {
+            steps[j] = j * d * G * L;
             shifts[j] = n.dilation * (j / n.columns * n.pitch() + j % n.columns);
             for (int64_t c = 0; c < n.coded; c++)
                 for (int64_t v = 0; v < n.outputs; v++)
@@ -201,6 +210,7 @@ template <class T> struct Worker {
         ::operator delete(memory, std::align_val_t(64));
         delete[] shifts;
         delete[] jumps;
+        delete[] steps;
     }
 
     int64_t place(int64_t y) const { return (y + n.reach_rows()) * n.pitch() + n.reach_columns(); }
@@ -321,38 +331,37 @@ template <class T> struct Worker {
         if (n.dropout > 0) drop(head);
     }
 
-    // a, for some output poses.
+    // a, for some output poses. Neighbour by neighbour, so that what is at work stays in the nearest cache.
     void attend_to_places(int64_t v, int64_t outputs) {
         int64_t G = n.poses, J = n.neighbours(), size = outputs * G * L;
         for (int64_t j = 0; j < count; j++) {
             T *A = placed + j * size;
             product<T, true>(outputs, G, {codes + (first + j) * n.outputs + v, 1, J * n.outputs, 0},
                              {query, L, G * L, nullptr}, {A, G * L, L, false}, 1, n.coded);
-            for (int64_t o = 0; o < outputs; o++)
-                for (int64_t g = 0; g < G; g++) {
-                    T *at = A + (o * G + g) * L;
-                    store<T>(at, load(at) + load(top + (j * G + g) * L));
+            for (int64_t o = 0, i = 0; o < outputs; o++)
+                for (int64_t g = 0; g < G; g++, i += L) {
+                    Vector<T> score = load(A + i) + load(top + (j * G + g) * L);
+                    store<T>(A + i, score);
+                    if (j > 0) {
+                        Vector<T> before = load(highest + i);
+                        score = score > before ? score : before;
+                    }
+                    store<T>(highest + i, score);
                 }
         }
-        for (int64_t o = 0; o < outputs; o++)
-            for (int64_t g = 0; g < G; g++) {
-                T *A = placed + (o * G + g) * L;
-                Vector<T> highest = load(A);
-                for (int64_t j = 1; j < count; j++) {
-                    Vector<T> score = load(A + j * size);
-                    highest = score > highest ? score : highest;
-                }
-                for (int64_t j = 0; j < count; j++) store<T>(A + j * size, load(A + j * size) - highest);
-            }
-        exponentials(placed, count * size);
-        for (int64_t o = 0; o < outputs; o++)
-            for (int64_t g = 0; g < G; g++) {
-                T *A = placed + (o * G + g) * L;
-                Vector<T> all = {};
-                for (int64_t j = 0; j < count; j++) all += load(A + j * size) * load(total + (j * G + g) * L);
-                Vector<T> inverse = T(1) / all;
-                for (int64_t j = 0; j < count; j++) store<T>(A + j * size, load(A + j * size) * inverse);
-            }
+        std::fill(mass, mass + size, T(0));
+        for (int64_t j = 0; j < count; j++) {
+            T *A = placed + j * size;
+            for (int64_t i = 0; i < size; i += L) store<T>(A + i, load(A + i) - load(highest + i));
+            exponentials(A, size);
+            for (int64_t o = 0, i = 0; o < outputs; o++)
+                for (int64_t g = 0; g < G; g++, i += L)
+                    store<T>(mass + i, load(mass + i) + load(A + i) * load(total + (j * G + g) * L));
+        }
+        for (int64_t i = 0; i < size; i += L) store<T>(mass + i, T(1) / load(mass + i));
+        for (int64_t j = 0; j < count; j++)
+            for (int64_t i = 0; i < size; i += L)
+                store<T>(placed + j * size + i, load(placed + j * size + i) * load(mass + i));
     }
 
     // The weight of each pose and place of the keys, summed over the poses of the query.
@@ -362,17 +371,65 @@ template <class T> struct Worker {
                    {to, L, outputs * L, false}, 1, G);
     }
 
+    // The values, summed over the poses of the keys: a row for each pose of the query.
+    void mix_values() const {
+        int64_t d = n.channels, G = n.poses;
+        for (int64_t j = 0; j < count; j++)
+            product<T>(G, d, {kept + j * G * G * L, G * L, L, 0}, {values + jumps[j], G * plane, plane, nullptr},
+                       {mixture + steps[j], d * L, L, false}, 1, G);
+    }
+
     void forward(int64_t head, const T *qkv_query, T *out) {
         int64_t d = n.channels, G = n.poses;
         gather(qkv_query, query, d * G, T(n.scale), false);
         attend_to_poses(head);
+        if (poses_first) mix_values();
         for (int64_t v = 0; v < n.outputs; v += most) {
             int64_t outputs = std::min(most, n.outputs - v);
             attend_to_places(v, outputs);
-            for (int64_t j = 0; j < count; j++) mix(j, outputs, mixture + j * G * outputs * L);
-            product<T>(outputs, d, {mixture, L, outputs * L, G * outputs * L}, {values, G * plane, plane, jumps},
-                       {staged, d * L, L, false}, count, G);
+            if (poses_first) {
+                product<T>(outputs, d, {placed, G * L, L, outputs * G * L}, {mixture, L, d * L, steps},
+                           {staged, d * L, L, false}, count, G);
+            } else {
+                for (int64_t j = 0; j < count; j++) mix(j, outputs, mixture + j * G * outputs * L);
+                product<T>(outputs, d, {mixture, L, outputs * L, G * outputs * L}, {values, G * plane, plane, jumps},
+                           {staged, d * L, L, false}, count, G);
+            }
             scatter(staged, out + v * n.pixels(), outputs, n.outputs, T(1));
+        }
+    }
+
+    // The gradient of a in grad_placed, and what of those of values and E these output poses give. Where poses come
+    // first, the gradient of the mixed values stands for both.
+    void backward_of_mixture(int64_t j, const T *grads, int64_t outputs) {
+        int64_t d = n.channels, G = n.poses, GGL = G * G * L, size = outputs * G * L;
+        T *DA = grad_placed + j * size, *A = placed + j * size;
+        if (poses_first) {
+            product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {mixture + steps[j], d * L, L, nullptr},
+                       {DA, G * L, L, false}, 1, d);
+            product<T>(G, d, {A, L, G * L, 0}, {grads, n.outputs * L, L, nullptr}, {grad_mixture + steps[j], d * L, L, true},
+                       1, outputs);
+            return;
+        }
+        mix(j, outputs, mixture);
+        product<T>(d, G, {grads, n.outputs * L, L, 0}, {mixture, outputs * L, L, nullptr},
+                   {grad_values + jumps[j], G * plane, plane, true}, 1, outputs);
+        product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {values + jumps[j], plane, G * plane, nullptr},
+                   {grad_mixture, G * L, L, false}, 1, d);
+        product<T>(outputs, G, {grad_mixture, G * L, L, 0}, {kept + j * GGL, G * L, L, nullptr}, {DA, G * L, L, false}, 1,
+                   G);
+        product<T>(G, G, {A, L, G * L, 0}, {grad_mixture, L, G * L, nullptr}, {grad_weights + j * GGL, G * L, L, true}, 1,
+                   outputs);
+    }
+
+    void backward_of_mixed_values() {
+        int64_t d = n.channels, G = n.poses, GGL = G * G * L;
+        for (int64_t j = 0; j < count; j++) {
+            const T *DU = grad_mixture + steps[j];
+            product<T>(G, G, {DU, d * L, L, 0}, {values + jumps[j], plane, G * plane, nullptr},
+                       {grad_weights + j * GGL, G * L, L, false}, 1, d);
+            product<T>(d, G, {DU, L, d * L, 0}, {kept + j * GGL, L, G * L, nullptr},
+                       {grad_values + jumps[j], G * plane, plane, true}, 1, G);
         }
     }
 
@@ -385,27 +442,21 @@ template <class T> struct Worker {
         std::fill(spread, spread + count * G * L, T(0));
         std::fill(grad_query, grad_query + d * G * L, T(0));
         std::fill(grad_bias, grad_bias + GGL, T(0));
+        if (poses_first) {
+            mix_values();
+            std::fill(grad_mixture, grad_mixture + count * d * G * L, T(0));
+        }
         for (int64_t v = 0; v < n.outputs; v += most) {
             int64_t outputs = std::min(most, n.outputs - v), size = outputs * G * L;
-            const T *grads = grad_out + v * L;
             attend_to_places(v, outputs);
             std::fill(delta, delta + size, T(0));
             for (int64_t j = 0; j < count; j++) {
-                T *DW = grad_mixture + j * size, *DA = grad_placed + j * size;
-                mix(j, outputs, mixture);
-                product<T>(d, G, {grads, n.outputs * L, L, 0}, {mixture, outputs * L, L, nullptr},
-                           {grad_values + jumps[j], G * plane, plane, true}, 1, outputs);
-                product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {values + jumps[j], plane, G * plane, nullptr},
-                           {DW, G * L, L, false}, 1, d);
-                product<T>(outputs, G, {DW, G * L, L, 0}, {kept + j * GGL, G * L, L, nullptr}, {DA, G * L, L, false}, 1,
-                           G);
+                backward_of_mixture(j, grad_out + v * L, outputs);
                 for (int64_t i = 0; i < size; i += L)
-                    store<T>(delta + i, load(delta + i) + load(DA + i) * load(placed + j * size + i));
+                    store<T>(delta + i, load(delta + i) + load(grad_placed + j * size + i) * load(placed + j * size + i));
             }
             for (int64_t j = 0; j < count; j++) {
-                T *DW = grad_mixture + j * size, *DA = grad_placed + j * size, *A = placed + j * size;
-                product<T>(G, G, {A, L, G * L, 0}, {DW, L, G * L, nullptr}, {grad_weights + j * GGL, G * L, L, true}, 1,
-                           outputs);
+                T *DA = grad_placed + j * size, *A = placed + j * size;
                 for (int64_t o = 0; o < outputs; o++)
                     for (int64_t g = 0; g < G; g++) {
                         int64_t i = (o * G + g) * L;
@@ -420,6 +471,7 @@ template <class T> struct Worker {
                                  {DA, L, G * L, nullptr}, {grad_query, L, d * L, true}, 1, outputs);
             }
         }
+        if (poses_first) backward_of_mixed_values();
         for (int64_t j = 0; j < count; j++) {
             T *DE = grad_weights + j * GGL;
             for (int64_t g = 0; g < G; g++) {
