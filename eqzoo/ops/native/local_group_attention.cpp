@@ -8,8 +8,8 @@
 // probabilities are a(v, g, j) E(g, m, j), a = exp(placed + top - max_j) / Z. Neither factor can overflow, and no
 // logarithm is needed. The softmax of each g has its own Z, so weights are summed over g only when all Z are known.
 //
-// The sum over g and m of a E value is taken over g first, |H|^3 numbers for each neighbour, or over m first where there
-// are more poses than channels: then nothing grows faster than |H|^2.
+// The sum over g and m of a E value is taken over g first, which is |H|^3 products for each neighbour, or over m first
+// where there are more poses than channels: then nothing grows faster than |H|^2.
 #include <algorithm>
 #include <new>
 
@@ -136,7 +136,8 @@ template <class T> struct Worker {
     int64_t source[L];     // the pixel of each lane; any one where the lane is padding
     bool real[L];
     bool poses_first;
-    T *memory, *codes, *outside, *keys, *values, *query, *bias, *weights, *kept, *top, *total, *placed, *highest, *mass, *mixture, *staged;
+    T *memory, *codes, *outside, *keys, *values, *query, *bias, *weights, *kept, *top, *total;
+    T *placed, *highest, *mass, *mixture, *staged;
     T *grad_keys, *grad_values, *grad_out, *grad_query, *grad_weights, *grad_mixture, *grad_placed, *spread, *delta;
     T *grad_bias, *grad_position, *grad_pose;
     int64_t *shifts, *jumps, *steps;
@@ -150,7 +151,8 @@ template <class T> struct Worker {
         plane = runs + 2 * n.reach_rows() * n.pitch() + 2 * n.reach_columns();
         poses_first = G > d;
         plane = ((plane + L - 1) / L | 1) * L;  // odd, so that planes do not share cache sets
-        room = std::min(J, std::min(n.rows, (n.height - 1 + (L + n.pitch() - 1) / n.pitch()) / n.dilation + 2) * n.columns);
+        int64_t spread_rows = n.height - 1 + (L + n.pitch() - 1) / n.pitch();
+        room = std::min(J, std::min(n.rows, spread_rows / n.dilation + 2) * n.columns);
         for (bool measure : {true, false}) {
             int64_t used = 0;
             auto take = [&](T *&part, int64_t size) {
@@ -234,7 +236,8 @@ template <class T> struct Worker {
             real[l] = y < n.height && x < n.width;
             source[l] = real[l] ? y * n.width + x : 0;
         }
-        int64_t top_row = t / n.pitch(), last_row = std::min(n.height - 1, (t + L - 1) / n.pitch()), begin = 0, end = n.rows;
+        int64_t top_row = t / n.pitch(), last_row = std::min(n.height - 1, (t + L - 1) / n.pitch());
+        int64_t begin = 0, end = n.rows;
         while (last_row + (begin - n.rows / 2) * n.dilation < 0) begin++;
         while (top_row + (end - 1 - n.rows / 2) * n.dilation >= n.height) end--;
         first = begin * n.columns;
@@ -306,8 +309,8 @@ template <class T> struct Worker {
         biases();
         for (int64_t j = 0; j < count; j++) {
             T *E = weights + j * G * G * L;
-            product<T>(G, G, {query, L, G * L, 0}, {keys + jumps[j], plane, G * plane, nullptr}, {E, G * L, L, false}, 1,
-                       n.channels);
+            product<T>(G, G, {query, L, G * L, 0}, {keys + jumps[j], plane, G * plane, nullptr}, {E, G * L, L, false},
+                       1, n.channels);
             Vector<T> mask = load(outside + jumps[j]);
             for (int64_t g = 0; g < G; g++) {
                 Vector<T> highest = load(E + g * G * L) + load(bias + g * G * L);
@@ -407,8 +410,8 @@ template <class T> struct Worker {
         if (poses_first) {
             product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {mixture + steps[j], d * L, L, nullptr},
                        {DA, G * L, L, false}, 1, d);
-            product<T>(G, d, {A, L, G * L, 0}, {grads, n.outputs * L, L, nullptr}, {grad_mixture + steps[j], d * L, L, true},
-                       1, outputs);
+            product<T>(G, d, {A, L, G * L, 0}, {grads, n.outputs * L, L, nullptr},
+                       {grad_mixture + steps[j], d * L, L, true}, 1, outputs);
             return;
         }
         mix(j, outputs, mixture);
@@ -416,10 +419,10 @@ template <class T> struct Worker {
                    {grad_values + jumps[j], G * plane, plane, true}, 1, outputs);
         product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {values + jumps[j], plane, G * plane, nullptr},
                    {grad_mixture, G * L, L, false}, 1, d);
-        product<T>(outputs, G, {grad_mixture, G * L, L, 0}, {kept + j * GGL, G * L, L, nullptr}, {DA, G * L, L, false}, 1,
-                   G);
-        product<T>(G, G, {A, L, G * L, 0}, {grad_mixture, L, G * L, nullptr}, {grad_weights + j * GGL, G * L, L, true}, 1,
-                   outputs);
+        product<T>(outputs, G, {grad_mixture, G * L, L, 0}, {kept + j * GGL, G * L, L, nullptr},
+                   {DA, G * L, L, false}, 1, G);
+        product<T>(G, G, {A, L, G * L, 0}, {grad_mixture, L, G * L, nullptr},
+                   {grad_weights + j * GGL, G * L, L, true}, 1, outputs);
     }
 
     void backward_of_mixed_values() {
@@ -453,7 +456,8 @@ template <class T> struct Worker {
             for (int64_t j = 0; j < count; j++) {
                 backward_of_mixture(j, grad_out + v * L, outputs);
                 for (int64_t i = 0; i < size; i += L)
-                    store<T>(delta + i, load(delta + i) + load(grad_placed + j * size + i) * load(placed + j * size + i));
+                    store<T>(delta + i,
+                             load(delta + i) + load(grad_placed + j * size + i) * load(placed + j * size + i));
             }
             for (int64_t j = 0; j < count; j++) {
                 T *DA = grad_placed + j * size, *A = placed + j * size;
@@ -483,8 +487,8 @@ template <class T> struct Worker {
                     store<T>(grad_bias + i, load(grad_bias + i) + D);
                 }
             }
-            product<T>(d, G, {query, G * L, L, 0}, {DE, L, G * L, nullptr}, {grad_keys + jumps[j], G * plane, plane, true},
-                       1, G);
+            product<T>(d, G, {query, G * L, L, 0}, {DE, L, G * L, nullptr},
+                       {grad_keys + jumps[j], G * plane, plane, true}, 1, G);
         }
         product<T>(G, d, {grad_weights, G * L, L, GGL}, {keys, G * plane, plane, jumps}, {grad_query, d * L, L, true},
                    count, G);
@@ -550,7 +554,8 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
             worker.crop(worker.grad_values, grad_qkv + at + 2 * next);
             for (int64_t j = 0; j < J; j++)
                 for (int64_t i = 0; i < n.coded * n.outputs; i++)
-                    grad_position[head * codes + i * J + j] = sum(worker.grad_position + (j * n.coded * n.outputs + i) * L);
+                    grad_position[head * codes + i * J + j] =
+                        sum(worker.grad_position + (j * n.coded * n.outputs + i) * L);
             for (int64_t i = 0; i < poses; i++) grad_pose[head * poses + i] = sum(worker.grad_pose + i * L);
         }
     }
@@ -558,26 +563,27 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
 
 }  // namespace
 
-#define DEFINE(T)                                                                                                       \
-    extern "C" void local_group_attention_##T(const T *qkv, const T *position, const T *pose, const T *log_measure,           \
-                                        const int64_t *seed, T *out, int64_t batch, int64_t heads, int64_t channels,    \
-                                        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height,   \
-                                        int64_t width, int64_t rows, int64_t columns, int64_t dilation, double scale,   \
-                                        double dropout, int64_t threads) {                                              \
-        forward<T>(qkv, position, pose, log_measure, seed, out,                                                         \
-                   {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation,       \
-                    scale, dropout},                                                                                    \
-                   threads);                                                                                            \
-    }                                                                                                                   \
-    extern "C" void local_group_attention_backward_##T(                                                                       \
-        const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed,       \
-        T *grad_qkv, T *grad_position, T *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses,     \
-        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns,    \
-        int64_t dilation, double scale, double dropout, int64_t threads) {                                              \
-        backward<T>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose,                   \
-                    {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation,      \
-                     scale, dropout},                                                                                   \
-                    threads);                                                                                           \
+#define DEFINE(T) \
+    extern "C" void local_group_attention_##T( \
+        const T *qkv, const T *position, const T *pose, const T *log_measure, \
+                                        const int64_t *seed, T *out, int64_t batch, int64_t heads, int64_t channels, \
+                                        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height, \
+                                        int64_t width, int64_t rows, int64_t columns, int64_t dilation, double scale, \
+                                        double dropout, int64_t threads) { \
+        forward<T>(qkv, position, pose, log_measure, seed, out, \
+                   {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation, \
+                    scale, dropout}, \
+                   threads); \
+    } \
+    extern "C" void local_group_attention_backward_##T( \
+        const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed, \
+        T *grad_qkv, T *grad_position, T *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses, \
+        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns, \
+        int64_t dilation, double scale, double dropout, int64_t threads) { \
+        backward<T>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose, \
+                    {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation, \
+                     scale, dropout}, \
+                    threads); \
     }
 
 DEFINE(float)
