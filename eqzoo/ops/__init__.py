@@ -5,6 +5,7 @@ from .affine_attention import AffineBank, AffineBanks, affine_attention, affine_
 from .attentive_conv import attend_input, attentive_conv
 from .dynamic_depthwise import dynamic_depthwise
 from .group_self_attention import group_self_attention, inside, windows
+from .local_group_attention import local_group_attention
 
 __all__ = [
     "AffineBank",
@@ -16,6 +17,7 @@ __all__ = [
     "dynamic_depthwise",
     "group_self_attention",
     "inside",
+    "local_group_attention",
     "use_backend",
     "windows",
 ]
