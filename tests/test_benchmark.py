@@ -29,7 +29,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("layer", "group", "sizes", "options"), CASES, ids=lambda case: getattr(case, "__name__", None))
+@pytest.mark.parametrize(
+    ("layer", "group", "sizes", "options"), CASES, ids=lambda case: getattr(case, "__name__", None)
+)
 def test_the_naive_formulations_give_the_same_numbers(layer, group, sizes, options):
     module = layer(group, *sizes, **options).eval()
     x = torch.randn(2, sizes[0], group.order, 6, 5)
@@ -62,8 +64,8 @@ def test_every_case_has_a_name_of_its_own():
 @pytest.mark.parametrize(
     ("suite", "options"),
     [
-        ("layers", ["--only", "E4Layer2d(P4, 16, 16, 5) at 28 : GroupConv2d"]),
-        ("layers", ["--only", "AffineSelfConv2d(P4, 16) at 16 : Group", "--dtype", "bfloat16", "--channels-last"]),
+        ("layers", ["--only", "E4Layer2d(p4, 16, 16, 5) at 28 : GroupConv2d"]),
+        ("layers", ["--only", "AffineSelfConv2d(p4, 16) at 16 : Group", "--dtype", "bfloat16", "--channels-last"]),
         ("models", ["--only", "p4_cnn : plain"]),
         ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
     ],

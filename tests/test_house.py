@@ -20,6 +20,7 @@ ORDER = [
     "files",
     "equivariance",
     "ops",
+    "count",
     "layers",
     "hub",
     "models",

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-import eqzoo
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2, cyclic
 from eqzoo.layers import DilationSelfAttention2d, GroupSelfAttention2d, LiftingSelfAttention2d
