@@ -1,6 +1,7 @@
 """eqzoo: image networks that are equivariant by construction, under timm's registry."""
 
 from . import viz
+from .count import multiply_adds
 from .equivariance import equivariance_error
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
 from .hub import WeightsNotFoundError
@@ -22,6 +23,7 @@ __all__ = [
     "equivariance_error",
     "list_models",
     "list_pretrained",
+    "multiply_adds",
     "turn",
     "turn_curve",
     "viz",

@@ -19,7 +19,7 @@ __all__ = ["stored"]
 def stored() -> Iterator[None]:
     """Layers that are called in this block use the operations of this file."""
     swaps = [
-        (e4, "dynamic_depthwise", dynamic_depthwise),
+        (e4, "generated_depthwise", generated_depthwise),
         (affine_self_conv, "affine_attention", affine_attention),
         (attentive_conv, "attentive_conv", attentive_responses),
         (self_attention, "local_group_attention", group_self_attention),
@@ -30,9 +30,12 @@ def stored() -> Iterator[None]:
         yield
 
 
-def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
-    """`eqzoo.ops.dynamic_depthwise` with an unfolded copy of the field, k² times its size."""
-    k = math.isqrt(kernel.shape[3])
+def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
+    """`eqzoo.ops.generated_depthwise` with all filters and an unfolded copy of the field, k² times its size."""
+    taps = weight.shape[2]
+    kernel = torch.einsum("bjhyx,hsdj->bshdyx", hidden, weight)
+    kernel = kernel + bias.transpose(0, 1)[..., None, None]
+    k = math.isqrt(taps)
     windows = F.unfold(value.flatten(1, 2), k, padding=k // 2)
     windows = windows.unflatten(1, (*value.shape[1:3], k * k)).unflatten(-1, value.shape[3:])
     windows = windows.unflatten(1, (kernel.shape[1], -1))

@@ -15,8 +15,8 @@ _MNIST = (
     "epochs with a fresh Adam in each, and reports the best test error from epoch 60 on, which is not done here."
 )
 _OURS = (
-    "The paper's Adam, batch and weight decay, and no augmentation; the learning rate falls along a cosine from 1e-2 in "
-    "80 epochs, where the paper's falls in steps from 2e-2 in 200. 10,000 digits train and 2,000 choose the epoch."
+    "The paper's Adam, batch and weight decay, and no augmentation; the learning rate falls along a cosine from 1e-2 "
+    "in 80 epochs, where the paper's falls in steps from 2e-2 in 200. 10,000 digits train and 2,000 choose the epoch."
 )
 _CIFAR = (
     "The paper's SGD with Nesterov's momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
