@@ -1,6 +1,7 @@
 """eqzoo: image networks that are equivariant by construction, under timm's registry."""
 
 from .equivariance import equivariance_error
+from .export import ExportError, ExportReport, export_onnx, export_pt2
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
 from .hub import WeightsNotFoundError
 from .models import create_model, list_models, list_pretrained
@@ -13,12 +14,16 @@ __all__ = [
     "P4M",
     "Z2",
     "Z2M",
+    "ExportError",
+    "ExportReport",
     "Group",
     "WeightsNotFoundError",
     "create_model",
     "cyclic",
     "dihedral",
     "equivariance_error",
+    "export_onnx",
+    "export_pt2",
     "list_models",
     "list_pretrained",
     "turn",
