@@ -1,5 +1,6 @@
 """eqzoo: image networks that are equivariant by construction, under timm's registry."""
 
+from .certificate import Certificate, certify
 from .equivariance import equivariance_error
 from .export import ExportError, ExportReport, export_onnx, export_pt2
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
@@ -14,10 +15,12 @@ __all__ = [
     "P4M",
     "Z2",
     "Z2M",
+    "Certificate",
     "ExportError",
     "ExportReport",
     "Group",
     "WeightsNotFoundError",
+    "certify",
     "create_model",
     "cyclic",
     "dihedral",

@@ -120,6 +120,17 @@ class Group:
             )
         return turns, bool(m)
 
+    def describe(self, g: int) -> str:
+        """What an element of the pixel grid does to a picture, in words.
+
+        Example:
+            >>> P4M.describe(0), P4M.describe(5)
+            ('as it is', 'mirrored, turned by 90 degrees')
+        """
+        turns, mirrored = self.quarter_turns(g)
+        words = [*["mirrored"] * mirrored, *[f"turned by {90 * turns} degrees"] * bool(turns)]
+        return ", ".join(words) or "as it is"
+
     def element(self, matrix: Tensor) -> int | None:
         """The element whose matrix this is, or None: how a subgroup finds its elements in a larger group."""
         matches = (g for g in self.elements if torch.allclose(self.matrix(g), matrix.double(), atol=1e-9))
