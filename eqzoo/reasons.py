@@ -73,9 +73,10 @@ def misses_the_edge(side: int, kernel: int, stride: int, padding: int, dilation:
 
 
 def _of_layer(module: nn.Module, x: Tensor, group: Group) -> Iterator[tuple[str, str]]:
-    # An activation that works in place has changed what was kept, and acts on each pixel alone; linear layers and
-    # layer norms do so too, on axes whose order they do not tell.
-    if getattr(module, "inplace", False) or isinstance(module, nn.Linear | nn.LayerNorm) or not _is_field(x):
+    # An activation that works in place has changed what was kept; the others take tokens and scores as well, of which
+    # the last two axes are no picture.
+    blind = isinstance(module, nn.Linear | nn.LayerNorm | nn.Softmax) or getattr(module, "inplace", False)
+    if blind or not _is_field(x):
         return
     y = module(x)
     if not _is_field(y) or not y.any():
