@@ -7,7 +7,6 @@ import eqzoo
 from eqzoo.models import EquivariantNet
 from tests.conftest import ROOT
 
-
 KNOWN = {"skip_validation": True, "trust_repo": True}
 
 
