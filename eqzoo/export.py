@@ -129,8 +129,9 @@ def export_onnx(
         ExportError: If the file would not do what the network does.
 
     Example:
-        >>> import eqzoo
-        >>> report = eqzoo.export_onnx(eqzoo.create_model("p4_cnn", pretrained=True), tmp_path / "p4_cnn.onnx")
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_onnx(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.onnx")
         >>> report.operators["Conv"], max(report.equivariance.values()) < 1e-5
         (7, True)
     """
@@ -164,9 +165,10 @@ def export_pt2(
         ExportError: If the file would not do what the network does.
 
     Example:
-        >>> import eqzoo
-        >>> report = eqzoo.export_pt2(eqzoo.create_model("p4_cnn", pretrained=True), tmp_path / "p4_cnn.pt2")
-        >>> torch.export.load(tmp_path / "p4_cnn.pt2").module()(torch.zeros(7, 1, 28, 28)).shape
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_pt2(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.pt2")
+        >>> torch.export.load(report.path).module()(torch.zeros(7, 1, 28, 28)).shape
         torch.Size([7, 10])
     """
     path = _target(path, ".pt2")

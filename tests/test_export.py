@@ -23,6 +23,9 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11):
+    pytest.skip("the exporter of older releases of torch does not write all networks", allow_module_level=True)
+
 QUICK = {"z2_cnn", "p4_cnn", "p4_alpha_rh_cnn"}
 SHIPPED = ROOT / "model_cards" / "p4_cnn.rotmnist" / "model.safetensors"
 
