@@ -4,11 +4,38 @@
 "hf-hub:<owner>/<repo>", pretrained=True)`.
 """
 
+from collections.abc import Callable as _Callable
+from typing import Any as _Any
+
 from timm.models import model_entrypoint as _model_entrypoint
 
 import eqzoo as _eqzoo
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub"]
 
+# torch.hub lists every name here that can be called and does not begin with an underscore.
+_HELP = """{summary}
+
+Arguments:
+    pretrained: Whether to load trained weights: {checkpoints}.
+    checkpoint: Which of them, by the name of its data set; by default the first.
+    **kwargs: num_classes, in_chans, features_only and the arguments of the network's class. With other num_classes the
+        classifier stays fresh, with other in_chans the first filters are repeated or summed.
+
+It takes (batch, channels, height, width), normalised by the mean and std in its pretrained_cfg, and gives logits.
+"""
+
+
+def _entry(name: str) -> _Callable[..., _Any]:
+    def build(pretrained: bool = False, checkpoint: str | None = None, **kwargs: _Any) -> _Any:
+        return _eqzoo.create_model(f"{name}.{checkpoint}" if checkpoint else name, pretrained, **kwargs)
+
+    tags = [full.partition(".")[2] for full in _eqzoo.list_pretrained(f"{name}.*")]
+    checkpoints = ", ".join(tags) or "there are none yet, a file of them goes to checkpoint_path="
+    build.__name__ = build.__qualname__ = name
+    build.__doc__ = _HELP.format(summary=_model_entrypoint(name).__doc__, checkpoints=checkpoints)
+    return build
+
+
 create_model = _eqzoo.create_model
-globals().update({_name: _model_entrypoint(_name) for _name in _eqzoo.list_models()})
+globals().update({_name: _entry(_name) for _name in _eqzoo.list_models()})

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .groups import Group, transform
 
-__all__ = ["EquivarianceReport", "equivariance_error", "equivariance_report", "randomise_norms"]
+__all__ = ["EquivarianceReport", "element_errors", "equivariance_error", "equivariance_report", "randomise_norms"]
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def equivariance_report(
         randomise_norms(own, generator, x)
     with torch.no_grad():
         own_group = getattr(own, "group", group)
-        logits = _errors(own, x, group, own_group)
+        logits = element_errors(own, x, group, own_group)
         inside = _is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
-        features = _errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
+        features = element_errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
     return EquivarianceReport(group, logits, features, layers)
 
@@ -151,7 +151,27 @@ def _features(model: nn.Module, x: Tensor) -> Tensor:
     return y.unflatten(1, (-1, group.order)) if group and y.ndim == 4 else y
 
 
-def _errors(function: Callable[[Tensor], Tensor], x: Tensor, group: Group, own: Group) -> dict[int, float]:
+def element_errors(
+    function: Callable[[Tensor], Tensor], x: Tensor, group: Group, own: Group | None = None
+) -> dict[int, float]:
+    """The error ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`` of any function of tensors, for each element on the pixel grid.
+
+    Args:
+        function: Φ. How an element acts on what it takes and gives is told by the shape: a regular field
+            ``(B, C, |H|, height, width)``, a picture or planes ``(B, C, height, width)``, or an invariant vector.
+        x: What it is fed.
+        group: The group.
+        own: The group of the regular fields, if it is larger; by default the group.
+
+    Raises:
+        ValueError: If the output is zero everywhere or not finite, or there is no such action.
+
+    Example:
+        >>> from eqzoo.groups import P4
+        >>> element_errors(lambda x: x.flip(-1), torch.rand(1, 1, 4, 4), P4)[2]  # mirrors and half turns commute
+        0.0
+    """
+    own = own or group
     y = function(x)
     norm = y.norm()
     if norm == 0:
@@ -190,7 +210,8 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     for handle in handles:
         handle.remove()
     return {
-        name: max(_errors(layers[name], value, group, layers[name].group).values()) for name, value in inputs.items()
+        name: max(element_errors(layers[name], value, group, layers[name].group).values())
+        for name, value in inputs.items()
     }
 
 

@@ -5,7 +5,7 @@ import textwrap
 from typing import Any
 
 from card_data import DATASETS, DataSet, dataset
-from common import RECIPES, recipe_text
+from common import recipe_names, recipe_text
 from huggingface_hub import EvalResult, ModelCardData
 from papers import PAPERS, ROWS, Paper, Row
 
@@ -257,8 +257,7 @@ def _training(r: dict[str, Any]) -> str:
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
-    has_recipe = (RECIPES / f"{r['checkpoint'].replace('.', '_')}.py").is_file()
-    said = f"{recipe_text(r['checkpoint'])} " if has_recipe else ""
+    said = f"{recipe_text(r['checkpoint'])} " if r["checkpoint"] in recipe_names() else ""
     return f"""{_wrap(f"{said}Trained in {time} on {r['machine']}; {versions}.")}
 
     {r["command"]}

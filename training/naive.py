@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eqzoo.layers import affine_self_conv, attentive_conv, e4
+from eqzoo.layers import affine_self_conv, attentive_conv, e4, self_attention
 from eqzoo.ops import AffineBank, AffineBanks
 
 __all__ = ["stored"]
@@ -19,9 +19,10 @@ __all__ = ["stored"]
 def stored() -> Iterator[None]:
     """Layers that are called in this block use the operations of this file."""
     swaps = [
-        (e4, "dynamic_depthwise", dynamic_depthwise),
+        (e4, "generated_depthwise", generated_depthwise),
         (affine_self_conv, "affine_attention", affine_attention),
         (attentive_conv, "attentive_conv", attentive_responses),
+        (self_attention, "local_group_attention", group_self_attention),
     ]
     with contextlib.ExitStack() as stack:
         for module, name, function in swaps:
@@ -29,9 +30,12 @@ def stored() -> Iterator[None]:
         yield
 
 
-def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
-    """`eqzoo.ops.dynamic_depthwise` with an unfolded copy of the field, k² times its size."""
-    k = math.isqrt(kernel.shape[3])
+def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
+    """`eqzoo.ops.generated_depthwise` with all filters and an unfolded copy of the field, k² times its size."""
+    taps = weight.shape[2]
+    kernel = torch.einsum("bjhyx,hsdj->bshdyx", hidden, weight)
+    kernel = kernel + bias.transpose(0, 1)[..., None, None]
+    k = math.isqrt(taps)
     windows = F.unfold(value.flatten(1, 2), k, padding=k // 2)
     windows = windows.unflatten(1, (*value.shape[1:3], k * k)).unflatten(-1, value.shape[3:])
     windows = windows.unflatten(1, (kernel.shape[1], -1))
@@ -98,3 +102,44 @@ def attentive_responses(
     reach = attention_dilation * (spatial.shape[-1] // 2)
     weight = F.conv2d(statistics, kernel, padding=reach, dilation=attention_dilation, groups=len(kernel))
     return (response - attended * weight.unflatten(1, (poses, -1)).sigmoid().unsqueeze(1)).sum((1, 2))
+
+
+def group_self_attention(
+    qkv: Tensor,
+    position: Tensor,
+    pose: Tensor | None = None,
+    log_measure: Tensor | None = None,
+    *,
+    kernel_size: tuple[int, int],
+    dilation: int = 1,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`eqzoo.ops.local_group_attention` as released: neighbourhoods unfolded, |H|³ scores in one softmax.
+
+    Scores ``(B, heads, |V|, |G|, places, |M|, neighbours)`` are the sum of content, row, column and pose terms.
+    Dropout is drawn for each of them. Windows without gaps only.
+    """
+    query, key, value = qkv.unbind(1)
+    height, width = qkv.shape[-2:]
+    padding = tuple(side // 2 for side in kernel_size)
+
+    def unfold(x: Tensor) -> Tensor:
+        taps = F.unfold(x.flatten(1, 3), kernel_size, padding=padding)
+        return taps.unflatten(1, (*x.shape[1:4], -1)).transpose(-1, -2)
+
+    query = query.flatten(-2)
+    content = torch.einsum("bncgi,bncmij->bngimj", query, unfold(key))
+    half = position.shape[0] // 2
+    row = torch.einsum("bncgi,cvj->bnvgij", query[:, :, :half], position[:half])
+    column = torch.einsum("bncgi,cvj->bnvgij", query[:, :, half : 2 * half], position[half:])
+    scores = content[:, :, None] + row[..., None, :] + column[..., None, :]
+    if pose is not None:
+        # The released code gathers a pose for each v, too.
+        poses = pose[:, None].expand(-1, position.shape[1], -1, -1)
+        scores = scores + torch.einsum("bncgi,cvgm->bnvgim", query[:, :, -pose.shape[0] :], poses)[..., None]
+    outside = unfold(torch.ones(1, 1, 1, 1, height, width, device=qkv.device))[0, 0, 0, 0] == 0
+    scores = (scores * scale).masked_fill(outside[:, None], float("-inf"))
+    weights = F.dropout(scores.flatten(-2).softmax(-1), dropout).unflatten(-1, scores.shape[-2:])
+    out = torch.einsum("bnvgimj,bncmij->bncvi", weights, unfold(value))
+    return out.unflatten(-1, (height, width))

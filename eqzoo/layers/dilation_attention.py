@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Z2
-from ..ops.group_self_attention import group_self_attention, inside, windows
+from ..ops.local_group_attention import local_group_attention
 from ._planes import Planes
 from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighbourhood
 
@@ -52,26 +52,21 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         self.position = PositionEncoder2d(Z2, self.head_channels // self.query_parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        query, key, value = self.split(x)
-        key, value = (t.flatten(1, 2).unflatten(-1, (height, width)) for t in (key, value))
-        outputs = [self._factor(scale) * self._attend(query, key, value, scale) for scale in self.scales]
-        return self.merge(torch.cat(outputs, 3), height, width)
+        qkv = self.split(x)
+        return self.merge(torch.cat([self._factor(scale) * self._attend(qkv, scale) for scale in self.scales], 3))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def _attend(self, qkv: Tensor, scale: float) -> Tensor:
         """One output scale: keys are taken from its own neighbourhood, and their positions are scaled back."""
         size, step = self._window(scale)
-        heads = (self.num_heads, self.head_channels)
-        return group_self_attention(
-            query,
-            windows(key, size, step).unflatten(1, heads),
-            windows(value, size, step).unflatten(1, heads),
-            self.position((size, size), max(1, self.kernel_size // 2) * scale / step).unsqueeze(2),
+        return local_group_attention(
+            qkv,
+            self.position((size, size), max(1, self.kernel_size // 2) * scale / step),
             self._poses(),
-            inside(key.shape[-2], key.shape[-1], size, step, key.device),
-            self._log_measure(query),
-            self.scale,
-            self.dropout,
+            self._log_measure(qkv),
+            kernel_size=(size, size),
+            dilation=step,
+            scale=self.scale,
+            dropout=self.dropout,
         )
 
     def _window(self, scale: float) -> tuple[int, int]:

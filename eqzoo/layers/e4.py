@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group, orbit
-from ..ops import dynamic_depthwise
+from ..ops import generated_depthwise
 from .conv import GroupConv2d
 
 __all__ = ["E4Layer2d", "KernelNormAffine"]
@@ -28,12 +28,17 @@ class _E4(nn.Module):
         self.order = order
         self.slices = slices
 
-    def kernels(self, x: Tensor) -> Tensor:
-        """The filters of all pixels and elements, transformed: ``(B, s, |H|, k·k, height, width)``."""
-        hidden = self._field(F.relu(self.norm(self.hidden(x))))
-        # Elements before channels: each element has rows of its own in the bank of taps.
-        taps = self.taps(hidden.transpose(1, 2).flatten(1, 2))
-        return taps.unflatten(1, (self.order, self.slices, -1)).transpose(1, 2)
+    def bank(self) -> tuple[Tensor, Tensor]:
+        """Weight and bias of the last map of the generator, ``(|H|·s·k·k, J, 1, 1)`` and ``(|H|·s·k·k,)``."""
+        raise NotImplementedError
+
+    def aggregate(self, x: Tensor) -> Tensor:
+        """The field ``(B, C', |H|, height, width)`` for an input of fields or planes."""
+        hidden = self._field(F.relu(self.norm(self.hidden(x)), inplace=True))
+        weight, bias = self.bank()
+        lead = (self.order, self.slices, -1)
+        maps = weight.reshape(*lead, weight.shape[1]), bias.reshape(lead)
+        return generated_depthwise(hidden, *maps, self._field(self.value(x)))
 
     def _field(self, x: Tensor) -> Tensor:
         return x if x.ndim == 5 else x.unflatten(1, (-1, self.order))
@@ -123,7 +128,10 @@ class E4Layer2d(_E4):
                 f"E4Layer2d({self.group.name}) takes (B, {self.in_channels}, {self.order}, height, width), got "
                 f"{tuple(x.shape)}"
             )
-        return dynamic_depthwise(self.kernels(x), self.value(x))
+        return self.aggregate(x)
+
+    def bank(self) -> tuple[Tensor, Tensor]:
+        return self.taps.bank()
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``, with all filter banks as plain convolutions."""
@@ -148,7 +156,12 @@ class _PlaneE4(_E4):
         self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        return dynamic_depthwise(self.kernels(x), self._field(self.value(x))).flatten(1, 2)
+        return self.aggregate(x).flatten(1, 2)
+
+    def bank(self) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.taps, nn.Conv2d)
+        assert self.taps.bias is not None
+        return self.taps.weight, self.taps.bias
 
 
 class _Pointwise(nn.Conv2d):

@@ -10,14 +10,13 @@ transformation of all poses and places, which makes the layers equivariant.
 
 import math
 from collections import OrderedDict
-from functools import partial
 from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..groups import Group
-from ..ops.group_self_attention import group_self_attention, inside, windows
+from ..ops.local_group_attention import local_group_attention
 from ._planes import Planes
 
 __all__ = [
@@ -147,19 +146,18 @@ class AttentionHeads2d(nn.Module):
         self.qkv = nn.Conv2d(in_channels, 3 * num_heads * self.head_channels, 1)
         self.proj = nn.Conv2d(num_heads * self.head_channels, out_channels, 1)
 
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of a field or an image, each ``(B, heads, d, poses, places)``."""
+    def split(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of a field or an image, ``(B, 3, heads, d, poses, height, width)``."""
         self._check(x)
         # Poses are rows of one taller picture: a kernel of one pixel does not see the seams.
-        heads = self.qkv(x.flatten(2, 3) if x.ndim == 5 else x)
+        heads: Tensor = self.qkv(x.flatten(2, 3) if x.ndim == 5 else x)
         heads = heads.unflatten(1, (3, self.num_heads, self.head_channels))
-        query, key, value = heads.unflatten(4, (self.in_order or 1, x.shape[-2])).flatten(5, 6).unbind(1)
-        return query, key, value
+        return heads.unflatten(4, (self.in_order or 1, x.shape[-2]))
 
-    def merge(self, y: Tensor, height: int, width: int) -> Tensor:
-        """The field of what the heads gave, ``(B, heads, d, poses, places)``."""
-        y = y.flatten(1, 2).unflatten(3, (height, width)).flatten(2, 3)
-        return self.proj(y).unflatten(2, (self.out_order, height))
+    def merge(self, y: Tensor) -> Tensor:
+        """The field of what the heads gave, ``(B, heads, d, poses, height, width)``."""
+        field: Tensor = self.proj(y.flatten(1, 2).flatten(2, 3))
+        return field.unflatten(2, (self.out_order, y.shape[-2]))
 
     @property
     def scale(self) -> float:
@@ -221,37 +219,17 @@ class _SelfAttention2d(AttentionHeads2d):
         self.position = PositionEncoder2d(group, self.head_channels // self.query_parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        query, key, value = self.split(x)
-        key, value = (self._neighbours(t, height, width) for t in (key, value))
-        y = self._attend(query, key, value, self._positions(height, width), self._mask(height, width, x.device))
-        return self.merge(y, height, width)
+        window = self._window(x.shape[-2], x.shape[-1])
+        return self.merge(self._attend(self.split(x), self.position(window), window))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None = None) -> Tensor:
+        return local_group_attention(qkv, position, pose, kernel_size=window, scale=self.scale, dropout=self.dropout)
 
-    def _neighbours(self, x: Tensor, height: int, width: int) -> Tensor:
-        """The neighbours of each place: ``(B, heads, d, |M|, places, neighbours)``; of all places, if global."""
+    def _window(self, height: int, width: int) -> tuple[int, int]:
+        """The rows and columns of the neighbourhood; that of all shifts between two pixels, if it is global."""
         if self.kernel_size == "global":
-            return x.unsqueeze(-2)
-        taps = windows(x.flatten(1, 2).unflatten(-1, (height, width)), self.kernel_size)
-        return taps.unflatten(1, (self.num_heads, self.head_channels))
-
-    def _mask(self, height: int, width: int, device: torch.device) -> Tensor | None:
-        if self.kernel_size == "global":
-            return None
-        return inside(height, width, self.kernel_size, device=device)
-
-    def _positions(self, height: int, width: int) -> Tensor:
-        """The encoded positions of the neighbours: ``(2·d, |H|, 1 or places, neighbours)``."""
-        if self.kernel_size != "global":
-            return self.position((self.kernel_size, self.kernel_size)).unsqueeze(2)
-        codes: Tensor = self.position((2 * height - 1, 2 * width - 1))
-        rows, columns = (torch.arange(side, device=codes.device) for side in (height, width))
-        row = (rows[None, :] - rows[:, None] + height - 1)[:, None, :, None]
-        column = (columns[None, :] - columns[:, None] + width - 1)[None, :, None, :]
-        index = (row * (2 * width - 1) + column).flatten()
-        return codes.index_select(2, index).unflatten(2, (height * width, height * width))
+            return 2 * height - 1, 2 * width - 1
+        return self.kernel_size, self.kernel_size
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, kernel_size={self.kernel_size!r}, {super().extra_repr()}"
@@ -304,9 +282,6 @@ class LiftingSelfAttention2d(_SelfAttention2d):
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, num_heads, head_channels, attn_drop)
         self.reset_parameters()
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
-        return group_self_attention(query, key, value, position, mask=mask, scale=self.scale, dropout=self.dropout)
 
     def fuse(self) -> nn.Module:
         """The same map from images to planes, ``(B, C'·|H|, height, width)``."""
@@ -383,13 +358,14 @@ class GroupSelfAttention2d(_SelfAttention2d):
         super().reset_parameters(scale)
         self.pose.reset_parameters()
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None = None) -> Tensor:
         pose = self.pose(self.pose_table).movedim(-1, -3)
-        attend = partial(group_self_attention, query, key, value, mask=mask, scale=self.scale, dropout=self.dropout)
+        attend = super()._attend
         if self.pose_index == "exact":
-            return attend(position, pose)
+            return attend(qkv, position, window, pose)
         # Here the pose term knows the output pose v, so nothing is shared: one attention for each v.
-        return torch.cat([attend(position[:, v : v + 1], pose[v]) for v in self.group.elements], 3)
+        elements = self.group.elements
+        return torch.cat([attend(qkv, position[:, v : v + 1], window, pose[v]) for v in elements], 3)
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``."""

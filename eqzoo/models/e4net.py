@@ -106,7 +106,7 @@ class E4Net(EquivariantNet):
         self.reset_classifier(num_classes, global_pool)
 
     def _stage(self, layers: OrderedDict[str, nn.Module], drop: bool = False, pool: bool = False) -> nn.Sequential:
-        layers |= OrderedDict(norm=GroupBatchNorm2d(self.group, self.num_features), act=nn.ReLU())
+        layers |= OrderedDict(norm=GroupBatchNorm2d(self.group, self.num_features), act=nn.ReLU(inplace=True))
         if drop:
             layers["drop"] = nn.Dropout(self.drop_rate)
         if pool:

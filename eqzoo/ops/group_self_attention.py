@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["group_self_attention", "inside", "windows"]
+__all__ = ["group_self_attention", "inside", "probabilities", "windows"]
 
 
 def group_self_attention(
@@ -58,56 +58,72 @@ def group_self_attention(
         >>> group_self_attention(query, keys, keys, torch.randn(4, 4, 16, 16), torch.randn(2, 4, 4)).shape
         torch.Size([2, 9, 6, 4, 16])
     """
-    query = query * scale
+    among_poses, among_places = probabilities(query * scale, key, position, pose, mask, log_measure)
+    among_poses = F.dropout(among_poses, dropout).to(value.dtype)
+    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places.to(value.dtype), among_poses)
+    return torch.einsum("bnvimj,bncmij->bncvi", weights, value)
+
+
+def probabilities(
+    query: Tensor,
+    key: Tensor,
+    position: Tensor,
+    pose: Tensor | None,
+    mask: Tensor | None,
+    log_measure: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """``P(m | j)``, ``(B, heads, |G|, I, |M|, J)``, and ``P(j)``, ``(B, heads, |V|, |G|, I, J)``, of scaled queries."""
     shared = torch.einsum("bncgi,bncmij->bngimj", query, key)
     if pose is not None:
         shared = shared + torch.einsum("bncgi,cgm->bngim", query[:, :, -pose.shape[0] :], pose)[..., None]
     placed = torch.einsum("bncgi,cvij->bnvgij", query[:, :, : position.shape[0]], position)
     # Exponentials of half-precision scores are taken in single precision.
-    precise = torch.promote_types(value.dtype, torch.float32)
+    precise = torch.promote_types(query.dtype, torch.float32)
     shared, placed = shared.to(precise), placed.to(precise)
     if log_measure is not None:
         shared = shared + log_measure[:, None].to(precise)
-    among_poses = F.dropout(shared.softmax(4), dropout)
     scores = placed + shared.logsumexp(4)[:, :, None]
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    weights = torch.einsum("bnvgij,bngimj->bnvimj", scores.softmax(-1).to(value.dtype), among_poses.to(value.dtype))
-    return torch.einsum("bnvimj,bncmij->bncvi", weights, value)
+    return shared.softmax(4), scores.softmax(-1)
 
 
-def windows(x: Tensor, kernel_size: int, dilation: int = 1) -> Tensor:
-    """The square neighbourhood of each pixel, with zeros outside of the picture.
+def windows(x: Tensor, kernel_size: tuple[int, int], dilation: int = 1) -> Tensor:
+    """The neighbourhood of each pixel, with zeros outside of the picture.
 
     Args:
         x: ``(B, C, |H|, height, width)``.
-        kernel_size: The side of the neighbourhood, in taps, odd.
+        kernel_size: The rows and columns of the neighbourhood, in taps, odd.
         dilation: The step between taps, in pixels.
 
     Returns:
-        ``(B, C, |H|, height·width, k·k)``.
+        ``(B, C, |H|, height·width, rows·columns)``.
 
     Example:
-        >>> windows(torch.arange(3.0).reshape(1, 1, 1, 1, 3), 3)[0, 0, 0, 0]  # the first pixel, at a corner
+        >>> windows(torch.arange(3.0).reshape(1, 1, 1, 1, 3), (3, 3))[0, 0, 0, 0]  # the first pixel, at a corner
         tensor([0., 0., 0., 0., 0., 1., 0., 0., 0.])
     """
-    taps = F.unfold(x.flatten(1, 2), kernel_size, dilation, padding=dilation * (kernel_size // 2))
+    padding = tuple(dilation * (side // 2) for side in kernel_size)
+    taps = F.unfold(x.flatten(1, 2), kernel_size, dilation, padding)
     return taps.unflatten(1, (*x.shape[1:3], -1)).transpose(-1, -2)
 
 
-def inside(height: int, width: int, kernel_size: int, dilation: int = 1, device: torch.device | None = None) -> Tensor:
-    """Which taps of `windows` lie in the picture, ``(height·width, k·k)`` bool.
+def inside(
+    height: int, width: int, kernel_size: tuple[int, int], dilation: int = 1, device: torch.device | None = None
+) -> Tensor:
+    """Which taps of `windows` lie in the picture, ``(height·width, rows·columns)`` bool.
 
     Example:
-        >>> inside(1, 3, 3)[0].long()
+        >>> inside(1, 3, (3, 3))[0].long()
         tensor([0, 0, 0, 0, 1, 1, 0, 0, 0])
     """
-    rows, columns = (_inside_axis(side, kernel_size, dilation, device) for side in (height, width))
+    sides = zip((height, width), kernel_size, strict=True)
+    rows, columns = (_inside_axis(side, taps, dilation, device) for side, taps in sides)
     both = rows[:, None, :, None] & columns[None, :, None, :]
-    return both.reshape(height * width, kernel_size**2)
+    return both.flatten(2).flatten(0, 1)
 
 
-def _inside_axis(side: int, kernel_size: int, dilation: int, device: torch.device | None) -> Tensor:
-    taps = dilation * (torch.arange(kernel_size, device=device) - kernel_size // 2)
-    places = torch.arange(side, device=device)[:, None] + taps
+def _inside_axis(side: int, taps: int, dilation: int, device: torch.device | None) -> Tensor:
+    steps = dilation * (torch.arange(taps, device=device) - taps // 2)
+    places = torch.arange(side, device=device)[:, None] + steps
     return (places >= 0) & (places < side)

@@ -288,7 +288,9 @@ def _group_window(layer: LiftingSelfAttention2d | GroupSelfAttention2d, x: Tenso
 
 def _generated(layer: E4Layer2d, x: Tensor, choice: _Choice) -> _Seen:
     _refuse(choice, "pose")
-    kernels = layer.kernels(x)[0]  # (s, |H|, k², height, width)
+    hidden = layer.norm(layer.hidden(x)).relu().transpose(1, 2).flatten(1, 2)
+    taps = F.conv2d(hidden, *layer.bank(), groups=layer.order)[0]
+    kernels = taps.unflatten(0, (layer.order, layer.slices, -1)).transpose(0, 1)  # (s, |H|, k², height, width)
     if choice.place:
         row, column = choice.place
         at = one_of("head (the slice of an E⁴ layer)", choice.head or 0, layer.slices)

@@ -14,6 +14,10 @@ _MNIST = (
     "augmentation. 10,000 digits train and 2,000 choose the epoch; the authors' code trains on all 12,000, for 199 "
     "epochs with a fresh Adam in each, and reports the best test error from epoch 60 on, which is not done here."
 )
+_OURS = (
+    "The paper's Adam, batch and weight decay, and no augmentation; the learning rate falls along a cosine from 1e-2 "
+    "in 80 epochs, where the paper's falls in steps from 2e-2 in 200. 10,000 digits train and 2,000 choose the epoch."
+)
 _CIFAR = (
     "The paper's SGD with Nesterov's momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
     "5e-4, batch 128, 200 epochs and no augmentation, on all 50,000 training pictures. The paper holds none out, so "
@@ -74,7 +78,8 @@ def _fewer() -> dict[str, Entry]:
 
 
 RECIPES: dict[str, Entry] = {
-    **family(("p4_e4net", "p4_e4net_large"), "rotmnist", _MNIST, **_MNIST_VALUES),
+    **family(("p4_e4net", "p4_e4net_large"), "rotmnist", _OURS, epochs=80, lr=1e-2),
+    **family(("p4_e4net", "p4_e4net_large"), "rotmnist", _MNIST, "paper", **_MNIST_VALUES),
     **_ablations(),
     **family(RESNETS, "cifar10", _CIFAR, **_CIFAR_VALUES),
     **family(RESNETS, "cifar100", _CIFAR, **_CIFAR_VALUES),

@@ -1,0 +1,363 @@
+"""Writes a network to a file that runs without this package: ONNX, or torch's own .pt2.
+
+What is written is the deployed form: plain convolutions with their filters written out, batch norms folded into the
+convolutions before them. A file is checked before it gets its name, so that a file that is there is right.
+"""
+
+import copy
+import hashlib
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from timm.utils import reparameterize_model
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from .equivariance import element_errors
+from .files import atomic
+from .groups import Group
+from .models import EquivariantNet
+from .onnx_file import OnnxFile, need_onnx, write_onnx
+
+__all__ = ["ExportError", "ExportReport", "export_onnx", "export_pt2", "metadata", "weights_sha256"]
+
+_BATCHES = (1, 3, 5)
+# Single precision rounds at about 1e-7; deep networks amplify it, and torch's own rounding sets the bar where it does.
+_TOLERANCE = 1e-4
+_OVER_TORCH = 10.0
+_OPSETS = range(18, 24)  # torch's exporter writes 18 itself, and onnxscript's converter goes up to 23
+
+
+class ExportError(RuntimeError):
+    """A file that was written did not do what the network does; the message says where, and no file is left."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written, and what the checks found.
+
+    Args:
+        path: The file.
+        size: Its length, in bytes.
+        picture: The pictures that it takes, ``(channels, height, width)``; the batch is free.
+        group: The group, by name.
+        operators: How often each operator is in the graph.
+        difference: ``‖file − network‖ / ‖network‖``, the largest over batches of 1, 3 and 5; the network computes in
+            float64.
+        equivariance: ``‖file(g x) − file(x)‖ / ‖file(x)‖`` for every element that maps the grid onto itself.
+        tolerance: What both had to stay under.
+        folding: What folding the batch norms changed, in float64, as a relative norm.
+        seconds: How long a batch of 1 takes the network (``"network"``) and the file (``"file"``): medians, same
+            number of threads.
+        threads: That number.
+        metadata: What is written in the file besides the graph.
+    """
+
+    path: str
+    size: int
+    picture: tuple[int, int, int]
+    group: str
+    operators: dict[str, int]
+    difference: float
+    equivariance: dict[int, float]
+    tolerance: float
+    folding: float
+    seconds: dict[str, float]
+    threads: int
+    metadata: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain types, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        operators = ", ".join(f"{name} {count}" for name, count in self.operators.items())
+        channels, height, width = self.picture
+        rows = {
+            "file": f"{self.path}, {self.size / 1e6:.2f} MB",
+            "pictures": f"any number of {channels} x {height} x {width}",
+            "operators": f"{sum(self.operators.values())}: {operators}",
+            "difference": f"{self.difference:.1e} from the network in float64, at batches of 1, 3 and 5",
+            "equivariance": f"{max(self.equivariance.values()):.1e} over the {len(self.equivariance)} elements of "
+            f"{self.group} on the grid",
+            "tolerance": f"{self.tolerance:.1e}",
+            "batch norms": f"folded, a change of {self.folding:.1e} in float64" if self.folding else "none to fold",
+            "a picture takes": f"{1e3 * self.seconds['file']:.2f} ms, the network in torch "
+            f"{1e3 * self.seconds['network']:.2f} ms ({self.threads} threads)",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | Path,
+    opset: int = 18,
+    size: int | tuple[int, int] | None = None,
+    seed: int = 0,
+) -> ExportReport:
+    """Writes a network as ONNX: one file, single precision, plain operators, any batch.
+
+    The file is checked before it is renamed into place: by the ONNX checker, and by ONNX Runtime against the network at
+    batches of 1, 3 and 5 and under every element of the network's group that maps the pixel grid onto itself. Its
+    input is ``image``, pictures that are normalised as the metadata says; its output is ``logits``. The metadata holds
+    the classes, mean and standard deviation, the picture's size, the group, and the SHA-256 of the weights.
+
+    Args:
+        model: A network of this package; it is left as it is.
+        path: The file to write, ``*.onnx``. One that is there is replaced.
+        opset: The version of the ONNX operators, 18 to 23.
+        size: The side of the pictures, or height and width, in pixels; by default the network's own.
+        seed: The seed of the pictures of noise that it is checked on.
+
+    Returns:
+        What was written and measured.
+
+    Raises:
+        ValueError: If the model is not a network of this package, an argument is out of range, or the size breaks it.
+        ImportError: If the packages of ``eqzoo[export]`` are not installed.
+        ExportError: If the file would not do what the network does.
+
+    Example:
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_onnx(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.onnx")
+        >>> report.operators["Conv"], max(report.equivariance.values()) < 1e-5
+        (7, True)
+    """
+    path = _target(path, ".onnx")
+    if opset not in _OPSETS:
+        raise ValueError(f"opset is {_OPSETS[0]} to {_OPSETS[-1]}, got {opset}")
+    need_onnx("onnx", "onnxruntime", "onnxscript")
+    network = _Network.of(model, size, seed, torch.float32)
+    return atomic(path, partial(_write_onnx, network, path, opset))
+
+
+def export_pt2(
+    model: nn.Module, path: str | Path, size: int | tuple[int, int] | None = None, seed: int = 0
+) -> ExportReport:
+    """Writes a network as a program of torch's own operators, which `torch.export.load` reads without this package.
+
+    Checked as `export_onnx` checks its file. The type of the numbers is that of the network; the metadata are an extra
+    file ``eqzoo.json`` inside.
+
+    Args:
+        model: A network of this package; it is left as it is.
+        path: The file to write, ``*.pt2``. One that is there is replaced.
+        size: The side of the pictures, or height and width, in pixels; by default the network's own.
+        seed: The seed of the pictures of noise that it is checked on.
+
+    Returns:
+        What was written and measured.
+
+    Raises:
+        ValueError: If the model is not a network of this package, or the size breaks it.
+        ExportError: If the file would not do what the network does.
+
+    Example:
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_pt2(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.pt2")
+        >>> torch.export.load(report.path).module()(torch.zeros(7, 1, 28, 28)).shape
+        torch.Size([7, 10])
+    """
+    path = _target(path, ".pt2")
+    network = _Network.of(model, size, seed, next(model.parameters()).dtype)
+    return atomic(path, partial(_write_pt2, network, path))
+
+
+def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict[str, str]:
+    """What a file says of its network: texts, and JSON where a value is more than a word.
+
+    Args:
+        model: The network.
+        size: Height and width of its pictures, in pixels; by default its own.
+    """
+    cfg = model.pretrained_cfg
+    labels = cfg.get("label_names") or ()
+    entries = {
+        "architecture": cfg.get("architecture") or type(model).__name__,
+        "tag": cfg.get("tag") or "",
+        "classes": list(labels) if len(labels) == model.num_classes else [str(i) for i in range(model.num_classes)],
+        "mean": _per_channel(cfg["mean"], model.in_chans),
+        "std": _per_channel(cfg["std"], model.in_chans),
+        "input_size": [model.in_chans, *(size or model.input_size[1:])],
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "crop_pct": cfg.get("crop_pct") or 1.0,
+        "group": model.group.name,
+        "weights_sha256": weights_sha256(model),
+        "eqzoo_version": import_module(__package__).__version__,
+    }
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """The SHA-256 of the weights as a safetensors file without metadata, which is how this package saves them."""
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    return hashlib.sha256(safetensors.torch.save(state)).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A network, its deployed form, and what it says of five pictures of noise."""
+
+    model: EquivariantNet  # in the type of the file
+    program: torch.export.ExportedProgram
+    pictures: Tensor
+    expected: Tensor  # in float64
+    folding: float
+    metadata: dict[str, str]
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: nn.Module, size: int | tuple[int, int] | None, seed: int, dtype: torch.dtype) -> "_Network":
+        if not isinstance(model, EquivariantNet):
+            raise ValueError(
+                f"only networks of this package are exported, got {type(model).__name__}; a network with "
+                "features_only=True is a wrapper of one"
+            )
+        sides = (size, size) if isinstance(size, int) else size or model.input_size[1:]
+        about = metadata(model, sides)
+        double = copy.deepcopy(model).to("cpu", torch.float64).to(memory_format=torch.contiguous_format).eval()
+        generator = torch.Generator().manual_seed(seed)
+        pictures = torch.randn(max(_BATCHES), model.in_chans, *sides, generator=generator, dtype=torch.float64)
+        expected = torch.cat([double(picture) for picture in pictures.split(1)])
+        if not expected.isfinite().all() or expected.norm() == 0:
+            raise ValueError("the network's logits are zero or not finite, so there is nothing to compare a file with")
+        # Filters and norms are worked out in double precision and rounded once.
+        deployed = reparameterize_model(double)
+        has_norms = any(isinstance(module, nn.BatchNorm2d) for module in deployed.modules())
+        folded = _fold_norms(deployed, _program(deployed, pictures)) if has_norms else deployed
+        folding = 0.0 if folded is deployed else _distance(folded(pictures[:1]), deployed(pictures[:1]))
+        own = copy.deepcopy(double).to(dtype)
+        return _Network(
+            own, _program(folded.to(dtype), pictures.to(dtype)), pictures.to(dtype), expected, folding, about
+        )
+
+    def report(
+        self, path: Path, size: int, function: Callable[[Tensor], Tensor], operators: Counter[str]
+    ) -> ExportReport:
+        """Runs what was written and compares it with the network; raises where they differ."""
+        rounding = _distance(self.model(self.pictures), self.expected)
+        tolerance = max(_TOLERANCE, _OVER_TORCH * rounding)
+        difference = max(_distance(function(self.pictures[:n]), self.expected[:n]) for n in _BATCHES)
+        one = self.pictures[:1]
+        group = _keeping(self.model.group, one)
+        equivariance = element_errors(function, one, group)
+        # A network that is approximate on the grid, such as one with strides, is written as it is.
+        allowed = {g: tolerance + error for g, error in element_errors(self.model, one, group).items()}
+        if difference > tolerance:
+            raise ExportError(f"{path} would differ from the network by {difference:.1e}, over {tolerance:.1e}")
+        broken = [g for g, error in equivariance.items() if error > allowed[g]]
+        if broken:
+            raise ExportError(f"{path} would break {group.name} under its elements {broken}: errors {equivariance}")
+        network, file = _latencies(self.model, function, one)
+        return ExportReport(
+            path=str(path),
+            size=size,
+            picture=(one.shape[1], one.shape[2], one.shape[3]),
+            group=group.name,
+            operators=dict(operators.most_common()),
+            difference=difference,
+            equivariance=equivariance,
+            tolerance=tolerance,
+            folding=self.folding,
+            seconds={"network": network, "file": file},
+            threads=torch.get_num_threads(),
+            metadata=self.metadata,
+        )
+
+
+@torch.no_grad()
+def _write_onnx(network: _Network, path: Path, opset: int, temporary: Path) -> ExportReport:
+    operators = write_onnx(network.program, temporary, opset, network.metadata)
+    return network.report(path, temporary.stat().st_size, OnnxFile(temporary), operators)
+
+
+@torch.no_grad()
+def _write_pt2(network: _Network, path: Path, temporary: Path) -> ExportReport:
+    with temporary.open("wb") as file:
+        torch.export.save(network.program, file, extra_files={"eqzoo.json": json.dumps(network.metadata)})
+    with temporary.open("rb") as file:
+        program = torch.export.load(file)
+    calls = (node.target for node in program.graph.nodes if node.op == "call_function")
+    operators = Counter(str(getattr(target, "overloadpacket", target)).removeprefix("aten.") for target in calls)
+    return network.report(path, temporary.stat().st_size, program.module(), operators)
+
+
+def _keeping(group: Group, x: Tensor) -> Group:
+    """The largest subgroup that keeps the shape of the pictures: no quarter turns of oblong ones."""
+    if x.shape[2] == x.shape[3] or group.rotations % 2:
+        return group
+    return Group(2, group.mirrors)
+
+
+def _program(model: nn.Module, pictures: Tensor) -> torch.export.ExportedProgram:
+    # Of a batch of 1 the exporter would believe that it is always 1.
+    return torch.export.export(model, (pictures[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _fold_norms(model: nn.Module, program: torch.export.ExportedProgram) -> nn.Module:
+    """Folds each batch norm into the convolution before it, where nothing else reads that convolution."""
+    aten = torch.ops.aten
+    owner = {
+        name: parameter.rpartition(".")[0] for name, parameter in program.graph_signature.inputs_to_parameters.items()
+    }
+    pairs: list[tuple[str, str]] = []
+    for norm in program.graph.nodes:
+        conv = norm.args[0] if norm.target is aten.batch_norm.default else None
+        if conv is None or conv.target is not aten.conv2d.default or len(conv.users) > 1:
+            continue
+        first, second = (owner.get(str(node.args[1])) for node in (conv, norm))
+        # A parameter with several users belongs to a layer that is called more than once.
+        if first and second and all(len(node.args[1].users) == 1 for node in (conv, norm)):
+            pairs.append((first, second))
+    if not pairs:
+        return model
+    folded = copy.deepcopy(model)
+    for first, second in pairs:
+        layers = cast(nn.Conv2d, folded.get_submodule(first)), cast(nn.BatchNorm2d, folded.get_submodule(second))
+        folded.set_submodule(first, fuse_conv_bn_eval(*layers))
+        folded.set_submodule(second, nn.Identity())
+    return folded
+
+
+def _distance(y: Tensor, expected: Tensor) -> float:
+    return ((y.double() - expected).norm() / expected.norm()).item()
+
+
+def _latencies(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, float]:
+    """The median seconds of two functions, run in turns: up to 30 times, or for about two seconds."""
+    times: tuple[list[float], list[float]] = ([], [])
+    begin = time.perf_counter()
+    while len(times[0]) < 3 or (len(times[0]) < 30 and time.perf_counter() - begin < 2):
+        for function, measured in zip((first, second), times, strict=True):
+            before = time.perf_counter()
+            function(x)
+            measured.append(time.perf_counter() - before)
+    # The first run of each prepares memory.
+    return statistics.median(times[0][1:]), statistics.median(times[1][1:])
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:
+    """The normalisation of a network with other channels than its checkpoint's: the mean of theirs, for each."""
+    return list(values) if len(values) == channels else [round(statistics.fmean(values), 6)] * channels
+
+
+def _target(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ValueError(f"the file to write ends in {suffix}, got {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} to write {path.name} into")
+    return path

@@ -1,0 +1,155 @@
+"""ONNX files: written from a program of torch's operators, and run by ONNX Runtime."""
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .onnx_ops import translations
+
+__all__ = ["OnnxFile", "need_onnx", "write_onnx"]
+
+_TYPES = {
+    "tensor(float16)": torch.float16,
+    "tensor(float)": torch.float32,
+    "tensor(double)": torch.float64,
+}
+
+
+class OnnxFile:
+    """A network in an ONNX file, from its first input to its first output.
+
+    Args:
+        path: The file.
+        threads: The number of threads of ONNX Runtime; by default torch's.
+
+    Raises:
+        ImportError: If ONNX Runtime is not installed.
+        FileNotFoundError: If there is no such file.
+        ValueError: If ONNX Runtime cannot read it, or it takes more than one input or another type than floating point.
+    """
+
+    def __init__(self, path: str | Path, threads: int | None = None) -> None:
+        need_onnx("onnxruntime")
+        import onnxruntime
+
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no file at {path}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.log_severity_level = 3  # errors
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime has a class of its own for each of its error codes
+            raise ValueError(f"{path} is not an ONNX file that ONNX Runtime can run: {error}") from error
+        inputs = self._session.get_inputs()
+        if len(inputs) != 1 or inputs[0].type not in _TYPES:
+            found = ", ".join(f"{each.name}: {each.type}" for each in inputs)
+            raise ValueError(f"{path} does not take one batch of pictures in floating point, but {found}")
+        self._name = inputs[0].name
+        self.dtype = _TYPES[inputs[0].type]
+        # A side is a number or, where it is free, None.
+        self.input_shape = tuple(side if isinstance(side, int) else None for side in inputs[0].shape)
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The first output for a batch of pictures."""
+        return torch.from_numpy(self._session.run(None, {self._name: x.to(self.dtype).contiguous().numpy()})[0])
+
+
+def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, about: dict[str, str]) -> Counter[str]:
+    """Writes a program as one ONNX file, which the ONNX checker accepts.
+
+    Args:
+        program: The program, from pictures to logits, with a free batch.
+        path: The file.
+        opset: The version of the operators.
+        about: The metadata to put into it.
+
+    Returns:
+        How often each operator is in its graph.
+
+    Raises:
+        ValueError: If the exporter gave another opset or a fixed batch.
+    """
+    import onnx
+
+    with _quiet():
+        written = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=opset,
+            input_names=["image"],
+            output_names=["logits"],
+            optimize=False,
+            verbose=False,
+            custom_translation_table=translations(),
+        )
+        assert written is not None
+        _tidy(written.model, about)
+        written.save(path, external_data=False)
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    have = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
+    if have != opset or not batch.dim_param:
+        raise ValueError(f"asked for opset {opset} and any batch, the exporter gave opset {have} and batch {batch}")
+    return Counter(node.op_type for node in proto.graph.node)
+
+
+def need_onnx(*packages: str) -> None:
+    """Raises ImportError, with what to install, unless the packages are there."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ImportError(f'ONNX files need {", ".join(missing)}: pip install "eqzoo[export]"')
+
+
+def _tidy(model: Any, about: dict[str, str]) -> None:
+    """Folds constants, removes what is not needed and what tells of the machine, and adds the metadata, in place.
+
+    The exporter's own optimizer tries all its rules on all nodes, which takes minutes for a large graph.
+    """
+    import onnx_ir.passes.common as common
+    import onnxscript.optimizer
+    import onnxscript.rewriter
+    from onnxscript.rewriter.rules import common as rules
+
+    onnxscript.optimizer.fold_constants(model)
+    # A shape that is computed from the batch's becomes a number, where all but one side is known.
+    onnxscript.rewriter.rewrite(model, [rules.materialize_reshape_shape_rule, rules.reshape_reshape_rule])
+    for step in (
+        common.RemoveUnusedNodesPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.ClearMetadataAndDocStringPass(),
+    ):
+        step(model)
+    model.producer_name = "eqzoo"
+    model.producer_version = about["eqzoo_version"]
+    model.metadata_props.clear()
+    model.metadata_props.update(about)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes about its own work."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

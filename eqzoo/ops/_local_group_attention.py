@@ -1,0 +1,164 @@
+"""Local group self-attention in eager torch: for export, and where no kernel runs."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .group_self_attention import inside, probabilities, windows
+
+__all__ = ["Problem", "Window", "attend", "attend_backward", "dropped_below"]
+
+_WORD = 2**32 - 1
+
+
+class Window(NamedTuple):
+    """The rows and columns of a window, in taps, and the step between taps, in pixels."""
+
+    rows: int
+    columns: int
+    dilation: int
+
+    def covers(self, height: int, width: int) -> bool:
+        """Whether every pixel sees the whole picture."""
+        return self.dilation == 1 and self.rows >= 2 * height - 1 and self.columns >= 2 * width - 1
+
+
+class Problem(NamedTuple):
+    """What `local_group_attention` takes, for some of the heads; ``heads``, ``(B, heads)``, numbers them."""
+
+    qkv: Tensor
+    position: Tensor
+    pose: Tensor | None
+    log_measure: Tensor | None
+    seed: Tensor | None
+    heads: Tensor
+    window: Window
+    scale: float
+    dropout: float
+
+
+class _Neighbours(NamedTuple):
+    """Keys and values as `group_self_attention` takes them, and which tap of the window each neighbour is."""
+
+    key: Tensor
+    value: Tensor
+    taps: Tensor
+    position: Tensor
+    mask: Tensor | None
+
+
+def attend(given: Problem) -> Tensor:
+    """`local_group_attention`, differentiable: ``(B, heads, d, |V|, height, width)``."""
+    near = _neighbours(given)
+    query = given.qkv[:, 0].flatten(-2) * given.scale
+    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
+    if given.seed is not None:
+        among_poses = among_poses * _survivors(given, near.taps)
+    among_poses, among_places = among_poses.to(query.dtype), among_places.to(query.dtype)
+    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places, among_poses)
+    return torch.einsum("bnvimj,bncmij->bncvi", weights, near.value).unflatten(-1, given.qkv.shape[-2:])
+
+
+def attend_backward(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of qkv, position and pose; all probabilities are computed again, none was kept."""
+    near = _neighbours(given)
+    query, grad = given.qkv[:, 0].flatten(-2) * given.scale, grad.flatten(-2)
+    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
+    survivors = None if given.seed is None else _survivors(given, near.taps)
+    kept = among_poses if survivors is None else among_poses * survivors
+    alike = near.key.shape[4] == 1  # all places have the same neighbours
+    shape = "bncmj" if alike else "bncmij"
+
+    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places, kept)
+    grad_value = torch.einsum(f"bnvimj,bncvi->{shape}", weights, grad)
+    grad_weights = torch.einsum("bncvi,bncmij->bnvimj", grad, near.value)
+    grad_kept = torch.einsum("bnvgij,bnvimj->bngimj", among_places, grad_weights)
+    grad_places = torch.einsum("bnvimj,bngimj->bnvgij", grad_weights, kept)
+    grad_placed = among_places * (grad_places - (among_places * grad_places).sum(-1, keepdim=True))
+    grad_poses = grad_kept if survivors is None else grad_kept * survivors
+    # The second term reaches the shared scores through the logarithm of their sum, which the places compete with.
+    grad_shared = among_poses * (
+        grad_poses - (among_poses * grad_poses).sum(4, keepdim=True) + grad_placed.sum(2).unsqueeze(4)
+    )
+
+    grad_key = torch.einsum(f"bngimj,bncgi->{shape}", grad_shared, query)
+    grad_query = torch.einsum("bngimj,bncmij->bncgi", grad_shared, near.key)
+    coded = given.position.shape[0]
+    grad_query[:, :, :coded] += torch.einsum("bnvgij,cvij->bncgi", grad_placed, near.position)
+    grad_pose = None
+    if given.pose is not None:
+        posed, summed = given.pose.shape[0], grad_shared.sum(-1)
+        grad_query[:, :, -posed:] += torch.einsum("bngim,cgm->bncgi", summed, given.pose)
+        grad_pose = torch.einsum("bngim,bncgi->cgm", summed, query[:, :, -posed:])
+    grad_position = torch.einsum("bnvgij,bncgi->cvij", grad_placed, query[:, :, :coded]).flatten(2)
+    taps = near.taps.expand(query.shape[-1], -1).flatten()
+    grad_position = torch.zeros_like(given.position).index_add(2, taps, grad_position)
+
+    height, width = given.qkv.shape[-2:]
+    grads = [grad_query.unflatten(-1, (height, width)) * given.scale]
+    for neighbours in (grad_key, grad_value):
+        grads.append(neighbours.unflatten(-1, (height, width)) if alike else _gathered(neighbours, given))
+    return torch.stack(grads, 1), grad_position, grad_pose
+
+
+def _neighbours(given: Problem) -> _Neighbours:
+    height, width = given.qkv.shape[-2:]
+    position, window = given.position, given.window
+    if window.covers(height, width):
+        rows, columns = (torch.arange(side, device=given.qkv.device) for side in (height, width))
+        row = (rows[None, :] - rows[:, None] + window.rows // 2)[:, None, :, None]
+        column = (columns[None, :] - columns[:, None] + window.columns // 2)[None, :, None, :]
+        taps = (row * window.columns + column).flatten(2).flatten(0, 1)
+        codes = position.index_select(2, taps.flatten()).unflatten(2, taps.shape)
+        key, value = given.qkv[:, 1:].flatten(-2).unsqueeze(-2).unbind(1)
+        return _Neighbours(key, value, taps, codes, None)
+    size = (window.rows, window.columns)
+    key, value = (
+        windows(t.flatten(1, 2), size, window.dilation).unflatten(1, t.shape[1:3]) for t in given.qkv[:, 1:].unbind(1)
+    )
+    taps = torch.arange(position.shape[2], device=position.device)[None]
+    mask = inside(height, width, size, window.dilation, position.device)
+    return _Neighbours(key, value, taps, position.unsqueeze(2), mask)
+
+
+def _gathered(neighbours: Tensor, given: Problem) -> Tensor:
+    """The sum over all windows that a pixel lies in: the transpose of `windows`, heads and channels apart."""
+    window, lead = given.window, neighbours.shape[1:4]
+    size, padding = (window.rows, window.columns), tuple(window.dilation * (s // 2) for s in window[:2])
+    taps = neighbours.transpose(-1, -2).flatten(1, 4)
+    return F.fold(taps, given.qkv.shape[-2:], size, window.dilation, padding).unflatten(1, lead)
+
+
+def _survivors(given: Problem, taps: Tensor) -> Tensor:
+    """``1/(1 − dropout)`` where a pose and neighbour is kept, else 0: ``(B, heads, |G|, places, |M|, neighbours)``.
+
+    A hash of the seed and of the place in the scores, the same here and in all kernels. So the backward pass draws
+    again what the forward pass drew, whatever the order and the device.
+    """
+    assert given.seed is not None
+    order, device = given.qkv.shape[4], taps.device
+    poses = torch.arange(order, device=device)
+    pairs = (poses[:, None] * order + poses)[:, None, :, None]  # g, i, m, j
+    row = given.heads[:, :, None, None, None, None] * given.position.shape[2] + taps[:, None]
+    row = row * order**2 + pairs
+    low = _mixed((row ^ given.seed) & _WORD)
+    high = _mixed((low + (given.seed >> 32)) & _WORD)
+    places = torch.arange(given.qkv.shape[-2:].numel(), device=device)[:, None, None]
+    x = (places * 0x9E3779B9 + low) & _WORD
+    x = ((x ^ (x >> 16)) * 0x7FEB352D & _WORD) ^ high
+    x = (x ^ (x >> 15)) * 0x846CA68B & _WORD
+    kept = (x ^ (x >> 16)) >= dropped_below(given.dropout)
+    return kept.to(given.qkv.dtype) / (1 - given.dropout)
+
+
+def dropped_below(dropout: float) -> int:
+    """The number of 32 bits below which the hash of a score drops it."""
+    return min(int(dropout * 2**32), _WORD)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _WORD
+    x = (x ^ (x >> 15)) * 0x846CA68B & _WORD
+    return x ^ (x >> 16)

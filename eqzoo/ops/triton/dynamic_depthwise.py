@@ -1,0 +1,156 @@
+"""Sums over neighbourhoods with a filter of its own at every pixel, and their gradients, on a GPU.
+
+A program has a block of flat pixels, in which rows follow one another, so that reads are dense whatever the width. Each
+result is gathered by the program that writes it: there are no atomics, and the same numbers every time.
+"""
+
+# What a kernel takes has no types before it is compiled, and its constants are written as constants.
+# ruff: noqa: ANN001, ANN202, N803
+# mypy: disable-error-code="no-untyped-def"
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["weigh", "weigh_kernel", "weigh_value"]
+
+
+@triton.jit
+def _sum(
+    kernel,
+    value,
+    out,
+    order,
+    slices,
+    shared,
+    height,
+    width,
+    stride_b,
+    stride_s,
+    stride_h,
+    stride_d,
+    SIDE: tl.constexpr,
+    TURNED: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """``out(c, p) = Σ_d kernel(d, p) value(c, p + d)``, or turned around ``Σ_d kernel(d, p − d) value(c, p − d)``."""
+    pixels = height * width
+    program = tl.program_id(0)
+    blocks = tl.cdiv(pixels, PIXELS)
+    parts = tl.cdiv(shared, CHANNELS)
+    p = program % blocks * PIXELS + tl.arange(0, PIXELS)
+    c = program // blocks % parts * CHANNELS + tl.arange(0, CHANNELS)
+    unit = (program // (blocks * parts)).to(tl.int64)
+    h = unit % order
+    s = unit // order % slices
+    b = unit // (order * slices)
+    y, x = p // width, p % width
+    place = ((b * slices + s) * shared + c[:, None]) * order * pixels + h * pixels
+    kernel += b * stride_b + s * stride_s + h * stride_h
+    total = tl.zeros((CHANNELS, PIXELS), tl.float32)
+    for i in range(SIDE):
+        for j in range(SIDE):
+            down, right = i - SIDE // 2, j - SIDE // 2
+            if TURNED:
+                down, right = -down, -right
+            inside = (p < pixels) & (y + down >= 0) & (y + down < height) & (x + right >= 0) & (x + right < width)
+            there = p + down * width + right
+            at = there if TURNED else p
+            tap = tl.load(kernel + (i * SIDE + j) * stride_d + at, mask=inside, other=0.0).to(tl.float32)
+            mask = inside[None, :] & (c[:, None] < shared)
+            total += tap[None, :] * tl.load(value + place + there[None, :], mask=mask, other=0.0).to(tl.float32)
+    mask = (p < pixels)[None, :] & (c[:, None] < shared)
+    tl.store(out + place + p[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _kernel_gradient(
+    grad,
+    value,
+    out,
+    order,
+    slices,
+    shared,
+    height,
+    width,
+    stride_b,
+    stride_s,
+    stride_h,
+    stride_d,
+    SIDE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr,
+):
+    """``out(d, p) = Σ_c grad(c, p) value(c, p + d)``, one row of the window a program."""
+    pixels = height * width
+    program = tl.program_id(0)
+    blocks = tl.cdiv(pixels, PIXELS)
+    p = program % blocks * PIXELS + tl.arange(0, PIXELS)
+    i = program // blocks % SIDE
+    unit = (program // (blocks * SIDE)).to(tl.int64)
+    h = unit % order
+    s = unit // order % slices
+    b = unit // (order * slices)
+    y, x = p // width, p % width
+    down = i - SIDE // 2
+    rows = (p < pixels) & (y + down >= 0) & (y + down < height)
+    out += b * stride_b + s * stride_s + h * stride_h + i * SIDE * stride_d
+    for j in range(SIDE):
+        right = j - SIDE // 2
+        inside = rows & (x + right >= 0) & (x + right < width)
+        total = tl.zeros((PIXELS,), tl.float32)
+        for first in range(0, shared, CHANNELS):
+            c = first + tl.arange(0, CHANNELS)
+            place = ((b * slices + s) * shared + c[:, None]) * order * pixels + h * pixels + p[None, :]
+            mask = inside[None, :] & (c[:, None] < shared)
+            here = tl.load(grad + place, mask=mask, other=0.0).to(tl.float32)
+            there = tl.load(value + place + down * width + right, mask=mask, other=0.0).to(tl.float32)
+            total += tl.sum(here * there, 0)
+        tl.store(out + j * stride_d + p, total.to(out.dtype.element_ty), mask=p < pixels)
+
+
+def weigh(kernel: Tensor, value: Tensor, out: Tensor) -> None:
+    """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x) value(c, h, x + d)``."""
+    _launch(_sum, kernel, (kernel, value, out), TURNED=False)
+
+
+def weigh_value(kernel: Tensor, grad: Tensor, out: Tensor) -> None:
+    """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x − d) grad(c, h, x − d)``."""
+    _launch(_sum, kernel, (kernel, grad, out), TURNED=True)
+
+
+def weigh_kernel(grad: Tensor, value: Tensor, out: Tensor) -> None:
+    """``out(s, h, d, x) = Σ_c grad(c, h, x) value(c, h, x + d)`` over the channels c of the slice s."""
+    _launch(_kernel_gradient, out, (grad, value, out))
+
+
+def _launch(function: Any, kernel: Tensor, tensors: tuple[Tensor, Tensor, Tensor], **flags: bool) -> None:
+    batch, slices, order, taps, height, width = kernel.shape
+    shared, side = tensors[1].shape[1] // slices, math.isqrt(taps)
+    pixels = min(128, triton.next_power_of_2(height * width))
+    channels = min(8, triton.next_power_of_2(shared))
+    split = triton.cdiv(shared, channels) if function is _sum else side
+    # One axis, which may have 2^31 programs; the others only 2^16.
+    grid = (batch * slices * order * split * triton.cdiv(height * width, pixels),)
+    device = torch.cuda.device_of(kernel) if kernel.is_cuda else contextlib.nullcontext()
+    with device:
+        function[grid](
+            *tensors,
+            order,
+            slices,
+            shared,
+            height,
+            width,
+            *kernel.stride()[:4],
+            SIDE=side,
+            CHANNELS=channels,
+            PIXELS=pixels,
+            num_warps=max(1, min(4, pixels * channels // 128)),
+            **flags,
+        )
