@@ -56,7 +56,7 @@ class _Column:
 
 
 def torchvision_names() -> dict[str, str]:
-    """torchvision's data sets, by their names in lower case."""
+    """Torchvision's data sets, by their names in lower case."""
     from torchvision import datasets
 
     return {name.lower(): name for name in datasets.__all__}

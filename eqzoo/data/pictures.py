@@ -79,8 +79,8 @@ def _deep(picture: Image.Image) -> Tensor:
     values = np.asarray(picture)
     if picture.mode == "F" or values.min() < 0 or values.max() > 65_535:
         raise ValueError(
-            f"its pixels have 32 bits (mode {picture.mode}, {values.min():g} to {values.max():g}), whose black and white "
-            "nothing says; save it with 8 or 16 bits"
+            f"its pixels have 32 bits (mode {picture.mode}, {values.min():g} to {values.max():g}), and nothing says "
+            "which of them are black and white; save it with 8 or 16 bits"
         )
     return torch.from_numpy(values.astype(np.float32) / 257)
 
