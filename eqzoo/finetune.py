@@ -84,9 +84,9 @@ def finetune(
         download: Whether these may be fetched.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read pictures that are not in memory.
-        **recipe: Anything else of `eqzoo.engine.Recipe`: ``epochs`` (default 30), ``batch_size`` (32, of few pictures less), ``lr`` (1e-3),
-            ``patience`` (10), ``layer_decay``, ``ema_decay``, ``augment`` (``"shifts"``; ``"missing"`` stands for
-            the quarter turns and mirrors that the network does not keep), ``seed``, ``precision`` ...
+        **recipe: Anything else of `eqzoo.engine.Recipe`: ``epochs`` (default 30), ``batch_size`` (32, of few pictures
+            less), ``lr`` (1e-3), ``patience`` (10), ``layer_decay``, ``ema_decay``, ``augment`` (``"shifts"``;
+            ``"missing"`` stands for the quarter turns and mirrors that the network does not keep), ``seed`` ...
 
     Returns:
         The network, the report and the folder.

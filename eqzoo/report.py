@@ -50,7 +50,7 @@ def scores(labels: Tensor, answers: Tensor, names: Sequence[str]) -> dict[str, A
     count = len(names)
     matrix = torch.bincount(labels.cpu() * count + answers.cpu(), minlength=count * count).view(count, count)
     right, there, answered = matrix.diagonal().double(), matrix.sum(1), matrix.sum(0)
-    classes = []
+    classes: list[dict[str, Any]] = []
     for i, name in enumerate(names):
         precision = _percent(right[i], answered[i])
         recall = _percent(right[i], there[i])

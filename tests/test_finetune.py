@@ -211,7 +211,7 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
 
 def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
     with pytest.raises(ValueError, match=r"would not keep its group p4 .* 29 x 29 .* 28 x 28 and 30 x 30"):
-        eqzoo.finetune("p4_cnn", tmp_path, tmp_path / "out", size=29)
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
     with pytest.raises(ValueError, match="the nearest sizes that go are 28 x 28"):
         check_side("p4_cnn", 9)
     with pytest.raises(ValueError, match="28 x 28 and 32 x 32"):
@@ -388,7 +388,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
 class Pairs:
     """A data set as torchvision makes them."""
 
-    classes = list(NAMES)
+    classes = NAMES
 
     def __init__(self, root, split="train", download=False):
         if split not in ("train", "test"):
@@ -422,7 +422,7 @@ def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):
 
 def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
     class Feature:
-        names = list(NAMES)
+        names = NAMES
 
     kinds = {"image": type("Image", (Feature,), {})(), "label": type("ClassLabel", (Feature,), {})()}
 

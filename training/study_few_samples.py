@@ -33,24 +33,38 @@ TEST_SIZE, CHOICE_SIZE = 2_000, 1_000
 
 
 class Arm(NamedTuple):
-    """A network and how it is trained."""
+    """A network and how it is trained: on turned pictures or not, from which rates the best, for how many steps."""
 
     title: str
     model: str
     pretrained: bool
     augment: str
     rates: tuple[float, ...]
-    sizes: tuple[int, ...] = (100, 300)
+    sizes: tuple[int, ...]
+    times: int = 1
 
 
-OURS = Arm("p4_cnn", "p4_cnn", False, "turns", (5e-3,))
-RESNET = Arm("timm ResNet", "resnet", False, "turns", (5e-3, 2e-2))
-PLAIN = Arm("timm ResNet, no turns in training", "resnet", False, "none", (5e-3,))
-TUNED = Arm("p4_cnn, from rotated MNIST", "p4_cnn", True, "turns", (5e-3,), (100,))
+P4 = Arm("p4_cnn", "p4_cnn", False, "turns", (5e-3,), (100, 300))
+P4_UPRIGHT = Arm("p4_cnn, no turns in training", "p4_cnn", False, "none", (5e-3,), (100,))
+P4_TUNED = Arm("p4_cnn, from rotated MNIST", "p4_cnn", True, "turns", (5e-3,), (100,))
+RESNET = Arm("timm ResNet", "resnet", False, "turns", (5e-3, 2e-2), (100, 300))
+RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", False, "turns", (2e-2,), (100,), 4)
+RESNET_UPRIGHT = Arm("timm ResNet, no turns in training", "resnet", False, "none", (5e-3,), (100,))
 
+# The digits of rotated MNIST are turned already; the pictures of CIFAR-10 stand upright.
 TASKS: dict[str, tuple[str, tuple[Arm, ...]]] = {
-    "rotmnist": ("Rotated MNIST", (OURS, RESNET, PLAIN)),
-    "cifar10": ("CIFAR-10", (OURS, TUNED, RESNET, PLAIN)),
+    "rotmnist": ("Rotated MNIST", (P4, RESNET, RESNET_LONG, RESNET_UPRIGHT)),
+    "cifar10": (
+        "CIFAR-10",
+        (
+            P4._replace(sizes=(100,)),
+            RESNET._replace(sizes=(100,)),
+            RESNET_LONG,
+            P4_UPRIGHT,
+            RESNET_UPRIGHT,
+            P4_TUNED,
+        ),
+    ),
 }
 
 
@@ -118,13 +132,13 @@ def one_run(
     runs: Path, splits: dict[str, Split], seed: int, size: int, task: str, arm: Arm, rate: float
 ) -> dict[str, Any]:
     """Trains and tests a network, or reads what is there."""
-    name = f"{arm.model}{'_pretrained' if arm.pretrained else ''}_{arm.augment}_{rate:g}"
+    name = f"{arm.model}{'_pretrained' * arm.pretrained}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
     folder = runs / task / str(size) / name / f"seed{seed}"
     if (folder / "result.json").is_file():
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
         return result
     recipe = Recipe(
-        arm.model, task, EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,
+        arm.model, task, arm.times * EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,
         warmup_epochs=1, samples_per_class=size,
     )  # fmt: skip
     # Each seed draws pictures of its own, the same for all networks.

@@ -78,14 +78,15 @@ def divided(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[s
     Raises:
         ValueError: If a fraction is out of range or a class has too few pictures.
     """
+    valid, test = (0.0 if part in splits else share for part, share in (("valid", valid), ("test", test)))
     if min(valid, test) < 0 or valid + test >= 1:
         raise ValueError(f"the parts to validate and to test on are 0 or more, together less than 1: {valid}, {test}")
     parts = dict(splits)
     left = 1.0
-    if "test" not in parts and test:
+    if test:
         parts["train"], parts["test"] = stratified(parts["train"], test)
         left -= test
-    if "valid" not in parts and valid:
+    if valid:
         parts["train"], parts["valid"] = stratified(parts["train"], valid / left)
     return parts
 

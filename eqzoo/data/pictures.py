@@ -61,10 +61,10 @@ def pixels(picture: Image.Image, channels: int) -> Tensor:
         )
     picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16") or picture.mode in ("I", "F"):
-        values = _deep(picture)
+        grey = _deep(picture)
         if channels == 4:
-            return torch.stack([values, values, values, torch.full_like(values, 255)])
-        return values.expand(channels, -1, -1).contiguous()
+            return torch.stack([grey, grey, grey, torch.full_like(grey, 255)])
+        return grey.expand(channels, -1, -1).contiguous()
     if channels < 4 and (picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info):
         seen = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)

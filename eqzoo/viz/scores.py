@@ -46,5 +46,5 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
     axes.set(xlabel="answer", ylabel="true class")
     bar = figure.colorbar(image, ax=axes, fraction=0.046)
     bar.set_label("share of the true class", fontsize=9)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     return figure
