@@ -194,6 +194,25 @@ def _convert(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _export(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("source", metavar="NAME", help="a name, a checkpoint's folder or a .safetensors file")
+    sub.add_argument("output", metavar="FILE", help="the file to write, .onnx or .pt2")
+    sub.add_argument("--model", metavar="NAME", help="the network that a file without config.json is of")
+    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the pictures (default: the network's)")
+    sub.add_argument("--opset", type=int, default=18, metavar="N", help="the ONNX operators (default: 18)")
+    sub.add_argument("--untrained", action="store_true", help="accept a network without weights")
+
+
+def _check(sub: argparse.ArgumentParser) -> None:
+    what = "a name here or of timm's, a checkpoint's folder, a .safetensors file or an .onnx file"
+    sub.add_argument("source", metavar="NAME", help=what)
+    sub.add_argument("--group", metavar="GROUP", help="p4, p4m, r2, r2m or z2m (default: the network's own, or p4)")
+    sub.add_argument("--model", metavar="NAME", help="the network that a file without config.json is of")
+    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the pictures (default: the network's)")
+    sub.add_argument("--tolerance", type=float, metavar="ERROR", help="the largest error (default: by number type)")
+    sub.add_argument("--pretrained", action="store_true", help="with the weights of a network of timm's")
+
+
 def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed in turns")
     sub.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], metavar="N", help="default: 1 32")
@@ -235,6 +254,16 @@ COMMANDS = {
         "convert another project's weights",
         "Writes another project's checkpoint as weights of a network here, with the same function.",
         _convert,
+    ),
+    "export": Command(
+        "write a network as ONNX or as a torch program",
+        "Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), checked against it.",
+        _export,
+    ),
+    "check": Command(
+        "certify that a network keeps its group exactly",
+        "Measures whether turned pictures get the same answer, and says why not. Exit code 0: yes, 1: no.",
+        _check,
     ),
     "bench": Command(
         "time networks on this machine",

@@ -120,7 +120,7 @@ def certify(
         size: The side of the pictures, in pixels; by default the network's own.
         tolerance: What an error has to stay under; by default 1e-9 in float64, 1e-4 in float32 and 3e-2 in float16.
         pretrained: Whether to load the weights of a network of timm's, which may need the Hub.
-        seed: The seed of the pictures of noise.
+        seed: The seed of the pictures of noise, and of the weights of a network that is not trained.
 
     Raises:
         ValueError: If nothing is called so, or it does not map pictures to answers.
@@ -137,10 +137,12 @@ def certify(
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
         return _onnx(Path(text), asked, size, tolerance, seed)
-    if _is_timms(text):
-        network = timm.create_model(text, pretrained=pretrained).eval()
-        return _module(network, text, "timm", asked, size, tolerance, seed, trained=pretrained)
-    loaded = load_network(text, model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the same random weights whenever it is asked
+        if _is_timms(text):
+            network = timm.create_model(text, pretrained=pretrained)
+            return _module(network, text, "timm", asked, size, tolerance, seed, trained=pretrained)
+        loaded = load_network(text, model)
     return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained)
 
 

@@ -71,6 +71,7 @@ def test_timms_networks_fail_instructively():
     assert "8 of them, the first conv1, on 64 pixels a 7 x 7 window with step 2 ends 1 before the edge" in steps
     assert "exact on 63 or 65" in steps
     assert filters.startswith("filters that see a direction in one pose: 17 of them, the first conv1")
+    assert eqzoo.certify("resnet18", size=64) == certificate
     # On 65 pixels all steps end at the edge, and what is left is the filters.
     assert len(eqzoo.certify("resnet18", size=65).reasons) == 1
 

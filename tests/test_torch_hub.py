@@ -23,8 +23,8 @@ def repo(tmp_path, monkeypatch):
     return "eqzoo/eqzoo:main"
 
 
-def test_the_list_holds_the_networks_alone(repo):
-    assert sorted(torch.hub.list(repo, **KNOWN)) == eqzoo.list_models()
+def test_the_list_holds_the_networks_and_one_entry_for_any_other_name(repo):
+    assert sorted(torch.hub.list(repo, **KNOWN)) == sorted(["create_model", *eqzoo.list_models()])
 
 
 def test_help_says_what_a_network_is_and_which_weights_there_are(repo):

@@ -52,8 +52,19 @@ def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
     """
     _check(kernel, value)
     kernel, value = (x.contiguous() for x in alike(kernel, value))
+    if torch.compiler.is_exporting():
+        return _sum(kernel, value)
     out: Tensor = _Eager.apply(kernel, value) if plain() else _dynamic_depthwise(wide(kernel), wide(value))
     return out.to(value.dtype)
+
+
+def _sum(kernel: Tensor, value: Tensor) -> Tensor:
+    """The definition, with nothing written in place: runtimes that a network is exported to copy for that."""
+    slices, taps = kernel.shape[1], kernel.shape[3]
+    padded = _pad(value, taps).unflatten(1, (slices, -1))
+    terms = zip(kernel.unsqueeze(2).unbind(4), _windows(value, taps), strict=True)
+    products = [tap * padded[window] for tap, window in terms]
+    return functools.reduce(torch.add, products).flatten(1, 2)
 
 
 # The sum Σ g K V over pixels and offsets is linear in each of the three. Its three derivatives are one operator each:

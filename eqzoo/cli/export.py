@@ -1,0 +1,29 @@
+"""`eqzoo export`: a network as a file for other runtimes."""
+
+import argparse
+
+from ..export import ExportError, export_onnx, export_pt2
+from ..sources import load_network
+from ._answer import Answer
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Writes a network to a file; the answer is no where the file would be wrong."""
+    source = load_network(args.source, args.model)
+    if not source.trained and not args.untrained:
+        raise ValueError(
+            f"{source.name} has no published weights, and random ones are hardly wanted; give a checkpoint's folder or "
+            "file, or add --untrained"
+        )
+    try:
+        if args.output.endswith(".pt2"):
+            report = export_pt2(source.network, args.output, args.size)
+        elif args.output.endswith(".onnx"):
+            report = export_onnx(source.network, args.output, args.opset, args.size)
+        else:
+            raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
+    except ExportError as error:
+        return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
+    return Answer(str(report), report.as_dict())
