@@ -47,7 +47,7 @@ class FineTuned:
 
 
 def finetune(
-    name: str,
+    name: str | os.PathLike[str],
     data: str | os.PathLike[str] | Mapping[str, AnySplit],
     output: str | os.PathLike[str],
     *,
@@ -99,7 +99,7 @@ def finetune(
         OSError: If the folder cannot be written.
     """
     _check_call(output, data, recipe)
-    name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else name
+    name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else str(name)
     blank = _blank(name)
     side = size or blank.input_size[1]
     check_side(name, side)
@@ -235,6 +235,8 @@ def _settings(
     else:
         start = _start(name, cfg, pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(splits))))
+    if len(classes) < 2:
+        raise ValueError(f"there is one class, {classes[0]!r}, and nothing to tell it from; two or more are needed")
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
     if start and len(cfg["mean"]) in (1, train.shape[0]) and blank.in_chans == train.shape[0]:

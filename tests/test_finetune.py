@@ -135,6 +135,33 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
         assert of[0] == of[1], key
 
 
+def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
+    call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
+    same = eqzoo.finetune(str(tuned.folder), tuned.pictures, tmp_path / "same", **call)
+    assert same.report["start"] == f"local-dir:{tuned.folder}"
+    first = eqzoo.create_model(f"local-dir:{tuned.folder}", pretrained=True)
+    torch.testing.assert_close(same.model.head.weight, first.head.weight)  # of the same classes, so it is kept
+    (renamed := shutil.copytree(tuned.pictures, tmp_path / "renamed") / "bar").rename(renamed.with_name("stick"))
+    other = eqzoo.finetune(tuned.folder, tmp_path / "renamed", tmp_path / "other", **call)
+    assert not torch.allclose(other.model.head.weight, first.head.weight, atol=1e-3)
+    torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=1e-2)
+
+
+def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
+    args = ["finetune", "p4_cnn", tuned.pictures, "--output", tmp_path / "o", "--set", "optimizer=sgd", "lr=1e30"]
+    code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
+    assert code == 2
+    assert "a smaller lr" in err
+
+
+def test_one_class_is_none(tmp_path):
+    save_shapes(tmp_path / "a")
+    for name in NAMES[1:]:
+        shutil.rmtree(tmp_path / "a" / name)
+    with pytest.raises(ValueError, match="one class, 'bar'"):
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out")
+
+
 def test_the_same_command_trains_nothing_more_and_other_pictures_are_refused(tuned, tmp_path, capsys):
     weights = (tuned.folder / "model.safetensors").read_bytes()
     assert eqzoo_cli.main(tuned.args) == 0
@@ -404,6 +431,14 @@ class Pairs:
         if i >= 12:
             raise IndexError
         return Image.fromarray(shape(i % 3, self.first + i)), i % 3
+
+
+def test_the_tables_of_the_study_are_those_of_its_runs():
+    sys.path.insert(0, str(ROOT / "training"))
+    from study_few_samples import page
+
+    table = json.loads((ROOT / "docs" / "few_samples.json").read_text())
+    assert (ROOT / "docs" / "few_samples.md").read_text() == page(table), "run training/study_few_samples.py --render"
 
 
 def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):

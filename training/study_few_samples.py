@@ -10,6 +10,7 @@ The plain networks are given the better of two learning rates, by 1,000 pictures
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,8 +178,42 @@ def write(path: Path, text: str) -> None:
 
 
 def page(table: dict[str, Any]) -> str:
-    """The Markdown page."""
-    raise NotImplementedError
+    """The tables in Markdown: means and standard deviations over the seeds."""
+    parts = [
+        "# Few pictures",
+        "",
+        "Made by `python training/study_few_samples.py`; the text is in [fine_tuning.md](fine_tuning.md#what-it-buys).",
+        f"{table['machine']}, torch {table['torch']}.",
+    ]
+    for task, (title, arms) in TASKS.items():
+        parts += ["", f"## {title}", ""]
+        parts += ["| pictures a class | network | parameters | steps | upright | mean over the turns | worst turn |"]
+        parts += ["|---|---|---|---|---|---|---|"]
+        for size in EPOCHS:
+            for arm in arms:
+                if found := best_rate(table["runs"], task, size, arm):
+                    parts.append(row(size, arm, found))
+    return "\n".join(parts) + "\n"
+
+
+def best_rate(runs: list[dict[str, Any]], task: str, size: int, arm: Arm) -> list[dict[str, Any]]:
+    """The runs of an arm at the rate that is best on the pictures to choose by, a run a seed."""
+    mine = [r for r in runs if (r["task"], r["per_class"], r["arm"]) == (task, size, arm.title)]
+    by_rate = [[r for r in mine if r["lr"] == rate] for rate in arm.rates]
+    return max(by_rate, key=lambda found: statistics.mean([r["choice"] for r in found]) if found else -1)
+
+
+def row(size: int, arm: Arm, runs: list[dict[str, Any]]) -> str:
+    """A row of a table."""
+    first = runs[0]
+    columns = [
+        [r["accuracy"][0] for r in runs],
+        [statistics.mean(r["accuracy"]) for r in runs],
+        [min(r["accuracy"]) for r in runs],
+    ]
+    cells = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f} %" for c in columns]
+    rate = f", lr {first['lr']:g}" if len(arm.rates) > 1 else ""
+    return f"| {size} | {arm.title}{rate} | {first['parameters']:,} | {first['steps']} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -23,23 +23,26 @@ def run(args: argparse.Namespace) -> Answer:
         "seed": args.seed,
     }
     recipe = {key: value for key, value in named.items() if value is not None}
-    result = finetune(
-        args.name,
-        args.data,
-        args.output,
-        size=args.size,
-        channels=args.channels,
-        pretrained=args.pretrained,
-        freeze=args.freeze is not None and (args.freeze or True),
-        balance=args.balance,
-        valid_fraction=args.valid,
-        test_fraction=args.test,
-        data_dir=args.data_dir,
-        download=args.download,
-        device=args.device,
-        workers=args.workers,
-        **recipe | _settings(args.set),
-    )
+    try:
+        result = finetune(
+            args.name,
+            args.data,
+            args.output,
+            size=args.size,
+            channels=args.channels,
+            pretrained=args.pretrained,
+            freeze=args.freeze is not None and (args.freeze or True),
+            balance=args.balance,
+            valid_fraction=args.valid,
+            test_fraction=args.test,
+            data_dir=args.data_dir,
+            download=args.download,
+            device=args.device,
+            workers=args.workers,
+            **recipe | _settings(args.set),
+        )
+    except FloatingPointError as error:  # what the user can mend, with another rate
+        raise ValueError(str(error)) from error
     return Answer(_text(result.report, args.output), result.report | {"output": args.output})
 
 
