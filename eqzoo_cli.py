@@ -122,6 +122,47 @@ def _predict(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--invert", action="store_true", help="for dark strokes on a light ground")
 
 
+def _finetune(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="a network, a checkpoint or the folder of one")
+    sub.add_argument(
+        "data",
+        metavar="DATA_DIR",
+        help="a folder with train, val and test or with class folders alone, a .npz file, or a data set: cifar10, "
+        "EuroSAT or another of torchvision's, hf:OWNER/NAME",
+    )
+    sub.add_argument("--output", required=True, metavar="DIR", help="the folder of the checkpoint and its report")
+    sub.add_argument("--size", type=int, help="the side of the pictures in pixels (default: the network's own)")
+    sub.add_argument("--channels", type=int, choices=[1, 3, 4], help="of picture files (default: 1 if all are grey)")
+    sub.add_argument(
+        "--pretrained",
+        action=argparse.BooleanOptionalAction,
+        help="start from trained weights (default: if there are any)",
+    )
+    sub.add_argument(
+        "--freeze", nargs="*", metavar="MODULE", help="modules that stay as they are; alone, all but the classifier"
+    )
+    sub.add_argument("--epochs", type=int, help="how often the pictures are gone through, at most (default: 30)")
+    sub.add_argument("--batch-size", type=int, help="pictures a step (default: 32, of few pictures less)")
+    sub.add_argument("--lr", type=float, help="the highest learning rate (default: 0.001)")
+    sub.add_argument("--layer-decay", type=float, metavar="F", help="the rate's factor for each layer further down")
+    sub.add_argument("--patience", type=int, help="epochs without improvement before the end (default: 10)")
+    sub.add_argument("--balance", action="store_true", help="classes weigh the same, however many pictures they have")
+    sub.add_argument("--ema", type=float, metavar="DECAY", help="keep a moving average of the weights, such as 0.99")
+    sub.add_argument(
+        "--augment",
+        help="none, shifts (default), flips, quarter_turns, quarter_turns_flips, turns, standard, standard_pad2; or "
+        "missing: the quarter turns and mirrors that the network does not keep",
+    )
+    sub.add_argument("--valid", type=float, default=0.15, metavar="F", help="the fraction to choose the epoch by")
+    sub.add_argument("--test", type=float, default=0.15, metavar="F", help="the fraction to test on")
+    sub.add_argument("--seed", type=int, help="default: 0")
+    sub.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more of a recipe: optimizer=adamw")
+    sub.add_argument("--data-dir", default="data", metavar="DIR", help="where data sets with a name are (data)")
+    sub.add_argument("--download", action="store_true", help="fetch them if they are not there")
+    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    sub.add_argument("--workers", type=int, default=4, help="processes that read what is not in memory (default: 4)")
+
+
 def _attention(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("name", metavar="NAME", help="a network or a checkpoint")
     sub.add_argument("picture", metavar="FILE", help="a picture file")
@@ -197,6 +238,12 @@ COMMANDS = {
         "classify a picture and its turned copies",
         "Classifies a picture and its turned copies, and prints the largest change between them.",
         _predict,
+    ),
+    "finetune": Command(
+        "fine-tune a network on pictures of your own",
+        "Trains a network on pictures of your own, measures it, and writes a folder that others can load, export and "
+        "publish. The same command goes on with a run that was stopped.",
+        _finetune,
     ),
     "attention": Command(
         "draw what a network attends to",

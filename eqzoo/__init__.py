@@ -5,6 +5,7 @@ from .certificate import Certificate, certify
 from .count import multiply_adds
 from .equivariance import equivariance_error
 from .export import ExportError, ExportReport, export_onnx, export_pt2
+from .finetune import FineTuned, finetune
 from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
 from .hub import WeightsNotFoundError
 from .models import create_model, list_models, list_pretrained
@@ -20,6 +21,7 @@ __all__ = [
     "Certificate",
     "ExportError",
     "ExportReport",
+    "FineTuned",
     "Group",
     "WeightsNotFoundError",
     "certify",
@@ -27,6 +29,7 @@ __all__ = [
     "cyclic",
     "dihedral",
     "equivariance_error",
+    "finetune",
     "export_onnx",
     "export_pt2",
     "list_models",

@@ -36,6 +36,8 @@ ORDER = [
     "run",
     "engine",
     "viz",
+    "report",
+    "finetune",
     "cli",
     "__init__",
 ]

@@ -234,6 +234,8 @@ def _read_results(run: Path) -> dict[str, Any]:
 
 
 def _is_repo_folder(run: Path) -> bool:
+    if (run / "recipe.json").is_file():  # a fine-tuned run, whose folder can be loaded as it is
+        return False
     return all((run / name).is_file() for name in (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME))
 
 

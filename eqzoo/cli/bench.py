@@ -2,13 +2,10 @@
 
 import argparse
 import copy
-import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,6 +13,7 @@ from timm.utils import reparameterize_model
 from torch import nn
 
 from ..models import EquivariantNet, create_model, list_models
+from ..report import machine
 from ._answer import Answer, table
 
 __all__ = ["run"]
@@ -42,7 +40,7 @@ def run(args: argparse.Namespace) -> Answer:
     for entry in entries:
         entry |= _against(entry, entries, twins.get(entry["network"]))
     data = {
-        "machine": _machine(device),
+        "machine": machine(device),
         "threads": used,
         "torch": torch.__version__,
         "rounds": args.rounds,
@@ -136,15 +134,6 @@ def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | N
     )
     plain = next(same, None)
     return {"against": twin if plain else None, "ratio": entry["seconds"] / plain if plain else None}
-
-
-def _machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
 def _text(data: dict[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from .augment import AUGMENTATIONS, augment, draw
 from .folder import image_folder
-from .pictures import load_picture, normalise, preprocess
+from .own import divided, read_pictures
+from .pictures import load_picture, normalise, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .sets import DATASETS, load_splits, npz
-from .split import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class
+from .split import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, stratified
 
 __all__ = [
     "AUGMENTATIONS",
@@ -16,6 +17,7 @@ __all__ = [
     "augment",
     "batches",
     "check",
+    "divided",
     "draw",
     "hold_out",
     "image_folder",
@@ -25,7 +27,10 @@ __all__ = [
     "npz",
     "num_classes",
     "per_class",
+    "pixels",
     "preprocess",
+    "read_pictures",
     "rotmnist",
     "rotmnist_from_amat",
+    "stratified",
 ]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..groups import P4, P4M, Group, transform
+from ..groups import P4, P4M, Z2M, Group, transform
 
 __all__ = ["AUGMENTATIONS", "augment", "draw"]
 
@@ -27,6 +27,7 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
     Args:
         name: One of `AUGMENTATIONS`. ``"none"``; ``"standard"``, a mirror image half the time and a shift by up to 4
             pixels in each direction, with black coming in; ``"standard_pad2"``, the same by up to 2 pixels;
+            ``"shifts"``, the shift alone, by up to 4 pixels; ``"flips"``, a mirror image half the time;
             ``"quarter_turns"``, one of the four at random; ``"quarter_turns_flips"``, and of their mirror images;
             ``"turns"``, any angle, bilinear, with black coming in.
         images: ``(n, channels, height, width)`` uint8.
@@ -41,13 +42,13 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
     return AUGMENTATIONS[name](images, numbers.to(images.device, non_blocking=True))
 
 
-def _flip_and_shift(pad: int) -> Callable[[Tensor, Tensor], Tensor]:
+def _flip_and_shift(pad: int, flips: float = 0.5) -> Callable[[Tensor, Tensor], Tensor]:
     def change(images: Tensor, numbers: Tensor) -> Tensor:
         count, channels, height, width = images.shape
         corner = (numbers[:, 1:3] * (2 * pad + 1)).long()  # of the part that is kept of the padded picture
         rows = corner[:, :1] + torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(count, width)
-        columns = corner[:, 1:] + torch.where(numbers[:, :1] < 0.5, columns.flip(1), columns)
+        columns = corner[:, 1:] + torch.where(numbers[:, :1] < flips, columns.flip(1), columns)
         padded = F.pad(images, (pad, pad, pad, pad))
         place = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
         place = place.flatten(1)[:, None].expand(count, channels, height * width)
@@ -59,7 +60,8 @@ def _flip_and_shift(pad: int) -> Callable[[Tensor, Tensor], Tensor]:
 def _elements(group: Group) -> Callable[[Tensor, Tensor], Tensor]:
     def change(images: Tensor, numbers: Tensor) -> Tensor:
         count, channels, height, width = images.shape
-        _check_square(height, width)
+        if group.rotations > 1:
+            _check_square(height, width)
         places = torch.arange(height * width, device=images.device).view(1, height, width)
         orbit = torch.stack([transform(places, group, g, "trivial").flatten() for g in group.elements])
         place = orbit[(numbers[:, 3] * group.order).long()]
@@ -86,6 +88,8 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "none": lambda images, _: images,
     "standard": _flip_and_shift(4),
     "standard_pad2": _flip_and_shift(2),
+    "shifts": _flip_and_shift(4, flips=0),
+    "flips": _elements(Z2M),
     "quarter_turns": _elements(P4),
     "quarter_turns_flips": _elements(P4M),
     "turns": _turn,

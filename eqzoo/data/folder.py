@@ -1,22 +1,26 @@
-"""Folders of pictures: ``train``, ``val`` and ``test``, with a sub-folder for each class."""
+"""Folders of pictures: a sub-folder for each class, and around them ``train``, ``val`` and ``test`` or nothing."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from .pictures import load_picture, preprocess
+from .pictures import load_picture, preprocess, says_grey
 from .split import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "image_folder"]
+__all__ = ["MEMORY_LIMIT", "folder_channels", "image_folder"]
 
+T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes of a split that is still held in memory
+SHOWN = 10  # how many broken pictures an error names
 _NAMES = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
 
 
-def image_folder(path: Path, input_size: tuple[int, int, int]) -> dict[str, AnySplit]:
+def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = False) -> dict[str, AnySplit]:
     """Reads a folder with a sub-folder for each split, and in it one for each class.
 
     The classes are the names of the sub-folders of ``train``, in order. ``val`` may be missing (then validation
@@ -25,21 +29,50 @@ def image_folder(path: Path, input_size: tuple[int, int, int]) -> dict[str, AnyS
 
     Args:
         path: The folder.
-        input_size: Channels (1 or 3), height and width.
+        input_size: Channels (1, 3 or 4), height and width.
+        flat: Whether a folder without ``train`` may hold the class folders itself; all its pictures are then
+            ``train``.
 
     Returns:
         The splits; parts of more than 2 GiB are streamed.
 
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
-        ValueError: If there are no classes, a class has no pictures, a split has other classes, or a picture cannot be
+        ValueError: If there are no classes, a class has no pictures, a split has other classes, or pictures cannot be
             read; pictures that are streamed are opened for this, but not decoded.
     """
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
+    if folders["train"] is None and flat and _classes(path):
+        folders = {"train": path}
     if folders["train"] is None:
         raise FileNotFoundError(f"{path} has no folder train; the layout is train/<class>/<picture>, val/..., test/...")
     classes = _classes(folders["train"])
     return {name: _read(folder, classes, input_size) for name, folder in folders.items() if folder}
+
+
+def folder_channels(path: Path) -> int:
+    """1 if the headers of all pictures below a folder say that they are grey, else 3.
+
+    Raises:
+        ValueError: If there are pictures that cannot be opened.
+    """
+    with ThreadPoolExecutor() as pool:
+        return 1 if all(_tried(pool, _grey, _pictures(path))) else 3
+
+
+def _grey(path: Path) -> bool:
+    with Image.open(path) as picture:
+        return says_grey(picture)
+
+
+def _pictures(folder: Path) -> list[Path]:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in IMG_EXTENSIONS and path.is_file() and not path.name.startswith(".")
+    )
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
@@ -51,8 +84,6 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _read(folder: Path, classes: tuple[str, ...], input_size: tuple[int, int, int]) -> AnySplit:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     if not classes or _classes(folder) != classes:
         raise ValueError(
             f"{folder} holds the class folders {list(_classes(folder))}; needed is one for each class, the same in "
@@ -60,8 +91,10 @@ def _read(folder: Path, classes: tuple[str, ...], input_size: tuple[int, int, in
         )
     files, labels = [], []
     for label, name in enumerate(classes):
-        found = sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in IMG_EXTENSIONS and p.is_file())
+        found = _pictures(folder / name)
         if not found:
+            from torchvision.datasets.folder import IMG_EXTENSIONS
+
             raise ValueError(f"the class folder {folder / name} holds no pictures ({', '.join(IMG_EXTENSIONS)})")
         files += found
         labels += [label] * len(found)
@@ -69,8 +102,8 @@ def _read(folder: Path, classes: tuple[str, ...], input_size: tuple[int, int, in
     reader = _Reader(files, input_size)
     with ThreadPoolExecutor() as pool:
         if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
-            return Split(torch.stack(list(pool.map(reader, range(len(files))))), targets, classes)
-        list(pool.map(_open, files))
+            return Split(torch.stack(_tried(pool, reader.picture, files)), targets, classes)
+        _tried(pool, _grey, files)
     return Streamed(reader, torch.arange(len(files)), targets, input_size, classes)
 
 
@@ -82,15 +115,30 @@ class _Reader:
         self.input_size = input_size
 
     def __call__(self, index: int) -> Tensor:
+        return self.picture(self.files[index])
+
+    def picture(self, path: Path) -> Tensor:
+        """A picture as bytes, at the size."""
         channels, *size = self.input_size
-        picture = preprocess(load_picture(self.files[index], channels), (size[0], size[1]))
+        picture = preprocess(load_picture(path, channels), (size[0], size[1]))
         return picture.round().clamp(0, 255).to(torch.uint8)
 
 
-def _open(path: Path) -> None:
-    """Raises ValueError unless the file begins as a picture does."""
-    try:
-        with Image.open(path):
-            pass
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{path} is not a picture that Pillow can read: {error}") from error
+def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]) -> list[T]:
+    """What a function makes of every file; raises ValueError that names those that it cannot read."""
+
+    def attempt(path: Path) -> tuple[T | None, str]:
+        try:
+            return read(path), ""
+        except Exception as error:  # every format of Pillow's raises its own on a broken file
+            said = str(error).removeprefix(f"{path} is not a picture that Pillow can read: ")
+            return None, f"{path} ({said if path.stat().st_size else 'the file is empty'})"
+
+    results = list(pool.map(attempt, files))
+    if broken := [problem for _, problem in results if problem]:
+        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        raise ValueError(
+            f"{len(broken)} of {len(files)} files are no picture that Pillow can read; remove or replace them: "
+            f"{', '.join(broken[:SHOWN])}{more}"
+        )
+    return [result for result, _ in results]  # type: ignore[misc]

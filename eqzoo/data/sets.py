@@ -76,10 +76,15 @@ def load_splits(
     return splits
 
 
-def npz(path: str | os.PathLike[str]) -> dict[str, AnySplit]:
+def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnySplit]:
     """Reads a .npz file with ``x_train``, ``y_train``, ``x_test`` and ``y_test``, and ``x_valid``, ``y_valid`` if any.
 
-    Pictures are uint8, ``(n, height, width)`` or ``(n, height, width, channels)``; labels are integers.
+    Pictures are uint8, ``(n, height, width)`` or ``(n, height, width, channels)``; labels are integers, and
+    ``label_names`` their names, if there are any.
+
+    Args:
+        path: The file.
+        needs_test: Whether the test split has to be there.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -92,13 +97,17 @@ def npz(path: str | os.PathLike[str]) -> dict[str, AnySplit]:
             arrays = {key: file[key] for key in file.files}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is not a readable .npz file ({error}); copy it again") from error
-    if missing := set(_NPZ_KEYS) - set(arrays):
-        raise ValueError(f"{path} has to hold {', '.join(_NPZ_KEYS)}; {sorted(missing)} missing, got {list(arrays)}")
+    needed = _NPZ_KEYS[: 4 if needs_test else 2]
+    if missing := set(needed) - set(arrays):
+        raise ValueError(f"{path} has to hold {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
+    classes = tuple(map(str, arrays.get("label_names", ())))
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
-    return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}") for name in names}
+    return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
 
 
-def _from_arrays(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], source: str) -> Split:
+def _from_arrays(
+    images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], source: str, classes: tuple[str, ...] = ()
+) -> Split:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{source}: pictures are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
@@ -110,7 +119,7 @@ def _from_arrays(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], sou
         raise ValueError(f"{source}: labels are integers, one a picture, got {labels.dtype} {labels.shape}")
     pictures = torch.from_numpy(images)
     planes = pictures[:, None] if images.ndim == 3 else pictures.permute(0, 3, 1, 2)
-    return Split(planes.contiguous(), torch.from_numpy(labels.reshape(-1).astype(np.int64)))
+    return Split(planes.contiguous(), torch.from_numpy(labels.reshape(-1).astype(np.int64)), classes)
 
 
 def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["AnySplit", "Split", "Streamed", "batches", "check", "hold_out", "num_classes", "per_class"]
+__all__ = ["AnySplit", "Split", "Streamed", "batches", "check", "hold_out", "num_classes", "per_class", "stratified"]
 
 DRAW_SEED = 2016  # of the pictures held out, and of those kept of each class: the same for all runs
 
@@ -144,6 +144,33 @@ def per_class(split: AnySplit, count: int) -> AnySplit:
     labels = split.labels[order]
     chosen = [order[labels == label][:count] for label in labels.unique()]
     return _part(split, torch.cat(chosen).sort().values)
+
+
+def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
+    """Two parts of a split, the second with a fraction of each class, rounded, and at least one picture of each.
+
+    The draw is the same for every run.
+
+    Raises:
+        ValueError: If the fraction is not between 0 and 1, or would leave no picture of a class in the first part.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"a part of a split is between 0 and 1 of it, got {fraction}")
+    order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
+    labels = split.labels[order]
+    first, second = [], []
+    for label in labels.unique().tolist():
+        of_class = order[labels == label]
+        count = max(1, round(fraction * len(of_class)))
+        if count >= len(of_class):
+            name = split.classes[label] if split.classes else label
+            raise ValueError(
+                f"class {name!r} has too few pictures to be divided: {len(of_class)} left to hold out {count} of; give "
+                "it more, or folders train, val and test of your own"
+            )
+        first.append(of_class[count:])
+        second.append(of_class[:count])
+    return _part(split, torch.cat(first).sort().values), _part(split, torch.cat(second).sort().values)
 
 
 def num_classes(splits: Mapping[str, AnySplit]) -> int:

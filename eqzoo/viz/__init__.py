@@ -9,6 +9,7 @@ from ._windows import GroupWeights, WindowWeights, group_weights, window_weights
 from .attention import Attention, attention, attention_layers
 from .figures import attention_maps, equivariance_map, feature_rings, filter_orbit, plot_turn_curve
 from .measures import ErrorMaps, error_maps, orbit_filters
+from .scores import plot_confusion
 
 __all__ = [
     "Attention",
@@ -27,6 +28,7 @@ __all__ = [
     "group_weights",
     "input_weights",
     "orbit_filters",
+    "plot_confusion",
     "plot_turn_curve",
     "response_weights",
     "window_weights",

@@ -1,0 +1,75 @@
+"""`eqzoo finetune`: a network for pictures of one's own."""
+
+import argparse
+import json
+from typing import Any
+
+from ..finetune import finetune
+from ._answer import Answer, table
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Trains a network on pictures of one's own and says how good it is."""
+    named = {
+        "epochs": args.epochs,
+        "batch_size": args.batch_size,
+        "lr": args.lr,
+        "layer_decay": args.layer_decay,
+        "patience": args.patience,
+        "ema_decay": args.ema,
+        "augment": args.augment,
+        "seed": args.seed,
+    }
+    recipe = {key: value for key, value in named.items() if value is not None}
+    try:
+        result = finetune(
+            args.name,
+            args.data,
+            args.output,
+            size=args.size,
+            channels=args.channels,
+            pretrained=args.pretrained,
+            freeze=args.freeze is not None and (args.freeze or True),
+            balance=args.balance,
+            valid_fraction=args.valid,
+            test_fraction=args.test,
+            data_dir=args.data_dir,
+            download=args.download,
+            device=args.device,
+            workers=args.workers,
+            **recipe | _settings(args.set),
+        )
+    except FloatingPointError as error:  # what the user can mend, with another rate
+        raise ValueError(str(error)) from error
+    return Answer(_text(result.report, args.output), result.report | {"output": args.output})
+
+
+def _settings(items: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ValueError(f"--set takes KEY=VALUE, got {item!r}")
+        try:
+            found[key] = json.loads(value)
+        except json.JSONDecodeError:
+            found[key] = value  # a word needs no quotes
+    return found
+
+
+def _text(report: dict[str, Any], folder: str) -> str:
+    curve = report["turn_curve"]["accuracy"]
+    rows = [
+        ["started from", report["start"] or "random weights"],
+        ["pictures", ", ".join(f"{count:,} to {use}" for use, count in report["pictures"].items())],
+        ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
+        ["measured on the pictures to", report["measured_on"]],
+        ["accuracy", f"{report['accuracy']:.2f} %"],
+        ["mean F1 of the classes", f"{report['macro_f1']:.2f} %"],
+        ["accuracy of turned pictures", f"{min(curve):.2f} to {max(curve):.2f} %"],
+        ["same answer at all quarter turns", f"{report['same_class_at_all_quarter_turns']:.2f} %"],
+        ["wrote", f"{folder}: report.md has all of it, by class"],
+    ]
+    return "\n".join([table(rows, flexible={1}), *report["notes"]])

@@ -1,0 +1,483 @@
+"""Fine-tuning: from pictures of any kind to a checkpoint that everything else accepts."""
+
+import json
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+
+import eqzoo
+import eqzoo_cli
+from eqzoo.data import Split, Streamed, divided, load_picture, read_pictures, stratified
+from eqzoo.finetune import check_side, trunk
+from eqzoo.report import scores
+from tests.conftest import ROOT
+
+NAMES = ("bar", "blob", "cross")
+
+
+def shape(kind, seed, side=32):
+    """A bar, a blob or a cross at a random place, uint8."""
+    random = np.random.default_rng(seed)
+    picture = random.integers(0, 40, (side, side)).astype(np.uint8)
+    y, x = random.integers(10, side - 10, 2)
+    if kind in (0, 2):
+        picture[y - 1 : y + 1, x - 8 : x + 8] = 220
+    if kind == 1:
+        picture[y - 5 : y + 5, x - 5 : x + 5] = 220
+    if kind == 2:
+        picture[y - 8 : y + 8, x - 1 : x + 1] = 220
+    return picture
+
+
+def save_shapes(folder, counts=(10, 10, 10), first=0):
+    for kind, (name, count) in enumerate(zip(NAMES, counts, strict=True)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(shape(kind, first + 100 * kind + i)).save(folder / name / f"{i:02}.png")
+    return folder
+
+
+def arrays(count, channels=1, side=28, first=0):
+    labels = np.arange(count) % 3
+    pictures = np.stack([shape(label, first + i, side) for i, label in enumerate(labels)])
+    return (pictures if channels == 1 else np.stack([pictures] * channels, -1)), labels
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)  # as a user has it, and faster
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A checkpoint made by the command, from a folder of class folders."""
+    torch.set_default_dtype(torch.float32)
+    root = tmp_path_factory.mktemp("finetune")
+    pictures = save_shapes(root / "my Shapes", (16, 14, 12))
+    args = ["finetune", "p4_cnn", pictures, "--output", root / "out", "--epochs", 8, "--lr", 0.01, "--json"]
+    args += ["--layer-decay", 0.8, "--ema", 0.9, "--balance", "--augment", "missing", "--device", "cpu"]
+    assert eqzoo_cli.main([str(arg) for arg in args]) == 0
+    return SimpleNamespace(folder=root / "out", pictures=pictures, args=[str(arg) for arg in args])
+
+
+def run(capsys, *args):
+    code = eqzoo_cli.main([str(arg) for arg in args])
+    return code, *capsys.readouterr()
+
+
+def test_a_folder_becomes_a_report_and_a_checkpoint(tuned):
+    report = json.loads((tuned.folder / "report.json").read_text())
+    assert report["start"] == "p4_cnn.rotmnist"
+    assert (
+        report["pictures"] == {"train": 29, "test": 6, "choose the epoch": 7} or sum(report["pictures"].values()) == 42
+    )
+    assert report["accuracy"] > 60
+    assert report["same_class_at_all_quarter_turns"] == 100
+    assert report["equivariance_error"] < 1e-12
+    assert [row["name"] for row in report["classes"]] == list(NAMES)
+    assert sum(map(sum, report["confusion"])) == report["pictures"]["test"]
+    curve = report["turn_curve"]
+    assert len(curve["angles"]) == len(curve["accuracy"]) == 24
+    assert curve["accuracy"][0] == curve["accuracy"][6] == pytest.approx(report["accuracy"], abs=0.01)
+    page = (tuned.folder / "report.md").read_text()
+    assert all(f"]({name})" in page and (tuned.folder / name).is_file() for name in ("confusion.png", "turn_curve.png"))
+    recipe = json.loads((tuned.folder / "recipe.json").read_text())
+    assert recipe["augment"] == "flips"
+    assert recipe["class_weights"][0] < 1 < recipe["class_weights"][2]
+
+
+def test_the_checkpoint_loads_in_every_way_and_gives_what_was_measured(tuned, capsys):
+    folder = tuned.folder
+    models = [
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder / "model.safetensors", num_classes=3),
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder, num_classes=3),
+        eqzoo.create_model(f"local-dir:{folder}", pretrained=True),
+        timm.create_model(f"local-dir:{folder}", pretrained=True),
+    ]
+    x = torch.rand(2, 1, 28, 28)
+    outputs = [model.eval()(x) for model in models]
+    assert outputs[0].std() > 1e-4
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=0, atol=0)
+    cfg = models[3].pretrained_cfg
+    assert (tuple(cfg["label_names"]), cfg["num_classes"], tuple(cfg["input_size"])) == (NAMES, 3, (1, 28, 28))
+    assert (tuple(cfg["mean"]), tuple(cfg["std"])) == ((0.1314,), (0.3025,))  # those of the first weights
+    code, out, _ = run(capsys, "predict", tuned.pictures / "cross" / "00.png", "--model", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["networks"][0]["labels"] == list(NAMES)
+    assert json.loads(out)["networks"][0]["largest_change"] < 1e-12
+
+
+def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / "training"))
+    import publish
+
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
+    (tmp_path / "README.md").write_text(f"{publish.START}\n{publish.END}\n")
+    publish.main([str(tuned.folder), "--output", str(tmp_path / "card")])
+    card = (tmp_path / "card" / "README.md").read_text()
+    assert "p4_cnn.my-shapes" in card
+    assert "bar, blob, cross" in card
+    assert "base_model: eqzoo/p4_cnn.rotmnist" in card
+    model = timm.create_model(f"local-dir:{tmp_path / 'card'}", pretrained=True).eval()
+    here = timm.create_model(f"local-dir:{tuned.folder}", pretrained=True).eval()
+    x = torch.rand(1, 1, 28, 28)
+    assert torch.equal(model(x), here(x))
+    for key in ("architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args"):
+        of = [json.loads((f / "config.json").read_text())[key] for f in (tmp_path / "card", tuned.folder)]
+        assert of[0] == of[1], key
+
+
+def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
+    call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
+    same = eqzoo.finetune(str(tuned.folder), tuned.pictures, tmp_path / "same", **call)
+    assert same.report["start"] == f"local-dir:{tuned.folder}"
+    first = eqzoo.create_model(f"local-dir:{tuned.folder}", pretrained=True)
+    torch.testing.assert_close(same.model.head.weight, first.head.weight)  # of the same classes, so it is kept
+    (renamed := shutil.copytree(tuned.pictures, tmp_path / "renamed") / "bar").rename(renamed.with_name("stick"))
+    other = eqzoo.finetune(tuned.folder, tmp_path / "renamed", tmp_path / "other", **call)
+    assert not torch.allclose(other.model.head.weight, first.head.weight, atol=1e-3)
+    torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=1e-2)
+
+
+def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
+    args = ["finetune", "p4_cnn", tuned.pictures, "--output", tmp_path / "o", "--set", "optimizer=sgd", "lr=1e30"]
+    code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
+    assert code == 2
+    assert "a smaller lr" in err
+
+
+def test_one_class_is_none(tmp_path):
+    save_shapes(tmp_path / "a")
+    for name in NAMES[1:]:
+        shutil.rmtree(tmp_path / "a" / name)
+    with pytest.raises(ValueError, match="one class, 'bar'"):
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out")
+
+
+def test_the_same_command_trains_nothing_more_and_other_pictures_are_refused(tuned, tmp_path, capsys):
+    weights = (tuned.folder / "model.safetensors").read_bytes()
+    assert eqzoo_cli.main(tuned.args) == 0
+    assert (tuned.folder / "model.safetensors").read_bytes() == weights
+    moved = shutil.copytree(tuned.pictures, tmp_path / "my Shapes")
+    Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")
+    args = [str(moved) if arg == str(tuned.pictures) else arg for arg in tuned.args]
+    assert run(capsys, *args)[0] == 2
+    again = [*tuned.args, "--epochs", "9"]
+    code, _, err = run(capsys, *again)
+    assert code == 2
+    assert "another recipe (epochs: 8 there, 9 here)" in err
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    x, y = arrays(30)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"epochs": 3, "device": "cpu", "pretrained": False, "valid_fraction": 0.2, "test_fraction": 0.2}
+    whole = eqzoo.finetune("z2_cnn", splits, tmp_path / "whole", **call)
+    import eqzoo.engine as engine
+
+    saved = engine._save_state
+
+    def killed(run_dir, run, epoch, best):
+        saved(run_dir, run, epoch, best)
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_save_state", killed)
+        with pytest.raises(KeyboardInterrupt):
+            eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
+    assert not (tmp_path / "stopped" / "report.json").exists()
+    again = eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5])
+def test_a_file_of_any_channels_and_another_size(tmp_path, channels):
+    x, y = arrays(30, channels, side=40)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, label_names=np.array(NAMES))
+    result = eqzoo.finetune(
+        "p4_cnn", tmp_path / "mine.npz", tmp_path / "out", epochs=1, size=32, device="cpu", freeze=["stem"]
+    )
+    assert result.report["input_size"] == [channels, 32, 32]
+    model = eqzoo.create_model(f"local-dir:{result.folder}", pretrained=True).eval()
+    assert model.input_size == (channels, 32, 32)
+    assert eqzoo.equivariance_error(model) < 1e-12
+    first = eqzoo.create_model("p4_cnn", pretrained=True, in_chans=channels)
+    assert torch.equal(next(model.stem.parameters()), next(first.stem.parameters()))  # it was frozen
+
+
+def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
+    x, y = arrays(24)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    result = eqzoo.finetune("p4_cnn", splits, tmp_path / "out", epochs=2, freeze=True, device="cpu")
+    first = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()
+    for name, value in result.model.state_dict().items():
+        assert name.startswith("head") or torch.equal(value, first[name]), name
+    assert result.model.head.weight.shape != first["head.weight"].shape
+    # Every network has a trunk and a classifier outside it.
+    for name in ("p4_resnet29", "p4m_densenet", "r4_gsanet_t", "p4_e4net", "z2_allcnn"):
+        with torch.device("meta"):
+            model = eqzoo.create_model(name)
+        names = trunk(model)
+        outside = [n for n, _ in model.named_parameters() if not n.startswith(tuple(f"{t}." for t in names))]
+        assert names
+        assert outside
+        assert {id(p) for p in model.get_classifier().parameters()} <= {
+            id(p) for n, p in model.named_parameters() if n in outside
+        }
+
+
+def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
+    with pytest.raises(ValueError, match=r"would not keep its group p4 .* 29 x 29 .* 28 x 28 and 30 x 30"):
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
+    with pytest.raises(ValueError, match="the nearest sizes that go are 28 x 28"):
+        check_side("p4_cnn", 9)
+    with pytest.raises(ValueError, match="28 x 28 and 32 x 32"):
+        check_side("p4_resnet29", 30)
+    for name, side in (("z2_cnn", 29), ("p4_cnn", 30), ("r4_gsanet_t", 31)):
+        check_side(name, side)
+
+
+MODES = {
+    "L.png": lambda grey: Image.fromarray(grey),
+    "1.png": lambda grey: Image.fromarray(grey).convert("1"),
+    "P.png": lambda grey: Image.fromarray(grey).convert("RGB").convert("P"),
+    "RGB.jpg": lambda grey: Image.fromarray(grey).convert("RGB"),
+    "RGBA.png": lambda grey: Image.fromarray(grey).convert("RGBA"),
+    "LA.png": lambda grey: Image.fromarray(grey).convert("LA"),
+    "CMYK.jpg": lambda grey: Image.fromarray(grey).convert("CMYK"),
+    "CMYK.tif": lambda grey: Image.fromarray(grey).convert("CMYK"),
+    "16.png": lambda grey: Image.fromarray(grey.astype(np.uint16) * 257),
+    "16.tif": lambda grey: Image.fromarray(grey.astype(np.uint16) * 257),
+    "I.tif": lambda grey: Image.fromarray(grey.astype(np.int32) * 257),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_pictures_of_every_mode_give_the_same_pixels(tmp_path, name):
+    grey = np.kron(np.array([[0, 255], [51, 204]], np.uint8), np.ones((16, 16), np.uint8))
+    if name == "1.png":
+        grey = np.where(grey > 100, 255, 0).astype(np.uint8)
+    MODES[name](grey).save(tmp_path / name)
+    for channels in (1, 3, 4):
+        pixels = load_picture(tmp_path / name, channels)
+        assert pixels.shape == (channels, 32, 32)
+        expected = torch.from_numpy(grey).float().expand(min(channels, 3), -1, -1)
+        torch.testing.assert_close(pixels[:3], expected, rtol=0, atol=12.0 if name.endswith("jpg") else 1.0)
+        assert channels < 4 or (pixels[3] == 255).all()
+
+
+def test_what_is_transparent_is_black_unless_opacity_is_asked_for(tmp_path):
+    picture = np.full((4, 4, 4), 200, np.uint8)
+    picture[:2, :, 3], picture[2:, :, 3] = 0, 255
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    pixels = load_picture(tmp_path / "a.png", 3)
+    assert (pixels[:, :2] == 0).all()
+    assert (pixels[:, 2:] == 200).all()
+    assert load_picture(tmp_path / "a.png", 4)[:, 0, 0].tolist() == [200, 200, 200, 0]
+
+
+def test_a_turned_camera_is_seen_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    Image.fromarray(shape(0, 1)[:, :20]).save(tmp_path / "a.png", exif=exif)
+    torch.testing.assert_close(
+        load_picture(tmp_path / "a.png", 1)[0], torch.from_numpy(shape(0, 1)[:, :20].copy()).float().rot90(-1)
+    )
+
+
+def test_broken_pictures_are_named_before_the_first_step(tmp_path, capsys):
+    pictures = save_shapes(tmp_path / "pictures")
+    (pictures / "bar" / "empty.png").write_bytes(b"")
+    (pictures / "blob" / "text.jpg").write_text("no picture")
+    whole = (pictures / "cross" / "00.png").read_bytes()
+    (pictures / "cross" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(pictures / "cross" / "deep.tif")
+    (pictures / "cross" / "notes.txt").write_text("not looked at")
+    (pictures / "cross" / "._00.png").write_text("nor this")
+    out = tmp_path / "out"
+    code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "2 of 34 files" in err  # what the headers tell
+    assert "empty.png (the file is empty)" in err
+    (pictures / "bar" / "empty.png").unlink()
+    (pictures / "blob" / "text.jpg").unlink()
+    code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
+    assert code == 2
+    assert "2 of 32 files" in err
+    assert "cut.png" in err
+    assert "deep.tif (its pixels have 32 bits" in err or "32 bits" in err
+    assert not out.exists()
+
+
+def test_a_streamed_picture_that_breaks_is_named_without_a_traceback(tmp_path, monkeypatch):
+    pictures = save_shapes(tmp_path / "pictures")
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", 0)
+    result = eqzoo.finetune("z2_cnn", pictures, tmp_path / "out", epochs=1, pretrained=False, device="cpu", workers=1)
+    assert result.report["pictures"]["train"] > 10
+    whole = (pictures / "cross" / "00.png").read_bytes()
+    for path in (pictures / "cross").iterdir():
+        path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cross/\d\d\.png is not a picture") as info:
+        eqzoo.finetune("z2_cnn", pictures, tmp_path / "other", epochs=1, pretrained=False, device="cpu", workers=1)
+    assert "Traceback" not in str(info.value)
+
+
+def test_colours_and_channels(tmp_path):
+    pictures = save_shapes(tmp_path / "pictures", (3, 3, 3))
+    assert read_pictures(pictures, 32)["train"].shape == (1, 32, 32)
+    Image.fromarray(shape(0, 1)).convert("RGB").save(pictures / "bar" / "00.png")
+    assert read_pictures(pictures, 32)["train"].shape == (3, 32, 32)
+    assert read_pictures(pictures, 32, channels=4)["train"].shape == (4, 32, 32)
+    with pytest.raises(ValueError, match=r"1, 3 or 4 channels.* 5"):
+        read_pictures(pictures, 32, channels=5)
+
+
+def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
+    split = read_pictures(save_shapes(tmp_path / "a", (20, 10, 4)), 16)["train"]
+    parts = divided({"train": split}, 0.2, 0.2)
+    assert [part.labels.bincount().tolist() for part in parts.values()] == [[12, 6, 2], [4, 2, 1], [4, 2, 1]]
+    again = divided({"train": split}, 0.2, 0.2)
+    assert all(torch.equal(parts[name].images, again[name].images) for name in parts)
+    together = torch.cat([part.images for part in parts.values()])
+    assert len(together.flatten(1).unique(dim=0)) == 34
+    assert divided({"train": split}, 0, 0).keys() == {"train"}
+    for fraction in (0.0, 1.0):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            stratified(split, fraction)
+    with pytest.raises(ValueError, match="class 'bar' has too few"):
+        divided({"train": split[torch.tensor([0, 20, 21, 22, 30, 31, 32])]}, 0.2, 0.2)
+
+
+def test_train_val_and_test_stay_what_they_are(tmp_path):
+    for part, first in (("train", 0), ("val", 1000), ("test", 2000)):
+        save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
+    splits = divided(read_pictures(tmp_path / "a", 28), 0.5, 0.5)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 12, "valid": 12, "test": 12}
+
+
+def test_without_held_out_pictures_the_report_says_so(tmp_path):
+    x, y = arrays(18)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    result = eqzoo.finetune(
+        "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
+    )
+    assert result.report["measured_on"] == "train"
+    assert "better than on others" in (result.folder / "report.md").read_text()
+    assert not (result.folder / "results.json").exists()
+
+
+def test_scores_are_those_counted_by_hand():
+    labels, answers = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 0, 0])
+    found = scores(labels, answers, ("a", "b", "c", "d"))
+    assert found["confusion"] == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert found["accuracy"] == 50
+    a, b, c, d = found["classes"]
+    assert (a["precision"], a["recall"], a["f1"]) == (50, pytest.approx(66.667), pytest.approx(57.143))
+    assert (b["precision"], b["recall"]) == (50, 50)
+    assert (c["precision"], c["recall"], c["f1"]) == (None, 0, 0)
+    assert (d["precision"], d["recall"], d["f1"], d["pictures"]) == (None, None, None, 0)
+    assert found["balanced_accuracy"] == pytest.approx((66.667 + 50 + 0) / 3, abs=1e-3)
+
+
+def test_wrong_calls_say_what_would_work(tmp_path):
+    pictures = save_shapes(tmp_path / "pictures", (4, 4, 4))
+    cases = {
+        "no setting 'epoch'; near it are epochs": {"epoch": 3},
+        "freeze keeps trained weights": {"freeze": True, "pretrained": False},
+        "no weights for p4m_cnn": {"name": "p4m_cnn", "pretrained": True},
+        "no network 'p5_cnn' here": {"name": "p5_cnn"},
+        "is inside the pictures": {"output": pictures / "out"},
+        "holds other things": {"output": tmp_path / "full"},
+        "no pictures at": {"data": tmp_path / "nothing"},
+        "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
+        "augment is one of": {"augment": "spin"},
+    }
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    for message, changes in cases.items():
+        call = {"name": "p4_cnn", "data": pictures, "output": tmp_path / "out", "device": "cpu"} | changes
+        with pytest.raises((ValueError, OSError), match=message):
+            eqzoo.finetune(**call)
+        assert not (tmp_path / "out").exists(), message
+
+
+class Pairs:
+    """A data set as torchvision makes them."""
+
+    classes = NAMES
+
+    def __init__(self, root, split="train", download=False):
+        if split not in ("train", "test"):
+            raise ValueError(split)
+        if not download:
+            raise RuntimeError("not there")
+        self.first = 0 if split == "train" else 500
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        if i >= 12:
+            raise IndexError
+        return Image.fromarray(shape(i % 3, self.first + i)), i % 3
+
+
+def test_the_tables_of_the_study_are_those_of_its_runs():
+    sys.path.insert(0, str(ROOT / "training"))
+    from study_few_samples import page
+
+    table = json.loads((ROOT / "docs" / "few_samples.json").read_text())
+    assert (ROOT / "docs" / "few_samples.md").read_text() == page(table), "run training/study_few_samples.py --render"
+
+
+def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):
+    import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "EuroSAT", Pairs)
+    splits = read_pictures("eurosat", 28, data_dir=tmp_path, download=True)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 12, "test": 12}
+    assert splits["train"].shape == (1, 28, 28)
+    assert splits["test"].classes == NAMES
+    with pytest.raises(FileNotFoundError, match="--download fetches it"):
+        read_pictures("EuroSAT", 28, data_dir=tmp_path)
+    monkeypatch.setattr("eqzoo.data.named.MEMORY_LIMIT", 0)
+    assert isinstance(read_pictures("EuroSAT", 28, data_dir=tmp_path, download=True)["train"], Streamed)
+
+
+def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
+    class Feature:
+        names = NAMES
+
+    kinds = {"image": type("Image", (Feature,), {})(), "label": type("ClassLabel", (Feature,), {})()}
+
+    class Rows:
+        features = kinds
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, key):
+            if isinstance(key, str):
+                return [i % 3 for i in range(9)]
+            return {"image": Image.fromarray(shape(key % 3, key)), "label": key % 3}
+
+    module = ModuleType("datasets")
+    module.load_dataset = lambda name, cache_dir: {"train": Rows(), "validation": Rows()}
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    splits = read_pictures("hf:some/shapes", 28, data_dir=tmp_path)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
+    assert splits["valid"].classes == NAMES
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="pip install datasets"):
+        read_pictures("hf:some/shapes", 28, data_dir=tmp_path)

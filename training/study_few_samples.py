@@ -1,0 +1,220 @@
+"""What equivariance buys with few pictures: `python training/study_few_samples.py --data-dir DATA`.
+
+Trains networks on 100 and 300 pictures of each class of rotated MNIST and CIFAR-10, with the same pictures, steps and
+augmentation, and tests them on pictures turned by every 45 degrees. Writes docs/few_samples.json and the table
+docs/few_samples.md. A run that is there already is not repeated, so the same command goes on after it was stopped;
+`--render` makes the table anew from the JSON alone.
+
+The plain networks are given the better of two learning rates, by 1,000 pictures that are neither trained nor tested on.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from common import add_data_arguments, read_splits
+from evaluate import machine
+from timm.models.resnet import BasicBlock, ResNet
+from torch import nn
+
+import eqzoo
+from eqzoo.data import AnySplit, Split, normalise, per_class
+from eqzoo.engine import Recipe, predictions, top1, train
+from eqzoo.files import atomic
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+ANGLES = range(0, 360, 45)
+BATCH = 64
+EPOCHS = {100: 16, 300: 5}  # about 240 steps each
+TEST_SIZE, CHOICE_SIZE = 2_000, 1_000
+
+
+class Arm(NamedTuple):
+    """A network and how it is trained: on turned pictures or not, from which rates the best, for how many steps."""
+
+    title: str
+    model: str
+    pretrained: bool
+    augment: str
+    rates: tuple[float, ...]
+    sizes: tuple[int, ...]
+    times: int = 1
+
+
+P4 = Arm("p4_cnn", "p4_cnn", False, "turns", (5e-3,), (100, 300))
+P4_UPRIGHT = Arm("p4_cnn, no turns in training", "p4_cnn", False, "none", (5e-3,), (100,))
+P4_TUNED = Arm("p4_cnn, from rotated MNIST", "p4_cnn", True, "turns", (5e-3,), (100,))
+RESNET = Arm("timm ResNet", "resnet", False, "turns", (5e-3, 2e-2), (100, 300))
+RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", False, "turns", (2e-2,), (100,), 4)
+RESNET_UPRIGHT = Arm("timm ResNet, no turns in training", "resnet", False, "none", (5e-3,), (100,))
+
+# The digits of rotated MNIST are turned already; the pictures of CIFAR-10 stand upright.
+TASKS: dict[str, tuple[str, tuple[Arm, ...]]] = {
+    "rotmnist": ("Rotated MNIST", (P4, RESNET, RESNET_LONG, RESNET_UPRIGHT)),
+    "cifar10": (
+        "CIFAR-10",
+        (
+            P4._replace(sizes=(100,)),
+            RESNET._replace(sizes=(100,)),
+            RESNET_LONG,
+            P4_UPRIGHT,
+            RESNET_UPRIGHT,
+            P4_TUNED,
+        ),
+    ),
+}
+
+
+def main() -> None:
+    """Trains what is missing and writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/few_samples"), help="the folder of runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--render", action="store_true", help="make the table anew, and train nothing")
+    add_data_arguments(parser)
+    args = parser.parse_args()
+    if not args.render:
+        results = []
+        splits = {task: split_up(read_splits(task, args)) for task in TASKS}
+        for seed, size, task, arm, rate in plan(args.seeds):
+            results.append(one_run(args.runs, splits[task], seed, size, task, arm, rate))
+        table = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "runs": results}
+        write(DOCS / "few_samples.json", json.dumps(table, indent=1) + "\n")
+    write(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text())))
+
+
+def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:
+    """All runs, one seed after the other."""
+    for seed in seeds:
+        for size in EPOCHS:
+            for task, (_, arms) in TASKS.items():
+                for arm in arms:
+                    for rate in arm.rates if size in arm.sizes else ():
+                        yield seed, size, task, arm, rate
+
+
+def split_up(splits: dict[str, AnySplit]) -> dict[str, Split]:
+    """Training pictures, some test pictures, and validation pictures to choose the learning rate by."""
+    found = {}
+    for name, size in (("train", None), ("test", TEST_SIZE), ("valid", CHOICE_SIZE)):
+        split = splits[name]
+        assert isinstance(split, Split)
+        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+        found[name] = split[order[:size]]
+    return found
+
+
+def build(arm: Arm, task: str) -> nn.Module:
+    """The network, with the mean and the standard deviation of the data set."""
+    channels, mean, std = (1, (0.1314,), (0.3025,)) if task == "rotmnist" else (3, (0.47,) * 3, (0.25,) * 3)
+    if arm.model != "resnet":
+        return eqzoo.create_model(
+            arm.model,
+            arm.pretrained,
+            in_chans=channels,
+            num_classes=10,
+            pretrained_cfg_overlay={"mean": mean, "std": std},
+        )
+    width = 8
+    model = ResNet(
+        BasicBlock, (1, 1, 1, 1), 10, channels, stem_type="deep", stem_width=width // 2, channels=(width, 14, 20, 28)
+    )
+    # The stem of small pictures, one layer at full size: behind timm's own 1 x 1 pixel would be left at the end.
+    model.conv1, model.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+    model.pretrained_cfg = {"mean": mean, "std": std}
+    return model
+
+
+def one_run(
+    runs: Path, splits: dict[str, Split], seed: int, size: int, task: str, arm: Arm, rate: float
+) -> dict[str, Any]:
+    """Trains and tests a network, or reads what is there."""
+    name = f"{arm.model}{'_pretrained' * arm.pretrained}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
+    folder = runs / task / str(size) / name / f"seed{seed}"
+    if (folder / "result.json").is_file():
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return result
+    recipe = Recipe(
+        arm.model, task, arm.times * EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,
+        warmup_epochs=1, samples_per_class=size,
+    )  # fmt: skip
+    # Each seed draws pictures of its own, the same for all networks.
+    order = torch.randperm(len(splits["train"]), generator=torch.Generator().manual_seed(seed))
+    chosen = per_class(splits["train"][order], size)
+    model = train(recipe, lambda: build(arm, task), {"train": chosen}, folder, "cpu", 0).eval()
+    curve = {}
+    for angle in ANGLES:
+        curve[angle] = accuracy(model, splits["test"], angle)
+    result = {
+        "task": task, "per_class": size, "arm": arm.title, "lr": rate, "seed": seed,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "steps": len(chosen) // BATCH * recipe.epochs,
+        "choice": accuracy(model, splits["valid"], 0),
+        "accuracy": [curve[angle] for angle in ANGLES],
+    }  # fmt: skip
+    write(folder / "result.json", json.dumps(result) + "\n")
+    (folder / "state.pt").unlink(missing_ok=True)
+    return result
+
+
+def accuracy(model: nn.Module, split: Split, angle: float) -> float:
+    """The share of right answers on turned pictures, in percent."""
+    cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    hits = [
+        predictions(model, eqzoo.turn(normalise(part, cfg["mean"], cfg["std"], torch.float32), angle))
+        for part in split.images.split(250)
+    ]
+    return top1(torch.cat(hits), split.labels)
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic(path, lambda temporary: temporary.write_text(text))
+
+
+def page(table: dict[str, Any]) -> str:
+    """The tables in Markdown: means and standard deviations over the seeds."""
+    parts = [
+        "# Few pictures",
+        "",
+        "Made by `python training/study_few_samples.py`; the text is in [fine_tuning.md](fine_tuning.md#what-it-buys).",
+        f"{table['machine']}, torch {table['torch']}.",
+    ]
+    for task, (title, arms) in TASKS.items():
+        parts += ["", f"## {title}", ""]
+        parts += ["| pictures a class | network | parameters | steps | upright | mean over the turns | worst turn |"]
+        parts += ["|---|---|---|---|---|---|---|"]
+        for size in EPOCHS:
+            for arm in arms:
+                if found := best_rate(table["runs"], task, size, arm):
+                    parts.append(row(size, arm, found))
+    return "\n".join(parts) + "\n"
+
+
+def best_rate(runs: list[dict[str, Any]], task: str, size: int, arm: Arm) -> list[dict[str, Any]]:
+    """The runs of an arm at the rate that is best on the pictures to choose by, a run a seed."""
+    mine = [r for r in runs if (r["task"], r["per_class"], r["arm"]) == (task, size, arm.title)]
+    by_rate = [[r for r in mine if r["lr"] == rate] for rate in arm.rates]
+    return max(by_rate, key=lambda found: statistics.mean([r["choice"] for r in found]) if found else -1)
+
+
+def row(size: int, arm: Arm, runs: list[dict[str, Any]]) -> str:
+    """A row of a table."""
+    first = runs[0]
+    columns = [
+        [r["accuracy"][0] for r in runs],
+        [statistics.mean(r["accuracy"]) for r in runs],
+        [min(r["accuracy"]) for r in runs],
+    ]
+    cells = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f} %" for c in columns]
+    rate = f", lr {first['lr']:g}" if len(arm.rates) > 1 else ""
+    return f"| {size} | {arm.title}{rate} | {first['parameters']:,} | {first['steps']} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
