@@ -39,9 +39,11 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
     was_training = model.training
     model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    with counter:
-        model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
-    model.train(was_training)
+    try:
+        with counter:
+            model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
+    finally:
+        model.train(was_training)
     return int(counter.get_total_flops()) // 2
 
 
@@ -109,6 +111,7 @@ def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:
 def _local_group_attention(qkv: Shape, position: Shape, *_: Any, **kwargs: Any) -> int:
     batch, heads, channels, order, height, width = qkv[0], *qkv[2:]
     parts, poses, taps = position
+    taps = min(taps, height * width)  # a global window has places for all shifts, of which each query reads its own
     content = order * order * channels
     placed = parts * poses * order
     weights, values = poses * order * order, poses * order * channels

@@ -74,11 +74,13 @@ def turn_curve(
     was_training = model.training
     model.eval()
     curve = []
-    for angle in degrees:
-        hits = sum(
-            int((model(turn(x, angle)).argmax(1) == y).sum())
-            for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True)
-        )
-        curve.append(100 * hits / len(labels))
-    model.train(was_training)
+    try:
+        for angle in degrees:
+            hits = sum(
+                int((model(turn(x, angle)).argmax(1) == y).sum())
+                for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True)
+            )
+            curve.append(100 * hits / len(labels))
+    finally:
+        model.train(was_training)
     return curve

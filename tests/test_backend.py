@@ -1,9 +1,19 @@
 """The kernels' common ground: they are built once, chosen by backend, and replaced by eager torch where they fail."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from eqzoo.ops import _backend, use_backend
+from eqzoo.ops import (
+    AffineBank,
+    AffineBanks,
+    _backend,
+    affine_attention,
+    attentive_conv,
+    generated_depthwise,
+    use_backend,
+)
 
 
 @pytest.fixture
@@ -16,8 +26,10 @@ def sources(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("EQZOO_NATIVE", raising=False)
     _backend._library.cache_clear()
+    _backend._folder.cache_clear()
     yield folder
     _backend._library.cache_clear()
+    _backend._folder.cache_clear()
 
 
 EXPONENTIAL = """
@@ -93,3 +105,46 @@ def test_an_unknown_backend_is_refused_and_the_choice_ends_with_its_block():
     with pytest.raises(KeyError), use_backend("eager"):
         raise KeyError
     assert _backend._backend == "auto"
+
+
+def test_threads_that_ask_at_once_get_one_kernel(sources, tmp_path):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    x = torch.ones(3)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(y is not None for y in pool.map(lambda _: exponential(x), range(4)))
+    assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").iterdir())) == 1
+
+
+def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", homeless)
+    assert exponential(torch.ones(3)) is not None
+    assert _backend._folder().name.startswith("eqzoo-")
+
+
+def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
+    x = torch.zeros(1, 4, 4, 5, 5)
+    identity = AffineBank(None, None)
+    for keys, side, message in (
+        (AffineBank(torch.zeros(4, 4, 4, 9), None), 5, r"psi of the key map is \(4, 4, 4, 25\)"),
+        (AffineBank(None, torch.zeros(4, 1, 9)), 3, r"beta of the key map is \(4, 4, 9\)"),
+        (identity, 2, "kernel_size is odd"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            affine_attention(x, x, x, AffineBanks(identity, keys, identity), side, 2, 1.0)
+    planes, filters = torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3)
+    for poses, spatial, message in (
+        (3, None, "of 3 poses each channel"),
+        (4, torch.zeros(8, 6, 3, 3), r"spatial is \(8, 8, 3, 3\)"),
+        (4, torch.zeros(8, 8, 4, 4), "odd sides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attentive_conv(planes, filters, None, None, spatial, poses)
+    empty = torch.zeros(1, 2, 4, 0, 3)
+    with pytest.raises(ValueError, match="at least one pixel"):
+        generated_depthwise(empty, torch.zeros(4, 1, 9, 2), torch.zeros(4, 1, 9), empty)

@@ -50,6 +50,12 @@ def test_group_self_attention_counts_what_the_factorised_softmax_needs():
     assert 0 <= codes < 0.15 * counted
 
 
+def test_a_global_window_counts_the_places_there_are():
+    everywhere, window = (layers.GroupSelfAttention2d(P4, 8, 8, side, num_heads=2) for side in ("global", 17))
+    assert eqzoo.multiply_adds(everywhere, (8, 4, 9, 9)) == eqzoo.multiply_adds(window, (8, 4, 9, 9))
+    assert eqzoo.multiply_adds(everywhere, (8, 4, 9, 9)) < 2 * 9**4 * 2 * (16 * 4 + 4 * 4 * 4 * 2 + 64)
+
+
 @pytest.mark.parametrize(
     ("name", "paper", "tolerance"),
     [

@@ -40,13 +40,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def main() -> None:
     """Parses, measures and prints."""
     args = parse()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     if args.weigh is not None:
         cases = {case.key: case for case in MEMORY}
         case_key, _, which = args.weigh.rpartition("/")
         print(peak(getattr(cases[case_key], which), args.batch_size or cases[case_key].batch, args))
         return
-    if args.threads:
-        torch.set_num_threads(args.threads)
     cases = [case for case in SUITES[args.suite] if args.only in case.key]
     if not cases:
         raise SystemExit(
@@ -198,6 +198,7 @@ def weigh(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     batch = args.batch_size or case.batch
     options = [f"--device={args.device}", f"--dtype={args.dtype}", f"--batch-size={batch}"]
     options += ["--channels-last"] * args.channels_last + ["--compile"] * args.compile
+    options += [f"--threads={args.threads}"] * bool(args.threads)
     peaks = {}
     for which in ("ours", "theirs"):
         command = [sys.executable, __file__, "memory", f"--weigh={case.key}/{which}", *options]
@@ -229,7 +230,8 @@ def peak(subject: Subject, batch: int, args: argparse.Namespace) -> float:
 
     Weights and the batch are there before; gradients and the optimizer's averages are part of the peak.
     """
-    training_step(subject, 1 if subject.is_layer else 2, args)()  # libraries load and kernels are built here
+    # Libraries load and kernels are built here; what is compiled has to be for the batch that is measured.
+    training_step(subject, batch if args.compile else 2, args)()
     step = training_step(subject, batch, args)
     if args.device.startswith("cuda"):
         torch.cuda.synchronize()

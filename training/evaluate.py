@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add_data_arguments(parser)
     args = parser.parse_args()
+    if args.curve < 1:
+        parser.error(f"--curve takes a number of pictures, at least 1, got {args.curve}")
 
     runs = sorted((read_run(run) for run in args.runs), key=lambda run: run.recipe.seed)
     if any(dataclasses.replace(run.recipe, seed=0) != dataclasses.replace(runs[0].recipe, seed=0) for run in runs):

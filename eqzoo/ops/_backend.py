@@ -1,5 +1,6 @@
 """Which implementation runs: kernels where there are some, eager torch everywhere."""
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -10,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +43,7 @@ _FLAGS = [
 
 _log = logging.getLogger("eqzoo")
 _backend: Backend = "auto"
+_building = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -50,7 +53,8 @@ def use_backend(backend: Backend) -> Iterator[None]:
     Args:
         backend: ``"auto"``: on a GPU the Triton kernels where Triton is installed, on a CPU the C++ kernels where a
             compiler is at hand, and eager torch for everything else. ``"eager"``: eager torch alone. All give the same
-            numbers, up to rounding.
+            numbers, up to rounding; at exact ties kernels give the gradient of a maximum to the first, eager torch
+            shares it out.
 
     Raises:
         ValueError: If there is no such backend.
@@ -93,7 +97,8 @@ def cpu_function(source: str, function: str, *tensors: Tensor) -> "ctypes._Named
     dtype = tensors[0].dtype
     if _backend == "eager" or dtype not in _SCALARS or any(not t.is_cpu or t.dtype != dtype for t in tensors):
         return None
-    built = _library(source)
+    with _building:  # a cache alone would let threads that come at once build at once
+        built = _library(source)
     return None if built is None else getattr(built, f"{function}_{_SCALARS[dtype]}")
 
 
@@ -165,14 +170,19 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@functools.cache
 def _folder() -> Path:
-    """Where built kernels stay: the user's cache, or a folder of this process's where that cannot be written."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eqzoo" / "kernels"
+    """Where built kernels stay: the user's cache, or a folder of this process's where there is none to write to."""
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eqzoo" / "kernels"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="eqzoo-"))
-    return cache if os.access(cache, os.W_OK) else Path(tempfile.mkdtemp(prefix="eqzoo-"))
+        if os.access(cache, os.W_OK):
+            return cache
+    except (OSError, RuntimeError):  # no such folder can be made, or the user has no home
+        pass
+    folder = tempfile.mkdtemp(prefix="eqzoo-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @functools.cache

@@ -96,7 +96,8 @@ def affine_attention(
         ``(B, C, |H|, height, width)``.
 
     Raises:
-        ValueError: If the fields differ in shape, or the heads do not divide C.
+        ValueError: If the fields differ in shape, the heads do not divide C, the kernel is even, or a map has another
+            shape.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), equations 20 to 24, https://arxiv.org/abs/1911.07704
@@ -111,6 +112,7 @@ def affine_attention(
     if any(field.shape != query.shape for field in fields) or query.shape[1] % num_heads:
         shapes = ", ".join(str(tuple(field.shape)) for field in fields)
         raise ValueError(f"queries, keys and values need one shape and whole heads, got {shapes} and {num_heads} heads")
+    _check_maps(query, kernel_size, banks)
     if _backend.plain():
         return _eager(query, key, value, banks, kernel_size, num_heads, scale)
     maps = [_whole(key, banks.query, 1), _whole(key, banks.key, kernel_size)]
@@ -120,6 +122,18 @@ def affine_attention(
     tensors = [*(field.to(dtype) for field in fields), *(part for own in maps for part in own)]
     out: Tensor = _attend(tensors, kernel_size, num_heads, scale)
     return out
+
+
+def _check_maps(query: Tensor, kernel_size: int, banks: AffineBanks) -> None:
+    if kernel_size < 1 or kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size is odd, so that a window has a centre, got {kernel_size}")
+    channels, order = query.shape[1:3]
+    for name, bank, taps in zip(banks._fields, banks, (1, kernel_size**2, kernel_size**2), strict=True):
+        wanted = {"psi": (channels, order, order, taps), "beta": (channels, order, taps)}
+        for part, shape in wanted.items():
+            given = None if bank is None else getattr(bank, part)
+            if given is not None and tuple(given.shape) != shape:
+                raise ValueError(f"{part} of the {name} map is {shape}, got {tuple(given.shape)}")
 
 
 def _eager(

@@ -59,7 +59,11 @@ def attentive_conv(
 
     Returns:
         ``(B, O, height', width')``.
+
+    Raises:
+        ValueError: If the shapes do not belong together.
     """
+    _check(x, filters, reduce, expand, spatial, poses)
     sampling = (stride, padding, dilation)
     if _backend.plain():
         return _eager(x, filters, reduce, expand, spatial, chunk, poses, *sampling, attention_dilation)
@@ -75,6 +79,29 @@ def attentive_conv(
     keep = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, filters, alpha, spatial))
     suppressed = response_sum(x, filters, alpha, spatial, poses, *sampling, attention_dilation, keep)[0]
     return out - suppressed.to(out.dtype)
+
+
+def _check(
+    x: Tensor, filters: Tensor, reduce: Tensor | None, expand: Tensor | None, spatial: Tensor | None, poses: int
+) -> None:
+    planes, out = filters.shape[1], filters.shape[0]
+    if x.ndim != 4 or x.shape[1] != planes or planes % poses:
+        raise ValueError(
+            f"x is (B, {planes}, height, width) for these filters, of {poses} poses each channel; got {tuple(x.shape)}"
+        )
+    hidden = 0 if reduce is None else reduce.shape[2]
+    side = 0 if spatial is None else spatial.shape[-1]
+    channels = planes // poses
+    wanted = {
+        "reduce": (reduce, (out, poses, hidden, channels)),
+        "expand": (expand, (out, poses, channels, hidden)),
+        "spatial": (spatial, (out, 2 * poses, side, side)),
+    }
+    for name, (given, shape) in wanted.items():
+        if given is not None and tuple(given.shape) != shape:
+            raise ValueError(f"{name} is {shape}, got {tuple(given.shape)}")
+    if spatial is not None and side % 2 == 0:
+        raise ValueError(f"the filters of the spatial attention have odd sides, so that maps keep theirs; got {side}")
 
 
 def attend_input(

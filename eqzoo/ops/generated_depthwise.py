@@ -211,6 +211,8 @@ def _check(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> None:
             "hidden and value are (B, J, |H|, height, width) and (B, C, |H|, height, width), got "
             f"{tuple(hidden.shape)} and {tuple(value.shape)}"
         )
+    if not math.prod(value.shape[3:]):
+        raise ValueError(f"a picture has at least one pixel, got {tuple(value.shape)}")
     fields, order = hidden.shape[1:3]
     if weight.ndim != 4 or weight.shape[0] != order or weight.shape[3] != fields or bias.shape != weight.shape[:3]:
         raise ValueError(

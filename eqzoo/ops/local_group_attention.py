@@ -29,7 +29,8 @@ def local_group_attention(
     """`group_self_attention` from each pose and place of a field to all poses of the places in a window around it.
 
     Places outside of the picture are left out. A window of ``2·height − 1`` by ``2·width − 1`` is the whole picture.
-    Kernels keep nothing but their inputs for the backward pass, and need room for one head of one picture beside them.
+    Kernels keep nothing but their inputs for the backward pass. Beside them they need room for one head of
+    one picture, and for the gradients of the positions from every head and picture.
 
     Args:
         qkv: Queries, keys and values of the field, ``(B, 3, heads, d, |G|, height, width)``. The first channels of

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import on_own_device
+
 __all__ = ["backward", "forward"]
 
 _BLOCK = 256  # pixels a program, at most
@@ -294,6 +296,7 @@ def _nine(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [query, key, key, *maps, *maps[2:]]
 
 
+@on_own_device
 def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
     """`eqzoo.ops.affine_attention` of contiguous tensors: queries, keys (and values), then psi and beta of each.
 
@@ -316,6 +319,7 @@ def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     return out
 
 
+@on_own_device
 def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> list[Tensor]:
     """The gradients of all tensors of `forward`, in their order.
 

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from . import on_own_device
 from .attentive_kernels import (
     filter_kernel,
     input_kernel,
@@ -25,6 +26,7 @@ _PIXELS, _OUT = 32, 32
 _ELEMENTS_AT_ONCE = 1 << 25
 
 
+@on_own_device
 def response_peak(
     x: Tensor, filters: Tensor, peak: Tensor, where: Tensor, poses: int, stride: int, padding: int, dilation: int
 ) -> None:
@@ -36,6 +38,7 @@ def response_peak(
     peak_kernel[grid](x, _taps_first(filters, poses), peak, where, channels, poses, out, *sides, *steps, _PIXELS, _OUT)
 
 
+@on_own_device
 def response_peak_backward(
     grad: Tensor, x: Tensor, filters: Tensor, where: Tensor, poses: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
@@ -53,6 +56,7 @@ def response_peak_backward(
     return grad_x, _planes_first(slopes, filters)
 
 
+@on_own_device
 def response_sum(
     x: Tensor,
     filters: Tensor,
@@ -76,6 +80,7 @@ def response_sum(
             _attend(sums, peaks, psi, attention_dilation, x.shape[1] // poses, y=y[some])
 
 
+@on_own_device
 def response_sum_backward(
     grad: Tensor,
     x: Tensor,

@@ -18,12 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from .._local_group_attention import Window, dropped_below
+from . import on_own_device
 
 __all__ = ["backward", "forward"]
 
 _LOWEST = tl.constexpr(-1e30)  # finite: a lane all of whose places are outside makes no not-a-number
 
 
+@on_own_device
 def forward(
     qkv: Tensor,
     position: Tensor,
@@ -43,6 +45,7 @@ def forward(
     return out
 
 
+@on_own_device
 def backward(
     grad: Tensor,
     qkv: Tensor,
