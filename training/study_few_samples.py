@@ -37,14 +37,14 @@ _INTRODUCTION = """# Few pictures
 
 Made by `python training/study_few_samples.py --data-dir data` on {machine}, with torch {torch}.
 
-Networks of the same number of parameters, from random weights, on the same pictures: 100 or 300 of each class, drawn anew
-for each of three seeds. Adam, batches of 64, a cosine; as many steps for all where the table does not say otherwise, and
-unless it says so all see every training picture turned by a random angle. `timm ResNet` is `timm.models.resnet.ResNet`
-with one basic block a stage, 8 to 28 channels and a stem of one 3 x 3 convolution; it has the better of two learning
-rates, by 1,000 validation pictures, and p4_cnn has the one it was made with. A step of p4_cnn takes two to three times as
-long on a CPU, so four times the steps is no less time for the ResNet.
+Networks of the same number of parameters, from random weights, on the same pictures: 100 or 300 of each class,
+drawn anew for each of three seeds. Adam, batches of 64, a cosine; the same number of steps, but where the table
+says otherwise; and unless it says so, every training picture turned by a random angle. `timm ResNet` is
+`timm.models.resnet.ResNet` with one basic block a stage, 8 to 28 channels and a stem of one 3 x 3 convolution; it
+has the better of two learning rates, by 1,000 validation pictures, and p4_cnn has that of its own recipe. A step of
+p4_cnn takes two to three times as long on a CPU, so four times the steps give the ResNet no less time.
 
-Accuracy on 2,000 test pictures, as they are and turned by 0, 45 ... 315 degrees: mean ± standard deviation of the seeds."""
+Accuracy on 2,000 test pictures, turned by 0, 45 ... 315 degrees: mean ± standard deviation of the seeds."""
 
 
 class Arm(NamedTuple):
