@@ -79,7 +79,7 @@ def test_weights_of_group_attention_applied_to_its_values_are_the_layers_output(
         x = torch.randn(2, 2, 4, 4, 5)
     weights, values = viz.group_weights(layer, x, torch.arange(20))
     torch.testing.assert_close(weights.sum((-2, -1)), torch.ones_like(weights.sum((-2, -1))))
-    out = layer.merge(torch.einsum("bnvgimj,bncmij->bncvi", weights, values), 4, 5)
+    out = layer.merge(torch.einsum("bnvgimj,bncmij->bncvi", weights, values).unflatten(-1, (4, 5)))
     torch.testing.assert_close(out, layer(x))
     some, head = viz.group_weights(layer, x, torch.tensor([7, 3]), slice(1, 2))
     torch.testing.assert_close(some, weights[:, 1:, :, :, [7, 3]])

@@ -93,7 +93,7 @@ def group_weights(layer: SelfAttention, x: Tensor, places: Tensor, heads: slice 
         heads: The heads.
     """
     height, width = x.shape[-2:]
-    query, key, value = (t[:, heads] for t in layer.split(x))  # each (B, heads, d, poses, places)
+    query, key, value = (t[:, heads].flatten(-2) for t in layer.split(x).unbind(1))  # (B, heads, d, poses, places)
     around, exists = neighbour_places(layer.kernel_size, height, width, places)
     key, value = (t[..., around] for t in (key, value))
     query = query[..., places]
