@@ -33,38 +33,49 @@ EPOCHS = {100: 16, 300: 5}  # about 240 steps each
 TEST_SIZE, CHOICE_SIZE = 2_000, 1_000
 
 
+_INTRODUCTION = """# Few pictures
+
+Made by `python training/study_few_samples.py --data-dir data` on {machine}, with torch {torch}.
+
+Networks of the same number of parameters, from random weights, on the same pictures: 100 or 300 of each class,
+drawn anew for each of three seeds. Adam, batches of 64, a cosine; the same number of steps, but where the table
+says otherwise; and unless it says so, every training picture turned by a random angle. `timm ResNet` is
+`timm.models.resnet.ResNet` with one basic block a stage, 8 to 28 channels and a stem of one 3 x 3 convolution; it
+has the better of two learning rates, by 1,000 validation pictures, and p4_cnn has that of its own recipe. A step of
+p4_cnn takes two to three times as long on a CPU, so four times the steps give the ResNet no less time.
+
+Accuracy on 2,000 test pictures, turned by 0, 45 ... 315 degrees: mean ± standard deviation of the seeds.
+
+On turned digits p4_cnn is far ahead after the same steps; the ResNet comes near it with four times as many, and stays
+behind. On CIFAR-10 there is nothing in it: where all train on turned pictures the two are alike within the spread, and
+p4_cnn has the larger one. Pictures that stand upright, in training and in the test, are told apart best by the ResNet
+that never saw a turn, and it is the worst on turned ones; where a task has an upright and keeps it, a plain network is
+the better choice. All are far from converged: this is what a small budget buys, not where training ends."""
+
+
 class Arm(NamedTuple):
     """A network and how it is trained: on turned pictures or not, from which rates the best, for how many steps."""
 
     title: str
     model: str
-    pretrained: bool
     augment: str
     rates: tuple[float, ...]
     sizes: tuple[int, ...]
     times: int = 1
 
 
-P4 = Arm("p4_cnn", "p4_cnn", False, "turns", (5e-3,), (100, 300))
-P4_UPRIGHT = Arm("p4_cnn, no turns in training", "p4_cnn", False, "none", (5e-3,), (100,))
-P4_TUNED = Arm("p4_cnn, from rotated MNIST", "p4_cnn", True, "turns", (5e-3,), (100,))
-RESNET = Arm("timm ResNet", "resnet", False, "turns", (5e-3, 2e-2), (100, 300))
-RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", False, "turns", (2e-2,), (100,), 4)
-RESNET_UPRIGHT = Arm("timm ResNet, no turns in training", "resnet", False, "none", (5e-3,), (100,))
+P4 = Arm("p4_cnn", "p4_cnn", "turns", (5e-3,), (100, 300))
+P4_UPRIGHT = Arm("p4_cnn, no turns in training", "p4_cnn", "none", (5e-3,), (100,))
+RESNET = Arm("timm ResNet", "resnet", "turns", (5e-3, 2e-2), (100, 300))
+RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", "turns", (2e-2,), (100,), 4)
+RESNET_UPRIGHT = Arm("timm ResNet, no turns in training", "resnet", "none", (5e-3,), (100,))
 
 # The digits of rotated MNIST are turned already; the pictures of CIFAR-10 stand upright.
 TASKS: dict[str, tuple[str, tuple[Arm, ...]]] = {
     "rotmnist": ("Rotated MNIST", (P4, RESNET, RESNET_LONG, RESNET_UPRIGHT)),
     "cifar10": (
         "CIFAR-10",
-        (
-            P4._replace(sizes=(100,)),
-            RESNET._replace(sizes=(100,)),
-            RESNET_LONG,
-            P4_UPRIGHT,
-            RESNET_UPRIGHT,
-            P4_TUNED,
-        ),
+        (P4._replace(sizes=(100,)), RESNET._replace(sizes=(100,)), RESNET_UPRIGHT, P4_UPRIGHT),
     ),
 }
 
@@ -112,13 +123,7 @@ def build(arm: Arm, task: str) -> nn.Module:
     """The network, with the mean and the standard deviation of the data set."""
     channels, mean, std = (1, (0.1314,), (0.3025,)) if task == "rotmnist" else (3, (0.47,) * 3, (0.25,) * 3)
     if arm.model != "resnet":
-        return eqzoo.create_model(
-            arm.model,
-            arm.pretrained,
-            in_chans=channels,
-            num_classes=10,
-            pretrained_cfg_overlay={"mean": mean, "std": std},
-        )
+        return eqzoo.create_model(arm.model, in_chans=channels, pretrained_cfg_overlay={"mean": mean, "std": std})
     width = 8
     model = ResNet(
         BasicBlock, (1, 1, 1, 1), 10, channels, stem_type="deep", stem_width=width // 2, channels=(width, 14, 20, 28)
@@ -133,7 +138,7 @@ def one_run(
     runs: Path, splits: dict[str, Split], seed: int, size: int, task: str, arm: Arm, rate: float
 ) -> dict[str, Any]:
     """Trains and tests a network, or reads what is there."""
-    name = f"{arm.model}{'_pretrained' * arm.pretrained}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
+    name = f"{arm.model}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
     folder = runs / task / str(size) / name / f"seed{seed}"
     if (folder / "result.json").is_file():
         result: dict[str, Any] = json.loads((folder / "result.json").read_text())
@@ -179,15 +184,12 @@ def write(path: Path, text: str) -> None:
 
 def page(table: dict[str, Any]) -> str:
     """The tables in Markdown: means and standard deviations over the seeds."""
-    parts = [
-        "# Few pictures",
-        "",
-        "Made by `python training/study_few_samples.py`; the text is in [fine_tuning.md](fine_tuning.md#what-it-buys).",
-        f"{table['machine']}, torch {table['torch']}.",
-    ]
+    parts = [_INTRODUCTION.format(**table)]
     for task, (title, arms) in TASKS.items():
         parts += ["", f"## {title}", ""]
-        parts += ["| pictures a class | network | parameters | steps | upright | mean over the turns | worst turn |"]
+        parts += [
+            "| pictures a class | network | parameters | steps | as they are | mean over the turns | worst turn |"
+        ]
         parts += ["|---|---|---|---|---|---|---|"]
         for size in EPOCHS:
             for arm in arms:
