@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -294,3 +295,13 @@ def test_the_curve_is_small_the_same_everywhere_and_readable():
     for angles, accuracy in (([], []), ([0, 15], [1.0]), ([360], [1.0]), ([0], [101.0])):
         with pytest.raises(ValueError, match="turn curve"):
             draw_turn_curve(angles, accuracy, "x", "digits")
+
+
+def test_an_onnx_file_stands_beside_the_weights_and_is_the_same_again(tmp_path):
+    folder = tmp_path / "p4_cnn.rotmnist"
+    shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", folder)
+    publish.main([str(folder), "--onnx"])
+    first = (folder / "model.onnx").read_bytes()
+    publish.main([str(folder), "--onnx"])
+    assert (folder / "model.onnx").read_bytes() == first
+    assert "model.onnx" in publish.REPO_FILES

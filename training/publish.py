@@ -24,12 +24,13 @@ from turn_curve import draw_turn_curve
 import eqzoo
 from eqzoo.files import atomic
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
+from eqzoo.sources import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 START, END = "<!-- results: rendered by training/publish.py -->", "<!-- end of results -->"
-CARD_NAME, CURVE_NAME = "README.md", "turn_curve.svg"
-REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, CURVE_NAME)
+CARD_NAME, CURVE_NAME, ONNX_NAME = "README.md", "turn_curve.svg", "model.onnx"
+REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, CURVE_NAME, ONNX_NAME)
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 
 
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None) -> None:
         else:
             folder = (args.output or CARDS / results["checkpoint"]).resolve()
             build(run, folder, results, repo_id, args.replace)
+        if args.onnx:
+            _export(folder)
         if repo_id:
             _push(folder, repo_id, args.replace)
     if args.render or any(not _is_repo_folder(run) for run in args.run):
@@ -178,6 +181,14 @@ def _texts(
     return texts
 
 
+def _export(folder: Path) -> None:
+    """Writes the deployed network beside its weights; the same weights give the same bytes."""
+    try:
+        print(eqzoo.export_onnx(load_network(folder).network, folder / ONNX_NAME))
+    except (ImportError, eqzoo.ExportError) as error:
+        raise SystemExit(f"{folder / ONNX_NAME} is not written: {error}") from error
+
+
 def _push(folder: Path, repo_id: str, replace: bool) -> None:
     results, weights = _read_results(folder), folder / WEIGHTS_NAME
     _check_weights(weights, results, "publish the run again")
@@ -200,6 +211,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
     parser.add_argument("--replace", action="store_true", help="replace other weights that are there, here and there")
+    parser.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
     own = parser.add_argument_group("a checkpoint of one's own")
     own.add_argument(
         "--output", type=Path, metavar="DIR", help="the folder to make (default: model_cards/<checkpoint>)"
@@ -217,8 +229,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("what is said of a checkpoint of one's own goes with one run")
     if any(own_flags[1:]) and not args.output:
         parser.error("a checkpoint of one's own needs --output DIR; model_cards holds those of the zoo")
-    if made and not args.push:
-        parser.error(f"{made[0]} is a finished folder, and there is nothing to do with it without --push OWNER")
+    if made and not (args.push or args.onnx):
+        parser.error(f"{made[0]} is a finished folder; there is nothing to do with it without --push OWNER or --onnx")
     return args
 
 
