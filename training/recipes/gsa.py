@@ -15,6 +15,11 @@ _MNIST = (
     "mixed precision is float16 with scaled losses, here bfloat16 without. 10,000 digits train and 2,000 choose the "
     "epoch, as the paper has it; the authors' code chooses it on the test digits."
 )
+_MNIST_SHORTER = (
+    "The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a cosine from "
+    "2e-3 in 8 epochs, about an hour on one core of a CPU for r4, against the paper's constant 1e-3 in 300, and a "
+    "moving average of the weights. In float32. 10,000 digits train and 2,000 choose the epoch."
+)
 _SGD = (
     "The paper's SGD with momentum 0.9, learning rate 0.01 along a cosine, batch {batch}, weight decay 1e-4 and "
     "{epochs} epochs in float32; it found that mixed precision diverges here. The warm-up of 10 epochs is the authors' "
@@ -45,7 +50,8 @@ def _sgd(epochs: int, batch_size: int) -> dict[str, Any]:
 
 
 RECIPES: dict[str, Entry] = {
-    **family(MNIST, "rotmnist", _MNIST, epochs=300, batch_size=8, schedule="constant", precision="bfloat16"),
+    **family(MNIST, "rotmnist", _MNIST_SHORTER, epochs=8, batch_size=8, lr=2e-3, ema_decay=0.999),
+    **family(MNIST, "rotmnist", _MNIST, "paper", epochs=300, batch_size=8, schedule="constant", precision="bfloat16"),
     **family(CIFAR, "cifar10", _CIFAR, valid_size=10_000, **_sgd(350, 24)),
     **family(PCAM, "pcam", _PCAM, **_sgd(100, 8)),
 }
