@@ -12,8 +12,8 @@ WIDER = ("p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19")
 
 _OURS = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are those of p4_cnn
 here."""
-_SHORTER = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a cosine
-from 5e-3 in 60 epochs, about an hour on one core of a CPU."""
+_SHORTER = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a
+cosine from 5e-3 in 60 epochs, about an hour on one core of a CPU."""
 _PAPER = """The paper's recipe: Adam with 1e-3 throughout, batch 128, weight decay 1e-4 on all parameters, dropout 0.3,
 {epochs} epochs. The paper names 10,000 training and 2,000 validation digits, as here; its code trains on all 12,000 and
 keeps the epoch that is best on the test digits, which is not done here."""
