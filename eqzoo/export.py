@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
@@ -28,6 +28,7 @@ from .files import atomic
 from .groups import Group
 from .models import EquivariantNet
 from .onnx_file import OnnxFile, need_onnx, write_onnx
+from .ops import use_backend
 
 __all__ = ["ExportError", "ExportReport", "export_onnx", "export_pt2", "metadata", "weights_sha256"]
 
@@ -57,8 +58,8 @@ class ExportReport:
         equivariance: ``‖file(g x) − file(x)‖ / ‖file(x)‖`` for every element that maps the grid onto itself.
         tolerance: What both had to stay under.
         folding: What folding the batch norms changed, in float64, as a relative norm.
-        seconds: How long a batch of 1 takes the network (``"network"``) and the file (``"file"``): medians, same
-            number of threads.
+        seconds: How long a batch of 1 takes the network (``"network"``), the network without this package's kernels
+            (``"eager"``) and the file (``"file"``): medians, same number of threads.
         threads: That number.
         metadata: What is written in the file besides the graph.
     """
@@ -93,7 +94,8 @@ class ExportReport:
             "tolerance": f"{self.tolerance:.1e}",
             "batch norms": f"folded, a change of {self.folding:.1e} in float64" if self.folding else "none to fold",
             "a picture takes": f"{1e3 * self.seconds['file']:.2f} ms, the network in torch "
-            f"{1e3 * self.seconds['network']:.2f} ms ({self.threads} threads)",
+            f"{1e3 * self.seconds['network']:.2f} ms, without kernels {1e3 * self.seconds['eager']:.2f} ms "
+            f"({self.threads} threads)",
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
@@ -262,7 +264,7 @@ class _Network:
         broken = [g for g, error in equivariance.items() if error > allowed[g]]
         if broken:
             raise ExportError(f"{path} would break {group.name} under its elements {broken}: errors {equivariance}")
-        network, file = _latencies(self.model, function, one)
+        seconds = _latencies({"network": self.model, "eager": use_backend("eager")(self.model), "file": function}, one)
         return ExportReport(
             path=str(path),
             size=size,
@@ -273,7 +275,7 @@ class _Network:
             equivariance=equivariance,
             tolerance=tolerance,
             folding=self.folding,
-            seconds={"network": network, "file": file},
+            seconds=seconds,
             threads=torch.get_num_threads(),
             metadata=self.metadata,
         )
@@ -337,17 +339,17 @@ def _distance(y: Tensor, expected: Tensor) -> float:
     return ((y.double() - expected).norm() / expected.norm()).item()
 
 
-def _latencies(first: Callable[[Tensor], Tensor], second: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, float]:
-    """The median seconds of two functions, run in turns: up to 30 times, or for about two seconds."""
-    times: tuple[list[float], list[float]] = ([], [])
+def _latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, float]:
+    """The median seconds of functions, run in turns: up to 30 times, or for about two seconds."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
     begin = time.perf_counter()
-    while len(times[0]) < 3 or (len(times[0]) < 30 and time.perf_counter() - begin < 2):
-        for function, measured in zip((first, second), times, strict=True):
+    while (rounds := len(times["file"])) < 3 or (rounds < 30 and time.perf_counter() - begin < 2):
+        for name, function in functions.items():
             before = time.perf_counter()
             function(x)
-            measured.append(time.perf_counter() - before)
+            times[name].append(time.perf_counter() - before)
     # The first run of each prepares memory.
-    return statistics.median(times[0][1:]), statistics.median(times[1][1:])
+    return {name: statistics.median(measured[1:]) for name, measured in times.items()}
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:

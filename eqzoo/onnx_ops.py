@@ -18,12 +18,67 @@ __all__ = ["translations"]
 # each of them outweighs the multiplications.
 _SHORT_SUM = 8
 _TINY_MATRIX = 64
+_END = 2**63 - 1
+_BOUNDS = "eqzoo.bounds"  # of a Slice: start, end and step for each axis
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """The exporter's ``custom_translation_table``: how to write ``einsum``, ``unfold`` and ``addcmul``."""
+    """The exporter's ``custom_translation_table``: how to write products, neighbourhoods and softmax."""
     aten = torch.ops.aten
-    return {aten.einsum.default: _einsum, aten.im2col.default: _im2col, aten.addcmul.default: _addcmul}
+    return {
+        aten.einsum.default: _einsum,
+        aten.im2col.default: _im2col,
+        aten.addcmul.default: _addcmul,
+        aten._softmax.default: _softmax,
+        aten.softmax.int: _softmax,
+        aten.logsumexp.default: _logsumexp,
+        aten.slice.Tensor: _slice,
+    }
+
+
+def _slice(x: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Any:
+    """A slice; one of a slice along another axis becomes one of both axes, without a copy between."""
+    op = _opset()
+    own = (start or 0, _END if end is None else end, step)
+    if own == (0, _END, 1):
+        return x
+    bounds = {dim % len(x.shape): own}
+    node = x.producer()
+    before = node.meta.get(_BOUNDS, {}) if node is not None else {}
+    if before and not before.keys() & bounds.keys():
+        bounds |= before
+        x = node.inputs[0]
+    starts, ends, steps = zip(*bounds.values(), strict=True)
+    y = op.Slice(x, _numbers(*starts), _numbers(*ends), _numbers(*bounds), _numbers(*steps))
+    y.producer().meta[_BOUNDS] = bounds
+    return y
+
+
+def _softmax(x: Any, dim: int, _: Any = None) -> Any:
+    """Softmax along the last axis; along another one in steps, for which the runtime would turn the tensor twice."""
+    op = _opset()
+    axis = dim % len(x.shape)
+    if axis == len(x.shape) - 1:
+        return op.Softmax(x, axis=-1)
+    _, powers, total = _exponentials(x, axis)
+    return op.Div(powers, total)
+
+
+def _logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
+    """``max + log Σ exp(x − max)`` of finite scores, in steps that a softmax of the same scores shares."""
+    op = _opset()
+    (axis,) = (d % len(x.shape) for d in dim)
+    largest, _, total = _exponentials(x, axis)
+    y = op.Add(op.Log(total), largest)
+    return y if keepdim else op.Squeeze(y, _numbers(axis))
+
+
+def _exponentials(x: Any, axis: int) -> tuple[Any, Any, Any]:
+    """The largest score along an axis, the exponentials of the scores less that, and their sum."""
+    op = _opset()
+    largest = op.ReduceMax(x, _numbers(axis), keepdims=1)
+    powers = op.Exp(op.Sub(x, largest))
+    return largest, powers, op.ReduceSum(powers, _numbers(axis), keepdims=1)
 
 
 def _addcmul(x: Any, first: Any, second: Any, value: float = 1.0) -> Any:

@@ -141,7 +141,7 @@ class Tiny(EquivariantNet):
 @pytest.mark.parametrize(
     ("layer", "operator"),
     [
-        (lambda: AffineSelfConv2d(P4, 4, kernel_size=3, num_heads=2), "MatMul"),
+        (lambda: AffineSelfConv2d(P4, 4, kernel_size=3, num_heads=2), "Concat"),
         (lambda: E4Layer2d(P4, 4, 4, kernel_size=3), "Slice"),
     ],
     ids=["affine", "e4"],
@@ -167,6 +167,35 @@ def through_onnx(function, x, path):
     larger = torch.randn(3, *x.shape[1:]).float()
     torch.testing.assert_close(OnnxFile(path)(larger), function(larger), atol=1e-5, rtol=1e-5)
     return operators
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+def test_softmax_along_any_axis(axis, tmp_path):
+    x = 100 * torch.randn(2, 5, 6, 7).float()
+    operators = through_onnx(lambda t: t.softmax(axis), x, tmp_path / "net.onnx")
+    assert ("Softmax" in operators) == (axis == -1)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_logsumexp_shares_its_steps_with_softmax(keep, tmp_path):
+    x = 100 * torch.randn(2, 5, 6, 7).float()
+    operators = through_onnx(
+        lambda t: t.softmax(2).amax(2) + t.logsumexp(2, keepdim=keep).flatten(2), x, tmp_path / "net.onnx"
+    )
+    assert (operators["Exp"], operators["ReduceSum"], operators["Log"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("cut", "slices"),
+    [
+        (lambda t: t[:, 1:3, 2:6, ::2], 1),
+        (lambda t: t[:, -2:, :-1], 1),
+        (lambda t: t[:, :, 1:5][:, :, 1:3, 4:], 2),  # the same axis twice
+        (lambda t: t[:, 1:][:, :, 1:] + t[:, 1:][:, :, :-1], 2),
+    ],
+)
+def test_slices_along_several_axes_are_one(cut, slices, tmp_path):
+    assert through_onnx(cut, torch.randn(2, 5, 6, 7).float(), tmp_path / "net.onnx")["Slice"] == slices
 
 
 @pytest.mark.parametrize(

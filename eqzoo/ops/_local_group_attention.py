@@ -115,9 +115,7 @@ def _neighbours(given: Problem) -> _Neighbours:
         key, value = given.qkv[:, 1:].flatten(-2).unsqueeze(-2).unbind(1)
         return _Neighbours(key, value, taps, codes, None)
     size = (window.rows, window.columns)
-    key, value = (
-        windows(t.flatten(1, 2), size, window.dilation).unflatten(1, t.shape[1:3]) for t in given.qkv[:, 1:].unbind(1)
-    )
+    key, value = (windows(t, size, window.dilation) for t in given.qkv[:, 1:].unbind(1))
     taps = torch.arange(position.shape[2], device=position.device)[None]
     mask = inside(height, width, size, window.dilation, position.device)
     return _Neighbours(key, value, taps, position.unsqueeze(2), mask)

@@ -58,11 +58,22 @@ def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), equations 10 and 21, https://arxiv.org/abs/1911.07704
     """
-    neighbours = F.unfold(x.flatten(1, 2), kernel_size, padding=kernel_size // 2)
-    y = neighbours.unflatten(1, (x.shape[1], x.shape[2], kernel_size**2))
-    if bank.psi is not None:
-        y = torch.einsum("bcrdn,cprd->bcpdn", y, bank.psi.to(y.dtype))
-    return y if bank.beta is None else y + bank.beta.to(y.dtype).unsqueeze(-1)
+    channels, order, height, width = x.shape[1:]
+    planes = F.pad(x.flatten(1, 2), (kernel_size // 2,) * 4)
+    taps = kernel_size**2
+    if bank.psi is None:
+        y = planes.view(x.shape[0], channels, order, 1, *planes.shape[-2:]).expand(-1, -1, -1, taps, -1, -1)
+    else:
+        # Every pixel is mapped for all offsets that it is seen at, and the results are shifted into place.
+        weight = bank.psi.to(x.dtype).transpose(2, 3).reshape(-1, order, 1, 1)
+        bias = None if bank.beta is None else bank.beta.to(x.dtype).flatten()
+        y = F.conv2d(planes, weight, bias, groups=channels).unflatten(1, (channels, order, taps))
+    corners = [divmod(tap, kernel_size) for tap in range(taps)]
+    windows = [y[:, :, :, d : d + 1, i : i + height, j : j + width] for d, (i, j) in enumerate(corners)]
+    out = torch.cat(windows, 3).flatten(-2)
+    if bank.psi is not None or bank.beta is None:
+        return out
+    return out + bank.beta.to(out.dtype).unsqueeze(-1)
 
 
 def affine_attention(
@@ -147,10 +158,9 @@ def _eager(
 ) -> Tensor:
     """The equations in torch's own operators; they hold the mapped neighbours of all pictures at once."""
     heads = (num_heads, query.shape[1] // num_heads)
-    queries = affine_map(query, banks.query, 1).unflatten(1, heads)
+    queries = scale * affine_map(query, banks.query, 1).unflatten(1, heads)
     keys = affine_map(key, banks.key, kernel_size).unflatten(1, heads)
-    scores = (queries * keys).sum(2)
-    weights = (scale * scores).softmax(3).unsqueeze(2)
+    weights = (queries * keys).sum(2).softmax(3).unsqueeze(2)
     if value is None or banks.value is None:
         values = keys
     else:

@@ -82,30 +82,30 @@ def probabilities(
     shared, placed = shared.to(precise), placed.to(precise)
     if log_measure is not None:
         shared = shared + log_measure[:, None].to(precise)
-    scores = placed + shared.logsumexp(4)[:, :, None]
+    among_all = shared.logsumexp(4)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return shared.softmax(4), scores.softmax(-1)
+        among_all = among_all.masked_fill(~mask, float("-inf"))
+    return shared.softmax(4), (placed + among_all[:, :, None]).softmax(-1)
 
 
 def windows(x: Tensor, kernel_size: tuple[int, int], dilation: int = 1) -> Tensor:
     """The neighbourhood of each pixel, with zeros outside of the picture.
 
     Args:
-        x: ``(B, C, |H|, height, width)``.
+        x: ``(B, ..., height, width)``.
         kernel_size: The rows and columns of the neighbourhood, in taps, odd.
         dilation: The step between taps, in pixels.
 
     Returns:
-        ``(B, C, |H|, height·width, rows·columns)``.
+        ``(B, ..., height·width, rows·columns)``.
 
     Example:
         >>> windows(torch.arange(3.0).reshape(1, 1, 1, 1, 3), (3, 3))[0, 0, 0, 0]  # the first pixel, at a corner
         tensor([0., 0., 0., 0., 0., 1., 0., 0., 0.])
     """
     padding = tuple(dilation * (side // 2) for side in kernel_size)
-    taps = F.unfold(x.flatten(1, 2), kernel_size, dilation, padding)
-    return taps.unflatten(1, (*x.shape[1:3], -1)).transpose(-1, -2)
+    taps = F.unfold(x.flatten(1, -3), kernel_size, dilation, padding)
+    return taps.unflatten(1, (*x.shape[1:-2], -1)).transpose(-1, -2)
 
 
 def inside(
