@@ -71,6 +71,23 @@ def test_seeds_have_a_mean_and_the_best_on_validation_pictures_is_evaluated(runs
     assert r["dataset"]["name"] == "blobs.npz"
 
 
+def test_turned_copies_of_some_pictures_and_the_error_of_all(runs):
+    folder = runs / "runs" / "p4_cnn.blobs" / "seed1"
+    ran = evaluate(runs, folder)
+    assert ran.returncode == 0, ran.stderr
+    whole = results(runs, 1)
+    ran = evaluate(runs, folder, "--turned", "7")
+    assert ran.returncode == 0, ran.stderr
+    r = results(runs, 1)
+    assert (r["turned_pictures"], whole["turned_pictures"]) == (7, 40)
+    assert r["test_error"] == whole["test_error"]
+    assert len(set(r["test_error_of_turned_copies"])) == 1
+    assert (7 * r["test_error_of_turned_copies"][0] / 100) == pytest.approx(
+        round(7 * r["test_error_of_turned_copies"][0] / 100), abs=1e-3
+    )
+    assert "at least 1" in evaluate(runs, folder, "--turned", "0").stderr
+
+
 def test_half_precision_is_what_is_evaluated_and_published(runs):
     folder = runs / "runs" / "p4_cnn.blobs" / "seed0"
     ran = evaluate(runs, folder, "--half")

@@ -211,10 +211,14 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     if validated:
         best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
         rows.append((f"validation error, {r['dataset']['valid']:,} {data.noun}", best, ""))
+    count = r.get("turned_pictures", r["dataset"]["test"])
+    of = f", first {count:,} {data.noun}" if count < r["dataset"]["test"] else ""
     if turned := r.get("test_error_of_turned_copies"):
         values = ", ".join(f"{error:.2f} %" for error in turned)
-        rows.append(("test error when turned by 0, 90, 180, 270 degrees", values, ""))
-    rows.append((f"{data.noun} with the same class at all four", f"{r['same_class_at_all_quarter_turns']:.3f} %", ""))
+        rows.append((f"test error when turned by 0, 90, 180, 270 degrees{of}", values, ""))
+    rows.append(
+        (f"{data.noun} with the same class at all four{of}", f"{r['same_class_at_all_quarter_turns']:.3f} %", "")
+    )
     if curve := r.get("turn_curve"):
         low, high = min(curve["accuracy"]), max(curve["accuracy"])
         rows.append(("accuracy over all turns, lowest and highest", f"{low:.2f} %, {high:.2f} %", ""))

@@ -31,21 +31,25 @@ from eqzoo.groups import P4, transform
 from eqzoo.models import EquivariantNet
 
 ANGLES = range(0, 360, 15)
-BATCH = 500
+BATCH = 250
 
 
 def main() -> None:
     """Parses, evaluates and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs that differ by their seeds")
+    parser.add_argument(
+        "--turned", type=int, metavar="N", help="test pictures seen at quarter turns too (default: all)"
+    )
     parser.add_argument("--half", action="store_true", help="round the weights to float16 before they are evaluated")
     parser.add_argument("--curve", type=int, default=5000, metavar="N", help="test pictures in the turn curve")
     parser.add_argument("--workers", type=int, default=4, help="processes that read what is not in memory (default: 4)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add_data_arguments(parser)
     args = parser.parse_args()
-    if args.curve < 1:
-        parser.error(f"--curve takes a number of pictures, at least 1, got {args.curve}")
+    for name in ("curve", "turned"):
+        if (count := getattr(args, name)) is not None and count < 1:
+            parser.error(f"--{name} takes a number of pictures, at least 1, got {count}")
 
     runs = sorted((read_run(run) for run in args.runs), key=lambda run: run.recipe.seed)
     if any(dataclasses.replace(run.recipe, seed=0) != dataclasses.replace(runs[0].recipe, seed=0) for run in runs):
@@ -53,10 +57,13 @@ def main() -> None:
     if len({run.recipe.seed for run in runs}) < len(runs):
         raise SystemExit(f"two of {', '.join(map(str, args.runs))} have the same seed")
     splits = splits_of(runs[0].recipe, args)
-    errors = [round(100 - accuracy(load(run, args), splits["test"], args.workers), 3) for run in runs]
     # The weights that go on are the best on the validation pictures; the test errors play no part.
     chosen = max(runs, key=lambda run: run.best["valid_accuracy"] or 0.0)
     results = evaluate(load(chosen, args), chosen, splits, args)
+    errors = [
+        results["test_error"] if run is chosen else error_rate(load(run, args), splits["test"], args.workers)
+        for run in runs
+    ]
     results |= {
         "seeds": len(runs),
         "test_errors": errors,
@@ -128,8 +135,9 @@ def load(run: Run, args: argparse.Namespace) -> EquivariantNet:
 def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args: argparse.Namespace) -> dict[str, Any]:
     """The results of a run, as results.json holds them; percentages are of the split named."""
     recipe, test = run.recipe, splits["test"]
-    turned = quarter_turns(model, test, args.workers)
-    errors = [round(100 - top1(classes, test.labels), 3) for classes in turned]
+    part = test if args.turned is None else first(test, args.turned)
+    turned = quarter_turns(model, part, args.workers)
+    errors = [round(100 - top1(classes, part.labels), 3) for classes in turned]
     valid = run.best["valid_accuracy"]
     return {
         "checkpoint": run.name,
@@ -143,7 +151,8 @@ def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args:
         "recipe": dataclasses.asdict(recipe),
         "selected_epoch": run.best["epoch"],
         "valid_error": None if valid is None else round(100 - valid, 3),
-        "test_error": errors[0],
+        "test_error": errors[0] if len(part) == len(test) else error_rate(model, test, args.workers),
+        "turned_pictures": len(part),
         "test_error_of_turned_copies": errors,
         "same_class_at_all_quarter_turns": round(100 * (turned == turned[0]).all(0).double().mean().item(), 3),
         "turn_curve": turn_curve(model, test, args),
@@ -167,11 +176,18 @@ def inputs(model: EquivariantNet, split: AnySplit, workers: int = 0) -> Iterator
         yield normalise(images.to(device), cfg["mean"], cfg["std"], torch.float32)
 
 
+def first(split: AnySplit, count: int) -> AnySplit:
+    """The first pictures of a split, at most as many as there are."""
+    part = split[torch.arange(min(count, len(split)))]
+    assert not isinstance(part, torch.Tensor)
+    return part
+
+
 @torch.no_grad()
-def accuracy(model: EquivariantNet, split: AnySplit, workers: int = 0) -> float:
-    """The share of right answers, in percent."""
+def error_rate(model: EquivariantNet, split: AnySplit, workers: int = 0) -> float:
+    """The share of wrong answers, in percent."""
     classes = [model(images).argmax(1).cpu() for images in inputs(model, split, workers)]
-    return top1(torch.cat(classes), split.labels)
+    return round(100 - top1(torch.cat(classes), split.labels), 3)
 
 
 @torch.no_grad()
@@ -186,8 +202,7 @@ def quarter_turns(model: EquivariantNet, split: AnySplit, workers: int = 0) -> t
 
 def turn_curve(model: EquivariantNet, split: AnySplit, args: argparse.Namespace) -> dict[str, Any]:
     """The accuracy in percent on the first pictures of a split, turned by angles in degrees."""
-    part = split[torch.arange(min(args.curve, len(split)))]
-    assert not isinstance(part, torch.Tensor)
+    part = first(split, args.curve)
     images = torch.cat(list(inputs(model, part, args.workers)))
     curve = eqzoo.turn_curve(model, images, part.labels.to(images.device), ANGLES, BATCH)
     return {"angles": list(ANGLES), "accuracy": [round(a, 2) for a in curve], "pictures": len(part)}
