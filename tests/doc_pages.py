@@ -85,6 +85,9 @@ def _matches(pattern, words):
         return not words
     if pattern[0] == "...":
         return any(_matches(pattern[1:], words[i:]) for i in range(len(words) + 1))
+    if pattern[0].startswith("..."):  # anything up to a word that ends like this one
+        ends = [i for i, word in enumerate(words) if word.endswith(pattern[0][3:])]
+        return any(_matches(pattern[1:], words[i + 1 :]) for i in ends)
     return bool(words) and _same(pattern[0], words[0]) and _matches(pattern[1:], words[1:])
 
 

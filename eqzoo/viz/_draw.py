@@ -114,8 +114,8 @@ def draw_above(axes: "Axes", values: Tensor, x: float, side: float) -> None:
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
     image = OffsetImage(_picture(values), zoom=side / max(values.shape[-2:]), interpolation="nearest", resample=True)
-    place = {"xycoords": ("data", "axes fraction"), "box_alignment": (0.5, 0)}
-    axes.add_artist(AnnotationBbox(image, (x, 1.03), frameon=False, pad=0, **place))
+    foot = ("data", "axes fraction")
+    axes.add_artist(AnnotationBbox(image, (x, 1.03), xycoords=foot, box_alignment=(0.5, 0), frameon=False, pad=0))
 
 
 def _picture(values: Tensor) -> Any:
