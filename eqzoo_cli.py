@@ -231,7 +231,8 @@ COMMANDS = {
     "list": Command("list the networks", "Lists the networks, or the checkpoints that exist.", _list),
     "info": Command(
         "describe a network",
-        "Describes a network: group, parameters, sizes, paper, checkpoints and their results, and its layers.",
+        "Describes a network: group, parameters, multiply-adds, sizes, paper, checkpoints and their results, and its "
+        "layers.",
         _info,
     ),
     "predict": Command(

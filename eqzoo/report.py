@@ -2,6 +2,8 @@
 
 import os
 import platform
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -12,6 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from .count import multiply_adds
 from .data import AnySplit, batches, normalise
 from .equivariance import equivariance_error
 from .files import atomic
@@ -21,11 +24,23 @@ from .recipe import Recipe
 from .turns import turn_curve
 from .viz import plot_confusion, plot_turn_curve
 
-__all__ = ["ANGLES", "config", "machine", "markdown", "measured", "results", "scores", "write_figures"]
+__all__ = [
+    "ANGLES",
+    "config",
+    "machine",
+    "markdown",
+    "measured",
+    "results",
+    "scores",
+    "throughput",
+    "write_figures",
+]
 
 ANGLES = range(0, 360, 15)
 CURVE_PICTURES = 1_000  # whose turns are tried, at most: 24 angles take as long as 24 times as many pictures
 BATCH = 250
+SPEED_BATCH, SPEED_ROUNDS = 64, 7  # pictures at once, and how often, where speed is measured
+_SPEED_SECONDS = 10  # after which no further round is begun
 _WIDEST = 20  # classes of the largest matrix that is printed as text
 _CONFUSED = 20  # pairs of classes that are listed instead
 
@@ -197,6 +212,8 @@ def results(
         "checkpoint": f"{recipe.model}.{recipe.dataset}",
         "group": model.group.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "multiply_adds": multiply_adds(model, tuple(settings["input_size"])),
+        "throughput": throughput(model, tuple(settings["input_size"])),
         "dataset": {"name": recipe.dataset} | dict(counts),
         "seeds": 1,
         "command": f"eqzoo finetune {settings['name']} {recipe.dataset} --seed {recipe.seed}",
@@ -222,6 +239,41 @@ def results(
     }
     found |= {key: settings[key] for key in ("label_names", "input_size", "mean", "std")}
     return found | ({"base_model": settings["base_model"]} if settings["base_model"] else {})
+
+
+@torch.inference_mode()
+def throughput(
+    model: nn.Module, input_size: tuple[int, ...], batch_size: int = SPEED_BATCH, rounds: int = SPEED_ROUNDS
+) -> dict[str, Any]:
+    """Pictures a second in evaluation mode: the median of some batches, of which the first does not count.
+
+    Args:
+        model: The network; its mode is restored.
+        input_size: The size of a picture, ``(C, height, width)``.
+        batch_size: Pictures at once.
+        rounds: The batches, at least 2; slow networks get fewer.
+
+    Returns:
+        ``images_per_second``, ``batch_size``, and ``machine`` with the number of threads.
+    """
+    parameter = next(model.parameters())
+    x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
+    was_training, seconds = model.training, list[float]()
+    model.eval()
+    for _ in range(rounds):
+        began = time.perf_counter()
+        model(x)
+        if parameter.is_cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+        if len(seconds) > 1 and sum(seconds) > _SPEED_SECONDS:
+            break
+    model.train(was_training)
+    return {
+        "images_per_second": round(batch_size / statistics.median(seconds[1:]), 1),
+        "batch_size": batch_size,
+        "machine": f"{machine(parameter.device)}, {torch.get_num_threads()} threads",
+    }
 
 
 def machine(device: torch.device) -> str:

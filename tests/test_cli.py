@@ -131,11 +131,21 @@ def test_predict_as_json(capsys):
 def test_info_of_a_checkpoint_has_its_results(capsys):
     code, out, _ = run(capsys, "info", "p4_cnn.rotmnist")
     assert code == 0
-    for words in ("24,610", "28, 30, 32", "2.23 %", "2.048 ± 0.045 %", "Cohen and Welling", "blocks.4", "safetensors"):
+    for words in (
+        "24,610",
+        "11,673,760",
+        "28, 30, 32",
+        "2.23 %",
+        "2.048 ± 0.045 %",
+        "Cohen and Welling",
+        "blocks.4",
+        "safetensors",
+    ):
         assert words in out
     _, out, _ = run(capsys, "info", "p4_cnn.rotmnist", "--json", "--layers")
     data = json.loads(out)
     assert data["sides"]["exact"] == [28, 30, 32, 34, 36]
+    assert data["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn"))
     assert data["checkpoints"][0]["results"]["test_error"] == 2.228
     assert {"name": "stem.conv", "type": "LiftingConv2d", "output": [10, 4, 26, 26], "parameters": 90} in data["layers"]
 

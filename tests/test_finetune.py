@@ -124,6 +124,10 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
     publish.main([str(tuned.folder), "--output", str(tmp_path / "card")])
     card = (tmp_path / "card" / "README.md").read_text()
     assert "p4_cnn.my-shapes" in card
+    results = json.loads((tuned.folder / "results.json").read_text())
+    assert results["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=3))
+    assert f"| multiply-adds a picture | {results['multiply_adds']:,} |" in card
+    assert f"{results['throughput']['images_per_second']:,.0f} a second" in card
     assert "bar, blob, cross" in card
     assert "base_model: eqzoo/p4_cnn.rotmnist" in card
     model = timm.create_model(f"local-dir:{tmp_path / 'card'}", pretrained=True).eval()

@@ -10,10 +10,8 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import platform
 import statistics
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,8 @@ from eqzoo.engine import Recipe, finished, selected, top1
 from eqzoo.files import atomic
 from eqzoo.groups import P4, transform
 from eqzoo.models import EquivariantNet
+from eqzoo.report import ANGLES, machine, throughput
 
-ANGLES = range(0, 360, 15)
 BATCH = 250
 
 
@@ -144,7 +142,7 @@ def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args:
         "group": model.group.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "multiply_adds": eqzoo.multiply_adds(model),
-        "throughput": throughput(model),
+        "throughput": throughput(model, model.input_size),
         "dataset": {"name": recipe.dataset} | {name: len(split) for name, split in splits.items()},
         "label_names": list(test.classes),
         "command": f"python training/train.py {run.name} --seed {recipe.seed}",
@@ -206,35 +204,6 @@ def turn_curve(model: EquivariantNet, split: AnySplit, args: argparse.Namespace)
     images = torch.cat(list(inputs(model, part, args.workers)))
     curve = eqzoo.turn_curve(model, images, part.labels.to(images.device), ANGLES, BATCH)
     return {"angles": list(ANGLES), "accuracy": [round(a, 2) for a in curve], "pictures": len(part)}
-
-
-def throughput(model: eqzoo.models.EquivariantNet, batch_size: int = 64, rounds: int = 7) -> dict[str, Any]:
-    """Pictures a second in evaluation mode, the median of some batches."""
-    parameter = next(model.parameters())
-    x = torch.randn(batch_size, *model.input_size, device=parameter.device)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(rounds):
-            began = time.perf_counter()
-            model(x)
-            if parameter.is_cuda:
-                torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - began)
-    return {
-        "images_per_second": round(batch_size / statistics.median(seconds[1:]), 1),
-        "batch_size": batch_size,
-        "machine": f"{machine(parameter.device)}, {torch.get_num_threads()} threads",
-    }
-
-
-def machine(device: torch.device) -> str:
-    """What the numbers were made on: the accelerator, or the processor and its threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

@@ -56,17 +56,28 @@ PAPERS = {
     ),
 }
 
-_FAMILIES = {"asc_resnet": "asc", "e4_resnet": "e4", "e4net": "e4", "gcnn": "gcnn", "gsanet": "gsa"}
+_FAMILIES = {
+    "allcnn": "attentive",
+    "asc_resnet": "asc",
+    "e4_resnet": "e4",
+    "e4net": "e4",
+    "gcnn": "gcnn",
+    "gsanet": "gsa",
+    "pcam_densenet": "attentive",
+    "resnet44": "attentive",
+}
 
 
-def paper_of(model: str, module: str) -> Paper:
-    """The paper that a network is from, by its name and the file that it is in.
+def paper_of(model: str, module: str) -> Paper | None:
+    """The paper that a network is from, by its name and the file that it is in; None for networks of one's own.
 
     Example:
         >>> paper_of("p4_alpha_cnn", "gcnn").short, paper_of("p4_cnn", "gcnn").short
         ('Romero et al., 2020', 'Cohen and Welling, 2016')
     """
-    return PAPERS["attentive" if "_alpha" in model else _FAMILIES.get(module, "attentive")]
+    if module not in _FAMILIES:
+        return None
+    return PAPERS["attentive" if "_alpha" in model else _FAMILIES[module]]
 
 
 def claim(checkpoint: str) -> Claim | None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..count import multiply_adds
 from ..groups import Group
 from ..hub import WeightsNotFoundError, find_weights
-from ..models import EquivariantNet
+from ..models import EquivariantNet, create_model
 from ._answer import Answer, table
 from ._families import claim, paper_of
 from ._networks import count_parameters, forward_shape, module_of, registered_tags, weightless
@@ -35,10 +36,11 @@ def run(args: argparse.Namespace) -> Answer:
         "elements": model.group.order,
         "exact_for": [model.group.describe(g) for g in model.group.grid_elements],
         "parameters": count_parameters(model),
+        "multiply_adds": multiply_adds(create_model(args.name), model.input_size),
         "input_size": [*model.input_size],
         "sides": _sides(model),
         "num_classes": model.num_classes,
-        "paper": {"authors": paper.short, "title": paper.title, "url": paper.url},
+        "paper": {"authors": paper.short, "title": paper.title, "url": paper.url} if paper else None,
         "checkpoints": [
             _checkpoint(f"{name}.{other}", cfg.hf_hub_id) for other, cfg in registered_tags(name).items()
             if not tag or other == tag
@@ -51,7 +53,9 @@ def run(args: argparse.Namespace) -> Answer:
 def _summary(name: str) -> str:
     import timm
 
-    return str(timm.model_entrypoint(name).__doc__).strip().splitlines()[0].partition(" (")[0].rstrip(".")
+    return (
+        (timm.model_entrypoint(name).__doc__ or "no description").strip().splitlines()[0].partition(" (")[0].rstrip(".")
+    )
 
 
 def _sides(model: EquivariantNet) -> dict[str, Any]:
@@ -123,10 +127,12 @@ def _text(data: dict[str, Any], group: Group) -> str:
         ["group", f"{data['group']}, {data['elements']} element" + "s" * (data["elements"] > 1)],
         ["exact for", ("translations alone" if group.order == 1 else "; ".join(data["exact_for"][1:])) + between],
         ["parameters", f"{data['parameters']:,}"],
+        ["multiply-adds a picture", f"{data['multiply_adds']:,}"],
         ["input", " x ".join(map(str, data["input_size"])) + f", {data['num_classes']} classes"],
         ["sides", _sides_text(data["sides"])],
-        ["paper", f"{data['paper']['title']} ({data['paper']['authors']}) {data['paper']['url']}"],
     ]
+    if data["paper"]:
+        facts.append(["paper", f"{data['paper']['title']} ({data['paper']['authors']}) {data['paper']['url']}"])
     parts = [table(facts, flexible={1})]
     parts += [table(_checkpoint_rows(entry), flexible={1}) for entry in data["checkpoints"]]
     heading = ["layer", "type", "output", "parameters"]

@@ -30,8 +30,8 @@ def _entry(name: str, parameters: bool) -> dict[str, Any]:
     entry = {
         "name": name,
         "group": group_name(model),
-        "family": paper.family,
-        "paper": paper.short,
+        "family": paper.family if paper else "one's own",
+        "paper": paper.short if paper else None,
         "input_size": [*next(cfg for t, cfg in tags.items() if not tag or t == tag).input_size],
         "checkpoints": [tag] if tag else published_tags(model),
     }

@@ -1,6 +1,7 @@
 """The networks, one file for each family of the papers; importing this registers them with timm."""
 
 from ._base import EquivariantNet
+from ._builder import build, configs
 from ._factory import create_model, list_models, list_pretrained
 from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
@@ -21,6 +22,8 @@ __all__ = [
     "GroupCNN",
     "PCamDenseNet",
     "ResNet44",
+    "build",
+    "configs",
     "create_model",
     "list_models",
     "list_pretrained",

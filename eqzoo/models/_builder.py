@@ -11,7 +11,9 @@ from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generat
 from ..hub import CONFIG_NAME, HUB_OWNER, fetch_weights, find_weights, published_names, shipped_folder
 from ._base import EquivariantNet
 
-__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "configs"]
+__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "configs", "known"]
+
+_MODELS: set[str] = set()  # every network that has configurations, of this package and of its users
 
 ROTMNIST: dict[str, Any] = {
     "num_classes": 10,
@@ -64,6 +66,8 @@ PCAM: dict[str, Any] = {
 def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     """The entries of a family of networks in timm's registry: the typed ones, and every checkpoint that is published.
 
+    From then on the networks are eqzoo's own: `create_model`, `list_models` and all that takes a name know them.
+
     A checkpoint is published when the package has its folder with a config.json (see `eqzoo.hub.shipped_folder`); only
     then it is listed as pretrained. One whose name is not typed, such as a second recipe for a data set, is as its
     config.json says.
@@ -73,11 +77,17 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     """
     entries = {name: dict(entry) for name, entry in typed.items()}
     models = {name.partition(".")[0] for name in typed}
+    _MODELS.update(models)
     for name in published_names():
         if name.partition(".")[0] in models:
             entry = entries.get(name) or _read_config(name)
             entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
     return generate_default_cfgs(entries)
+
+
+def known(model: str) -> bool:
+    """Whether a network, by its name without tag, has configurations made by `configs`."""
+    return model in _MODELS
 
 
 def _read_config(name: str) -> dict[str, Any]:
@@ -92,7 +102,7 @@ def build(
     """Builds a network as `timm.models.build_model_with_cfg` does, and finds its weights first.
 
     Args:
-        model_cls: The class of the network.
+        model_cls: The class of the network, a subclass of `EquivariantNet`.
         variant: The registered name, without tag.
         pretrained: Whether to load weights.
         feature_indices: The features that ``features_only=True`` gives where the caller names none.

@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 from difflib import get_close_matches
 from fnmatch import fnmatch
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, fetch_config, user_folder
-from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44
+from . import allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44  # noqa: F401  registers
+from ._builder import known
 
 __all__ = ["create_model", "list_models", "list_pretrained"]
-
-_MODULES = (allcnn, asc_resnet, e4_resnet, e4net, gcnn, gsanet, pcam_densenet, resnet44)
 
 
 def create_model(
     name: str, pretrained: bool = False, checkpoint_path: str | os.PathLike[str] | None = None, **kwargs: Any
 ) -> nn.Module:
-    """Builds a network by name, as `timm.create_model` does, for the networks of this package.
+    """Builds a network by name, as `timm.create_model` does, for the networks of this package and one's own.
 
     Weights come from ``checkpoint_path`` if it is given; else, with ``pretrained=True``, from the folder named by the
     environment variable ``EQZOO_WEIGHTS``, the checkpoints shipped with the package, and the Hugging Face Hub, in this
@@ -53,6 +54,7 @@ def create_model(
         >>> model.group.name, model.num_classes
         ('p4', 10)
     """
+    _import_own()
     if ":" not in name:
         name = _registered(name)
     source, _, place = name.partition(":")
@@ -69,14 +71,20 @@ def create_model(
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The names of the networks of this package that match a pattern of the shell's kind.
+    """The names of the networks of this package, and of one's own, that match a pattern of the shell's kind.
+
+    One's own are those of the modules that have been imported, or that the environment variable ``EQZOO_NETWORKS``
+    names, separated by commas; each is registered with `timm.models.register_model` and has `configs`.
+
+    Raises:
+        ValueError: If ``EQZOO_NETWORKS`` names what cannot be imported.
 
     Example:
         >>> list_models("z2_cnn*")
         ['z2_cnn']
     """
-    names = (name for module in _MODULES for name in timm.list_models(module=module.__name__.rpartition(".")[2]))
-    return sorted(name for name in names if fnmatch(name, pattern))
+    _import_own()
+    return sorted(name for name in timm.list_models() if known(name) and fnmatch(name, pattern))
 
 
 def list_pretrained(pattern: str = "*") -> list[str]:
@@ -86,9 +94,23 @@ def list_pretrained(pattern: str = "*") -> list[str]:
         >>> list_pretrained("z2_cnn*")
         ['z2_cnn.rotmnist']
     """
-    modules = (module.__name__.rpartition(".")[2] for module in _MODULES)
-    names = (name for module in modules for name in timm.list_models(module=module, pretrained=True))
-    return sorted(name for name in names if fnmatch(name, pattern))
+    _import_own()
+    names = timm.list_models(pretrained=True)
+    return sorted(name for name in names if known(name.partition(".")[0]) and fnmatch(name, pattern))
+
+
+def _import_own() -> None:
+    """Imports the modules of the user's own networks; not before a name is asked for, because they import this one."""
+    for module in filter(None, (part.strip() for part in os.environ.get("EQZOO_NETWORKS", "").split(","))):
+        if module in sys.modules:
+            continue
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"EQZOO_NETWORKS names the module {module}, which cannot be imported ({error}); correct it, add its "
+                "folder to PYTHONPATH, or unset it"
+            ) from error
 
 
 def _registered(name: str) -> str:

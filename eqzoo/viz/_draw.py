@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "SEQUENTIAL", "SIGNED", "colour_bar", "draw_map", "draw_ring", "new_figure", "norm_of", "panels"]
+__all__ = [
+    "COLOURS",
+    "SEQUENTIAL",
+    "SIGNED",
+    "colour_bar",
+    "draw_above",
+    "draw_map",
+    "draw_ring",
+    "new_figure",
+    "norm_of",
+    "panels",
+]
 
 SEQUENTIAL = "cividis"
 SIGNED = "PuOr"
@@ -96,6 +107,15 @@ def colour_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
 def draw_map(axes: "Axes", values: Tensor, extent: tuple[float, float, float, float] | None = None, **how: Any) -> None:
     """A map, pixel by pixel, or a picture where no colours are named."""
     axes.imshow(values.numpy() if how else _picture(values), extent=extent, interpolation="nearest", zorder=2, **how)
+
+
+def draw_above(axes: "Axes", values: Tensor, x: float, side: float) -> None:
+    """A small picture ``(C, height, width)`` above a plot at x, its longer side in points."""
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    image = OffsetImage(_picture(values), zoom=side / max(values.shape[-2:]), interpolation="nearest", resample=True)
+    foot = ("data", "axes fraction")
+    axes.add_artist(AnnotationBbox(image, (x, 1.03), xycoords=foot, box_alignment=(0.5, 0), frameon=False, pad=0))
 
 
 def _picture(values: Tensor) -> Any:

@@ -8,7 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group, cyclic
-from ._draw import COLOURS, SEQUENTIAL, SIGNED, colour_bar, draw_map, draw_ring, new_figure, norm_of, panels
+from ..turns import turn
+from ._draw import (
+    COLOURS,
+    SEQUENTIAL,
+    SIGNED,
+    colour_bar,
+    draw_above,
+    draw_map,
+    draw_ring,
+    new_figure,
+    norm_of,
+    panels,
+)
 from ._inside import moved
 from .attention import Attention, attention
 from .measures import error_maps, first_convolution, orbit_filters
@@ -241,6 +253,7 @@ def plot_turn_curve(
     curves: Mapping[str, Sequence[float]],
     degrees: Sequence[float] = range(0, 360, 15),
     label: str = "accuracy in percent",
+    picture: Tensor | None = None,
 ) -> "Figure":
     """Draws the accuracy of classifiers over the angle by which their pictures are turned.
 
@@ -248,17 +261,21 @@ def plot_turn_curve(
         curves: By name, what `eqzoo.turn_curve` gave for each classifier.
         degrees: The angles, in degrees, as they were given to `eqzoo.turn_curve`.
         label: What the values are.
+        picture: A picture, ``(C, height, width)``, to be shown above the curves as it is at each angle that has a mark;
+            or None.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no curve, or one has another length than there are angles.
+        ValueError: If there is no curve, one has another length than there are angles, or the picture is none.
     """
+    if picture is not None and picture.ndim != 3:
+        raise ValueError(f"picture is (C, height, width), got {tuple(picture.shape)}")
     if not curves:
         raise ValueError("no curve to draw: curves is {name: [accuracy at each angle]}")
     for name, values in curves.items():
         if len(values) != len(degrees):
             raise ValueError(f"{name} has {len(values)} values for {len(degrees)} angles; pass degrees= as they were")
-    figure = new_figure(7, 3.6)
+    figure = new_figure(7, 3.6 if picture is None else 4.2)
     axes = figure.subplots()
     for place, (name, values) in enumerate(curves.items()):
         angles, heights = _closed(list(degrees), list(values))
@@ -270,6 +287,10 @@ def plot_turn_curve(
         axes.axvline(quarter, color="#cccccc", linewidth=0.8, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee")
+    if picture is not None:
+        low, high = picture.min(), picture.max()
+        for angle in axes.get_xticks():  # interpolation goes beyond the picture's own range
+            draw_above(axes, turn(picture[None], angle)[0].clamp(low, high), angle, 34)
     figure.legend(loc="outside upper left", ncols=min(3, len(curves)), frameon=False, fontsize=9)
     return figure
 
