@@ -25,22 +25,7 @@ from eqzoo.data import (
     rotmnist_from_amat,
 )
 from eqzoo.groups import P4M, transform
-from tests.conftest import ROOT, SHARED
-
-MNIST = SHARED / "data" / "MNIST"
-
-
-@pytest.fixture(scope="module")
-def mnist_dir(tmp_path_factory):
-    if not MNIST.is_dir():
-        pytest.skip("no MNIST beside the checkout")
-    import gzip
-
-    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for packed in (MNIST / "raw").glob("*.gz"):
-        (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
-    return raw.parents[1]
+from tests.conftest import ROOT
 
 
 def test_rotmnist_is_the_same_everywhere(mnist_dir):
