@@ -18,7 +18,7 @@ _OURS = (
     "The paper's Adam, batch and weight decay; the learning rate falls along a cosine from 1e-2 in 60 epochs, where "
     "the paper's falls in steps from 2e-2 in 200, and digits are turned again, by any angle, bilinearly, where the "
     "paper's are left alone. 10,000 digits train and 2,000 choose the epoch. 80 epochs without turns were tried first "
-    "and ended at 1.9 % validation error; that network was not tested."
+    "for p4_e4net and stood at 1.9 % validation error after 73; that network was not tested."
 )
 _CIFAR = (
     "The paper's SGD with Nesterov's momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
