@@ -80,7 +80,7 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
     if ours:
         _check_ours(results, weights)
     config = hub_config(results, weights)
-    _check_loads(config, weights, ours)
+    _check_loads(config, weights, ours, results["dataset"]["name"])
     if (folder / WEIGHTS_NAME).is_file() and not replace and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights):
         raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
     texts = _texts(results, config, weights.stat().st_size, repo_id or _own_repo(results, ours), folder, ours)
@@ -291,14 +291,16 @@ def _check_ours(results: dict[str, Any], weights: Path) -> None:
         )
 
 
-def _check_loads(config: dict[str, Any], weights: Path, ours: bool) -> None:
-    """The weights have to fit what config.json says; and those of the zoo the network that goes by the bare name."""
+def _check_loads(config: dict[str, Any], weights: Path, ours: bool, data: str) -> None:
+    """The weights have to fit what config.json says; and those of the zoo the network as it goes by its name."""
     name = config["architecture"]
     try:
         model = eqzoo.create_model(name, checkpoint_path=weights, **config["model_args"]).eval()
         if not ours:
             return
-        plain = eqzoo.create_model(name, checkpoint_path=weights).eval()
+        tagged = f"{name}.{data}"
+        known = timm.list_models(name, include_tags=True)
+        plain = eqzoo.create_model(tagged if tagged in known else name, checkpoint_path=weights).eval()
     except ValueError as error:
         raise SystemExit(str(error)) from error
     generator = torch.Generator().manual_seed(0)

@@ -8,7 +8,15 @@ from typing import Any
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 
-from ..hub import CONFIG_NAME, HUB_OWNER, fetch_weights, find_weights, published_names, shipped_folder
+from ..hub import (
+    CONFIG_NAME,
+    HUB_OWNER,
+    WeightsNotFoundError,
+    fetch_weights,
+    find_weights,
+    published_names,
+    shipped_folder,
+)
 from ._base import EquivariantNet
 
 __all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "configs", "known"]
@@ -82,7 +90,11 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
         if name.partition(".")[0] in models:
             entry = entries.get(name) or _read_config(name)
             entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
-    return generate_default_cfgs(entries)
+    # What a bare name builds is the first entry of its network, whichever checkpoints there are. timm's star says so,
+    # if the entry comes last: a checkpoint behind it would be put before it.
+    first = {name.partition(".")[0]: name for name in reversed(typed)}
+    starred = {f"{name}*": entries.pop(name) for name in first.values() if "." in name}
+    return generate_default_cfgs(entries | starred)
 
 
 def known(model: str) -> bool:
@@ -123,7 +135,15 @@ def build(
         overlay |= {"file": str(fetch_weights(str(cfg.hf_hub_id), kwargs.get("cache_dir"))), "source": None}
     elif pretrained and not _names_a_source(cfg):
         name = f"{variant}.{cfg.tag}" if cfg.tag else variant
-        overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
+        try:
+            overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
+        except WeightsNotFoundError:
+            # Who names no data set takes the weights that there are, with the input of their own.
+            others = [other for other in published_names() if other.startswith(f"{variant}.")]
+            if kwargs.get("pretrained_cfg") or not others:
+                raise
+            kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}
+            return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
     # Features come through forward_intermediates: as planes, which is what timm's consumers take.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
