@@ -92,7 +92,7 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
             entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
     # What a bare name builds is the first entry of its network, whichever checkpoints there are. timm's star says so,
     # if the entry comes last: a checkpoint behind it would be put before it.
-    first = {name.partition(".")[0]: name for name in reversed(typed)}
+    first = {name.partition(".")[0]: name for name in reversed(list(typed))}
     starred = {f"{name}*": entries.pop(name) for name in first.values() if "." in name}
     return generate_default_cfgs(entries | starred)
 
