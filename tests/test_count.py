@@ -78,7 +78,8 @@ def test_counting_leaves_the_mode_and_counts_less_for_a_smaller_picture():
 
 def test_what_eager_torch_multiplies_elementwise_would_be_missed():
     layer = layers.AffineSelfConv2d(Z2, 8, kernel_size=5)
-    counted = eqzoo.multiply_adds(layer, (8, 1, 6, 6))
+    size = (8, 1, 20, 20)  # large enough for the margin of black, which eager torch maps too, to be small
+    counted = eqzoo.multiply_adds(layer, size)
     with use_backend("eager"):
-        assert eqzoo.multiply_adds(layer, (8, 1, 6, 6)) < counted
+        assert eqzoo.multiply_adds(layer, size) < 0.8 * counted
     assert torch.is_grad_enabled()
