@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,34 @@ def test_the_order_of_the_places(tmp_path, monkeypatch):
     assert explicit.head.weight.abs().max() > 0
     flat = mine.rename(tmp_path / f"{NAME}.safetensors")
     assert find_weights(NAME, None) == flat
+
+
+def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_are(tmp_path, monkeypatch):
+    name = "p4_asc_resnet29"
+    fresh = eqzoo.create_model(name)
+    assert (fresh.in_chans, fresh.pretrained_cfg["tag"]) == (3, "cifar10")
+    for create in (eqzoo.create_model, timm.create_model):
+        trained = create(name, pretrained=True)
+        assert (trained.in_chans, trained.pretrained_cfg["tag"]) == (1, "rotmnist")
+    assert eqzoo.create_model(name, pretrained=True, in_chans=3, num_classes=4).in_chans == 3
+    with pytest.raises(FileNotFoundError, match=r"no weights for p4_asc_resnet29\.cifar10"):
+        eqzoo.create_model(f"{name}.cifar10", pretrained=True)
+    # Weights of the first data set come before those of another.
+    zeros_checkpoint(tmp_path, f"{name}.cifar10")
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
+    assert eqzoo.create_model(name, pretrained=True).pretrained_cfg["tag"] == "cifar10"
+
+
+def test_published_weights_that_cannot_be_had_are_not_replaced_by_others(monkeypatch):
+    from eqzoo.models import _builder
+
+    def nowhere(name, hub_id, cache_dir=None):
+        raise eqzoo.hub.WeightsNotFoundError(f"no weights for {name}")
+
+    monkeypatch.setattr(_builder, "find_weights", nowhere)
+    monkeypatch.setattr(_builder, "published_names", lambda: ["p4_cnn.other", NAME])
+    with pytest.raises(eqzoo.hub.WeightsNotFoundError, match=f"no weights for {re.escape(NAME)}"):
+        eqzoo.create_model("p4_cnn", pretrained=True)
 
 
 def test_other_classes_and_channels_keep_the_trunk():

@@ -138,9 +138,10 @@ def build(
         try:
             overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
         except WeightsNotFoundError:
-            # Who names no data set takes the weights that there are, with the input of their own.
+            # Who names no data set takes the weights that there are, with the input of their own. Those of the first
+            # data set are never replaced by others, where they are published and cannot be had just now.
             others = [other for other in published_names() if other.startswith(f"{variant}.")]
-            if kwargs.get("pretrained_cfg") or not others:
+            if cfg.hf_hub_id or kwargs.get("pretrained_cfg") or not others:
                 raise
             kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
