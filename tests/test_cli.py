@@ -59,7 +59,7 @@ def test_errors_are_one_line_and_a_code(capsys, tmp_path):
         (("predict", tmp_path / "none.png"), "no picture at"),
         (("predict", tmp_path / "text.png"), "is not a picture"),
         (("predict", PICTURE, "--model", "p5_cnn"), "no network 'p5_cnn' here"),
-        (("predict", PICTURE, "--model", "p4m_cnn"), "Three ways on"),
+        (("predict", PICTURE, "--model", "p4m_e4net"), "Three ways on"),
         (("list", "q*"), "nothing matches"),
     ):
         code, out, err = run(capsys, *args)

@@ -25,7 +25,7 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
     assert (code, json.loads(out)["metadata"]["group"]) == (0, "p4")
     for args, message in (
         (("check", "rsnet18"), "near it are resnet18"),
-        (("export", "p4m_cnn", file), "add --untrained"),
+        (("export", "p4m_e4net", file), "add --untrained"),
         (("export", "p4_cnn", "net.txt"), "ends in .onnx or .pt2"),
     ):
         code, out, err = run(*args)

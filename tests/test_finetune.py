@@ -399,7 +399,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
     cases = {
         "no setting 'epoch'; near it are epochs": {"epoch": 3},
         "freeze keeps trained weights": {"freeze": True, "pretrained": False},
-        "no weights for p4m_cnn": {"name": "p4m_cnn", "pretrained": True},
+        "no weights for p4m_e4net": {"name": "p4m_e4net", "pretrained": True},
         "no network 'p5_cnn' here": {"name": "p5_cnn"},
         "is inside the pictures": {"output": pictures / "out"},
         "holds other things": {"output": tmp_path / "full"},

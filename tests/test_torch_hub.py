@@ -31,7 +31,7 @@ def test_help_says_what_a_network_is_and_which_weights_there_are(repo):
     said = torch.hub.help(repo, "p4_cnn", **KNOWN)
     assert said.startswith("The p4 CNN for rotated MNIST, 10 fields: exact for quarter turns (24,610 parameters).")
     assert "Whether to load trained weights: rotmnist." in said
-    assert "there are none yet" in torch.hub.help(repo, "p4m_cnn", **KNOWN)
+    assert "there are none yet" in torch.hub.help(repo, "p4m_e4net", **KNOWN)
     assert torch.hub.load(repo, "p4_cnn", pretrained=True, **KNOWN).num_classes == 10
 
 

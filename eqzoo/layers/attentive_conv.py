@@ -244,7 +244,8 @@ class AttentiveLiftingConv2d(_AttentiveConv2d):
         hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, in pixels, odd.
         attention_dilation: The step between the taps of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are made at once in eager torch and in exported networks.
+        chunk: The number of output fields whose responses are made at once in eager torch and, where they are
+            many, in exported networks.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
@@ -295,7 +296,8 @@ class AttentiveGroupConv2d(_AttentiveConv2d):
         hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, n, in pixels, odd.
         attention_dilation: The step between the taps of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are made at once in eager torch and in exported networks.
+        chunk: The number of output fields whose responses are made at once in eager torch and, where they are
+            many, in exported networks.
             The responses of a field take C·|H| times the memory of the field; the kernels store none.
 
     Shape:

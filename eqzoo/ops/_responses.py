@@ -30,10 +30,11 @@ def responses(x: Tensor, filters: Tensor, poses: int, stride: int, padding: int,
 def weighed_sum(response: Tensor, alpha: Tensor | None, spatial: Tensor | None, attention_dilation: int) -> Tensor:
     """``Σ_s α^X Σ_c α^C f̃`` of stored responses; alpha is ``(B, C, S, O)``. Without an attention its weight is 1."""
     attended = response if alpha is None else response * alpha[..., None, None]
-    suppressed = attended.sum(1)
-    if spatial is not None:
-        suppressed = suppressed * _spatial_attention(attended, spatial, attention_dilation)
-    return suppressed.sum(1)
+    total = attended.sum(1)
+    if spatial is None:
+        return total.sum(1)
+    weight = _spatial_attention(total / attended.shape[1], attended.amax(1), spatial, attention_dilation)
+    return (total * weight).sum(1)
 
 
 def pictures_at_once(x: Tensor, filters: Tensor) -> int:
@@ -41,14 +42,19 @@ def pictures_at_once(x: Tensor, filters: Tensor) -> int:
     return max(1, _ELEMENTS_AT_ONCE // (x[0].numel() * len(filters)))
 
 
-def _spatial_attention(attended: Tensor, spatial: Tensor, dilation: int) -> Tensor:
-    """``α^X``, ``(B, S, O, height, width)``: every output plane and input pose has a filter of its own."""
-    poses, out = attended.shape[2:4]
-    statistics = torch.stack((attended.mean(1), attended.amax(1)), 3).flatten(1, 3)
-    kernel = spatial.unflatten(1, (2, poses)).permute(2, 0, 1, 3, 4).flatten(0, 1)
+def _spatial_attention(mean: Tensor, peak: Tensor, spatial: Tensor, dilation: int) -> Tensor:
+    """``α^X`` of the two statistics of the channels, ``(B, S, O, height, width)`` as each of these.
+
+    Every output plane and input pose has a filter of its own for each statistic, so both are filtered plane by plane.
+    """
+    poses, out = mean.shape[1:3]
     padding = dilation * (spatial.shape[-1] // 2)
-    weight = F.conv2d(statistics, kernel, padding=padding, dilation=dilation, groups=poses * out)
-    return weight.unflatten(1, (poses, out)).sigmoid()
+    filters = spatial.unflatten(1, (2, poses)).permute(1, 2, 0, 3, 4).flatten(1, 2).unsqueeze(2)
+    maps = [
+        F.conv2d(statistic.flatten(1, 2), own, None, 1, padding, dilation, groups=poses * out)
+        for statistic, own in zip((mean, peak), filters, strict=True)
+    ]
+    return (maps[0] + maps[1]).unflatten(1, (poses, out)).sigmoid()
 
 
 def _peaks(x: Tensor, filters: Tensor, *sampling: int) -> tuple[Tensor, Tensor]:

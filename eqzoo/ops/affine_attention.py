@@ -59,21 +59,18 @@ def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
         Affine Self Convolution (Diaconu and Worrall, 2019), equations 10 and 21, https://arxiv.org/abs/1911.07704
     """
     channels, order, height, width = x.shape[1:]
-    planes = F.pad(x.flatten(1, 2), (kernel_size // 2,) * 4)
-    taps = kernel_size**2
+    margin, taps = kernel_size // 2, kernel_size**2
     if bank.psi is None:
-        y = planes.view(x.shape[0], channels, order, 1, *planes.shape[-2:]).expand(-1, -1, -1, taps, -1, -1)
-    else:
-        # Every pixel is mapped for all offsets that it is seen at, and the results are shifted into place.
-        weight = bank.psi.to(x.dtype).transpose(2, 3).reshape(-1, order, 1, 1)
-        bias = None if bank.beta is None else bank.beta.to(x.dtype).flatten()
-        y = F.conv2d(planes, weight, bias, groups=channels).unflatten(1, (channels, order, taps))
+        seen = F.unfold(x.flatten(1, 2), kernel_size, padding=margin).unflatten(1, (channels, order, taps))
+        return seen if bank.beta is None else seen + bank.beta.to(x.dtype).unsqueeze(-1)
+    # Every pixel is mapped for all offsets that it is seen at, and the results are shifted into place.
+    weight = bank.psi.to(x.dtype).transpose(2, 3).reshape(-1, order, 1, 1)
+    bias = None if bank.beta is None else bank.beta.to(x.dtype).flatten()
+    planes = F.pad(x.flatten(1, 2), (margin,) * 4)
+    y = F.conv2d(planes, weight, bias, groups=channels).unflatten(1, (channels, order, taps))
     corners = [divmod(tap, kernel_size) for tap in range(taps)]
     windows = [y[:, :, :, d : d + 1, i : i + height, j : j + width] for d, (i, j) in enumerate(corners)]
-    out = torch.cat(windows, 3).flatten(-2)
-    if bank.psi is not None or bank.beta is None:
-        return out
-    return out + bank.beta.to(out.dtype).unsqueeze(-1)
+    return torch.cat(windows, 3).flatten(-2)
 
 
 def affine_attention(

@@ -22,6 +22,9 @@ from ._responses import pictures_at_once, response_peak, response_sum, responses
 
 __all__ = ["attend_input", "attentive_conv"]
 
+# The responses of a picture that an exported network makes at once, where they are few: each part costs it some time.
+_EXPORTED_ELEMENTS = 1 << 21
+
 
 def attentive_conv(
     x: Tensor,
@@ -161,6 +164,8 @@ def _eager(
     A graph to be exported has all pictures at once: it does not know how many there are.
     """
     exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    if exporting:
+        chunk = max(chunk, _EXPORTED_ELEMENTS // x[0].numel())
     weights = (filters, reduce, expand, spatial)
     planes = functools.partial(_attentive_planes, sampling=sampling)
     chunks = [[None if v is None else v[i : i + chunk] for v in weights] for i in range(0, len(filters), chunk)]
@@ -185,7 +190,7 @@ def _attentive_planes(
     if reduce is not None and expand is not None:
         mean, peak = response.mean((4, 5)).transpose(1, 2), response.amax((4, 5)).transpose(1, 2)
         alpha = _channel_attention(mean, peak, reduce, expand).transpose(1, 2)
-    return response.sum((1, 2)) - weighed_sum(response, alpha, spatial, sampling[4])
+    return F.conv2d(x, filters, None, *sampling[1:4]) - weighed_sum(response, alpha, spatial, sampling[4])
 
 
 def _channel_attention(mean: Tensor, peak: Tensor, reduce: Tensor, expand: Tensor) -> Tensor:
