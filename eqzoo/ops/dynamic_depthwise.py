@@ -65,9 +65,9 @@ def _sum(kernel: Tensor, value: Tensor) -> Tensor:
     """
     slices, side = kernel.shape[1], math.isqrt(kernel.shape[3])
     height, width = value.shape[-2:]
-    padded = _pad(value, kernel.shape[3]).unflatten(1, (slices, -1))
-    columns = torch.stack([padded[..., j : j + width] for j in range(side)], 4)
-    rows = kernel.unflatten(3, (side, side)).unsqueeze(2).unbind(4)
+    padded = _pad(value, kernel.shape[3]).unflatten(1, (slices, -1)).unsqueeze(4)
+    columns = torch.cat([padded[..., j : j + width] for j in range(side)], 4)
+    rows = kernel.unsqueeze(2).split(side, 4)
     products = [row * columns[..., i : i + height, :] for i, row in enumerate(rows)]
     return functools.reduce(torch.add, products).sum(4).flatten(1, 2)
 
