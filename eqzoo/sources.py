@@ -57,6 +57,11 @@ def load_network(source: str | os.PathLike[str], model: str | None = None) -> So
         trained = True
     elif path.suffix == ".safetensors" or path.is_dir():
         network, trained = _from_path(path, model), True
+    elif path.is_file():
+        raise ValueError(
+            f"{text} is not read: a network is named, or given by its checkpoint's folder or .safetensors file; only "
+            "eqzoo check takes .onnx files"
+        )
     elif os.sep in text:
         raise FileNotFoundError(f"no checkpoint at {path}: give its folder or its .safetensors file")
     elif model is not None:
@@ -85,4 +90,4 @@ def _from_path(path: Path, model: str | None) -> nn.Module:
         raise ValueError(f"{config} names no architecture ({error!r}), so it is no checkpoint's") from error
     if file.name == WEIGHTS_NAME:
         return create_model(f"local-dir:{folder}", pretrained=True)
-    raise ValueError(f"{config} describes {folder / WEIGHTS_NAME}, not {file.name}; add the network, {architecture}")
+    return create_model(str(architecture), checkpoint_path=file)

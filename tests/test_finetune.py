@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import eqzoo
 import eqzoo_cli
@@ -96,7 +97,9 @@ def test_the_checkpoint_loads_in_every_way_and_gives_what_was_measured(tuned, ca
     folder = tuned.folder
     models = [
         eqzoo.create_model("p4_cnn", checkpoint_path=folder / "model.safetensors", num_classes=3),
-        eqzoo.create_model("p4_cnn", checkpoint_path=folder, num_classes=3),
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder),
+        eqzoo.create_model("p4_cnn.rotmnist", checkpoint_path=folder / "best.safetensors"),
+        eqzoo.create_model(str(folder), pretrained=True),
         eqzoo.create_model(f"local-dir:{folder}", pretrained=True),
         timm.create_model(f"local-dir:{folder}", pretrained=True),
     ]
@@ -105,13 +108,44 @@ def test_the_checkpoint_loads_in_every_way_and_gives_what_was_measured(tuned, ca
     assert outputs[0].std() > 1e-4
     for output in outputs[1:]:
         torch.testing.assert_close(output, outputs[0], rtol=0, atol=0)
-    cfg = models[3].pretrained_cfg
-    assert (tuple(cfg["label_names"]), cfg["num_classes"], tuple(cfg["input_size"])) == (NAMES, 3, (1, 28, 28))
-    assert (tuple(cfg["mean"]), tuple(cfg["std"])) == ((0.1314,), (0.3025,))  # those of the first weights
+    for cfg in (model.pretrained_cfg for model in models):
+        assert (tuple(cfg["label_names"]), cfg["num_classes"], tuple(cfg["input_size"])) == (NAMES, 3, (1, 28, 28))
+        assert (tuple(cfg["mean"]), tuple(cfg["std"])) == ((0.1314,), (0.3025,))  # those of the first weights
     code, out, _ = run(capsys, "predict", tuned.pictures / "cross" / "00.png", "--model", folder, "--json")
     assert code == 0
     assert json.loads(out)["networks"][0]["labels"] == list(NAMES)
     assert json.loads(out)["networks"][0]["largest_change"] < 1e-12
+
+
+def test_what_config_json_says_yields_to_what_is_asked_and_is_of_one_network(tuned, tmp_path):
+    assert eqzoo.create_model("p4_cnn", checkpoint_path=tuned.folder, in_chans=1).num_classes == 3
+    with pytest.raises(ValueError, match="does not fit p4_cnn;"):
+        eqzoo.create_model("p4_cnn", checkpoint_path=tuned.folder, num_classes=4)
+    with pytest.raises(ValueError, match="does not fit p4_cnn_w11;"):
+        eqzoo.create_model("p4_cnn_w11", checkpoint_path=tuned.folder)
+    other = eqzoo.create_model(str(tuned.folder), pretrained=True, num_classes=5)
+    assert (other.num_classes, other.pretrained_cfg["label_names"]) == (5, None)
+    # Without config.json, or with one that is none, the file is of the network as it is registered.
+    alone = tmp_path / "model.safetensors"
+    save_file(eqzoo.create_model("p4_cnn").state_dict(), alone)
+    (tmp_path / "config.json").write_text("{")
+    assert eqzoo.create_model("p4_cnn", checkpoint_path=alone).num_classes == 10
+
+
+def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
+    measured = json.loads((tuned.folder / "results.json").read_text())
+    for name in (tuned.folder, f"local-dir:{tuned.folder}"):
+        (entry,) = json.loads(run(capsys, "info", name, "--json")[1])["checkpoints"]
+        assert (entry["name"], entry["classes"]) == (measured["checkpoint"], list(NAMES))
+        assert entry["results"] == measured
+        assert entry["where"] == str(tuned.folder / "model.safetensors")
+    assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
+    assert run(capsys, "check", tuned.folder / "best.safetensors")[0] == 0
+    for command in (["predict", tuned.pictures / "cross" / "00.png", "--model"], ["check"]):
+        code, _, err = run(capsys, *command, tuned.folder / "report.json")
+        assert code == 2
+        assert "report.json is" in err
+
 
 
 def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..count import multiply_adds
 from ..groups import Group
-from ..hub import WeightsNotFoundError, find_weights
+from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
 from ..models import EquivariantNet, create_model
 from ._answer import Answer, table
 from ._families import claim, paper_of
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Describes a network; for a checkpoint, with its results."""
     model = weightless(args.name)
     name = str(model.pretrained_cfg["architecture"])
-    tag = args.name.partition(".")[2] if ":" not in args.name else ""
+    tag = args.name.partition(".")[2]
     paper = paper_of(name, module_of(name))
     data: dict[str, Any] = {
         "name": args.name,
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Answer:
         "sides": _sides(model),
         "num_classes": model.num_classes,
         "paper": {"authors": paper.short, "title": paper.title, "url": paper.url} if paper else None,
-        "checkpoints": [
+        "checkpoints": [_own(model, args.name)] if model.pretrained_cfg.get("source") else [
             _checkpoint(f"{name}.{other}", cfg.hf_hub_id) for other, cfg in registered_tags(name).items()
             if not tag or other == tag
         ],
@@ -82,10 +82,24 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
     try:
         path = Path(find_weights(name, None))  # without a Hub repo, nothing is fetched
         found["where"] = str(path)
-        results = path.with_name("results.json")
+        results = path.with_name(RESULTS_NAME)
         found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
     except WeightsNotFoundError:
         found["where"] = f"https://huggingface.co/{repo_id}" if repo_id else None
+    return found
+
+
+def _own(model: EquivariantNet, source: str) -> dict[str, Any]:
+    """A checkpoint that is named by its folder or by its repo on the Hub: its classes, and its results in a folder."""
+    cfg = model.pretrained_cfg
+    label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
+    found: dict[str, Any] = {"name": label, "where": source, "results": None, "paper": None}
+    found["classes"] = list(cfg.get("label_names") or ())
+    if cfg["source"] == "local-dir":
+        folder = Path(source.removeprefix("local-dir:"))
+        found["where"] = str(folder / WEIGHTS_NAME)
+        results = folder / RESULTS_NAME
+        found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
     return found
 
 
@@ -156,6 +170,8 @@ def _sides_text(sides: dict[str, Any]) -> str:
 
 def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
     rows = [["checkpoint", entry["name"]], ["weights", entry["where"] or "none yet"]]
+    if entry.get("classes"):
+        rows.append(["classes", ", ".join(entry["classes"])])
     results = entry["results"] or {}
     for key, words in (
         ("test_error", "test error"),

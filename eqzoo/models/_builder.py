@@ -158,6 +158,9 @@ def build(
         if not (pretrained and cfg.file):
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {error}") from error
+    labels = model.pretrained_cfg.get("label_names")
+    if labels and len(labels) != getattr(model, "num_classes", len(labels)):
+        model.pretrained_cfg["label_names"] = None  # they are of the classes that the weights were trained on
     return model
 
 

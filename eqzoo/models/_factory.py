@@ -32,11 +32,13 @@ def create_model(
 
     Args:
         name: ``<model>``, ``<model>.<checkpoint>``, or ``hf-hub:<owner>/<repo>`` and ``local-dir:<folder>``, whose
-            config.json says which network it is, with which classes. A checkpoint of one's own in ``EQZOO_WEIGHTS``
-            goes by the name of its folder if that has a config.json.
+            config.json says which network it is, with which classes. A folder with a config.json may be named without
+            ``local-dir:``, and a checkpoint of one's own in ``EQZOO_WEIGHTS`` by the name of its folder.
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
             with other ``in_chans`` the filters of the first layer are repeated or summed.
         checkpoint_path: A safetensors file, or a folder with a ``model.safetensors``, that fits the network exactly.
+            A config.json beside it that is of the same network says its classes, its input and its other arguments;
+            those that are given come first.
         **kwargs: ``num_classes``, ``in_chans``, ``features_only`` and the arguments of the network's class, such as
             ``group`` and, where it drops activations, ``drop_rate``.
 
@@ -63,9 +65,10 @@ def create_model(
     if checkpoint_path is None:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
     file = _weights_file(Path(checkpoint_path))
+    source = name if "pretrained_cfg" in kwargs else _described(name, file)
     if kwargs.get("features_only"):  # no classifier to load: timm leaves it out, as for its own checkpoints
-        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **kwargs)
-    model = timm.create_model(name, **kwargs)
+        return timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **kwargs)
+    model = timm.create_model(source, **kwargs)
     _load(model, file, name)
     return model
 
@@ -117,6 +120,13 @@ def _registered(name: str) -> str:
     """The name if it is registered, or ``local-dir:`` and a folder of EQZOO_WEIGHTS; raises ValueError if neither."""
     model, _, tag = name.partition(".")
     names = list_models()
+    if model not in names and (Path(name) / CONFIG_NAME).is_file():
+        return f"local-dir:{name}"
+    if model not in names and Path(name).is_file():
+        raise ValueError(
+            f"{name} is a file, and no network; weights are named by their folder, or by their .safetensors file as "
+            "checkpoint_path, and eqzoo check reads .onnx files"
+        )
     if model not in names:
         near = get_close_matches(model, names, n=5, cutoff=0.5) or names[:5]
         raise ValueError(f"no network {model!r} here; near it are {', '.join(near)}, and eqzoo.list_models() has all")
@@ -151,6 +161,16 @@ def _check_config(source: str, place: str, cache_dir: str | os.PathLike[str] | N
             f"{CONFIG_NAME} of {place} is of the network {architecture!r}, which neither eqzoo nor timm has here; "
             "install the newest eqzoo, or correct it"
         )
+
+
+def _described(name: str, file: Path) -> str:
+    """``local-dir:`` and the folder of weights, if a config.json there is of the network; else the name."""
+    try:
+        config = json.loads((file.parent / CONFIG_NAME).read_text())
+        same = ":" not in name and config["architecture"] == name.partition(".")[0]
+    except (OSError, ValueError, KeyError, TypeError):
+        return name
+    return f"local-dir:{file.parent}" if same else name
 
 
 def _weights_file(path: Path) -> Path:
