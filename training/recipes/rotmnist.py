@@ -1,5 +1,7 @@
 """Attentive and plain p4 networks on rotated MNIST: our recipes, and the attentive paper's as it stands."""
 
+from typing import Any
+
 from eqzoo.engine import Recipe
 
 from ._entry import Entry, family
@@ -18,9 +20,12 @@ where the paper's are left alone."""
 _PLAIN = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a cosine
 from 5e-3 in 60 epochs, in bfloat16, half an hour on one core of a CPU. Digits are turned again, by any angle,
 bilinearly, where the paper's are left alone."""
+_MIRRORS = """ A digit and its mirror image are one to this network, whose error no paper names: of its 61 validation
+errors 10 are between 2 and 5, more than between any other two."""
 _PAPER = """The paper's recipe: Adam with 1e-3 throughout, batch 128, weight decay 1e-4 on all parameters, dropout 0.3,
 {epochs} epochs. The paper names 10,000 training and 2,000 validation digits, as here; its code trains on all 12,000 and
 keeps the epoch that is best on the test digits, which is not done here."""
+_PLAIN_VALUES: dict[str, Any] = {"epochs": 60, "lr": 5e-3, "augment": "turns", "precision": "bfloat16"}
 
 
 def _text(text: str) -> str:
@@ -40,15 +45,8 @@ RECIPES: dict[str, Entry] = {
         ours."""),
     ),
     **family(("p4_alpha_f_cnn",), "rotmnist", _text(_OURS), epochs=150, lr=5e-3),
-    **family(
-        (*WIDER, "p4m_cnn"),
-        "rotmnist",
-        _text(_PLAIN),
-        epochs=60,
-        lr=5e-3,
-        augment="turns",
-        precision="bfloat16",
-    ),
+    **family(WIDER, "rotmnist", _text(_PLAIN), **_PLAIN_VALUES),
+    **family(("p4m_cnn",), "rotmnist", _text(_PLAIN + _MIRRORS), **_PLAIN_VALUES),
     **family(FULL, "rotmnist", _text(_SHORTER), epochs=50, lr=5e-3, augment="turns"),
     **family(
         ("p4_cnn", *WIDER, *ATTENTIVE),
