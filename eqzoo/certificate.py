@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .equivariance import element_errors, equivariance_report, randomise_norms
+from .finetune import check_side
 from .groups import P4, P4M, Z2M, Group, cyclic, dihedral
 from .models import EquivariantNet, list_models
 from .onnx_file import OnnxFile
@@ -123,7 +124,7 @@ def certify(
         seed: The seed of the pictures of noise, and of the weights of a network that is not trained.
 
     Raises:
-        ValueError: If nothing is called so, or it does not map pictures to answers.
+        ValueError: If nothing is called so, it does not map pictures to answers, or it does not take the size.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
 
@@ -164,7 +165,7 @@ def _is_timms(text: str) -> bool:
         return False
     if timm.is_model(name):
         return True
-    near = get_close_matches(name, [*list_models(), *timm.list_models()], n=5, cutoff=0.5)
+    near = get_close_matches(name, timm.list_models(), n=5)  # ours are among them
     raise ValueError(
         f"nothing is called {text!r}: not a network here or of timm's{', near it are ' * bool(near)}{', '.join(near)}; "
         "and no folder, .safetensors file or .onnx file"
@@ -192,6 +193,8 @@ def _module(
     if not asked.on_grid:
         notes.append(f"{asked.name} has {asked.order} elements, of which those that keep the pixel grid are checked.")
     network = copy.deepcopy(network).to("cpu", torch.float64).eval()
+    if size and isinstance(network, EquivariantNet):
+        check_side(subject, size, network)
     x = _pictures(network, size, seed)
     if not trained:
         _randomise(network, torch.Generator().manual_seed(seed), x)

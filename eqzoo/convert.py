@@ -210,8 +210,8 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises pickle's, zip's and its own errors here
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"{path} is not a state dict that torch can read: {reason}") from error
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise ValueError(f"{path} is not a state dict that torch can read ({reason})") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} holds a {type(state).__name__}, not a state dict of tensors")
     # Networks saved from inside torch.nn.DataParallel.

@@ -1,5 +1,6 @@
 """Fine-tuning on pictures of one's own: from a folder to a checked checkpoint."""
 
+import copy
 import hashlib
 import json
 import os
@@ -126,9 +127,15 @@ def finetune(
     return FineTuned(model, report, folder)
 
 
-def check_side(name: str, side: int) -> None:
-    """Raises ValueError unless a network takes square pictures of a side, in pixels, and keeps its group there."""
-    model = _blank(name)
+def check_side(name: str, side: int, model: EquivariantNet | None = None) -> None:
+    """Raises ValueError unless a network takes square pictures of a side, in pixels, and keeps its group there.
+
+    Args:
+        name: The network.
+        side: The side of the pictures, in pixels.
+        model: The network itself, where its name alone does not build it.
+    """
+    model = copy.deepcopy(model).to("meta", torch.float32) if model else _blank(name)
     reason = _refusal(model, side)
     if reason is None:
         return

@@ -17,7 +17,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,23 @@ def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path
 
     repo, _, revision = repo_id.partition("@")
     try:
-        return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
+        with _quiet():
+            return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
     except Exception as error:  # as above
         raise WeightsNotFoundError(f"no {filename} from {_url(repo_id)}: {_explain(error, repo)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without huggingface_hub's warnings of each try, unless somebody has asked it for more than warnings."""
+    from huggingface_hub.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR if level == logging.WARNING else level)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 def _explain(error: BaseException, repo_id: str) -> str:

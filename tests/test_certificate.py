@@ -158,6 +158,17 @@ def test_onnx_files_of_others(tmp_path):
         eqzoo.certify(tmp_path / "c.onnx")
 
 
+def test_sizes_that_do_not_go_and_names_far_from_all_are_refused_with_what_would_work():
+    network = load_network("p4_cnn").network
+    for source in ("p4_cnn", network):
+        with pytest.raises(
+            ValueError, match=r"on pictures of 29 x 29 pixels; the nearest sizes that go are 28 x 28 and"
+        ):
+            eqzoo.certify(source, size=29)
+    with pytest.raises(ValueError, match="nothing is called 'cells': not a network here or of timm's; and no folder"):
+        eqzoo.certify("cells")
+
+
 def test_sources_that_are_not_there_or_do_not_say_what_they_are(tmp_path):
     state = load_network("p4_cnn").network.state_dict()
     save_file(state, tmp_path / "best.safetensors")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import eqzoo
-from eqzoo.hub import find_weights
+from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
 from eqzoo.models._builder import ROTMNIST, configs
 from tests.conftest import ROOT
@@ -104,6 +104,25 @@ def test_nothing_found_names_the_three_ways(tmp_path, monkeypatch):
             assert way in str(caught.value)
     with pytest.raises(eqzoo.WeightsNotFoundError, match="not been published"):
         eqzoo.create_model("p4m_e4net", pretrained=True)
+
+
+def test_tries_that_fail_are_not_told_one_by_one(monkeypatch, caplog):
+    import huggingface_hub
+    from huggingface_hub.utils import logging
+
+    def fail(*_, **__):
+        logging.get_logger("huggingface_hub.utils._http").warning("thrown while requesting HEAD")
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(logging.get_logger(), "propagate", True)
+    for level, told in ((logging.INFO, 1), (logging.WARNING, 0)):
+        logging.set_verbosity(level)
+        caplog.clear()
+        with pytest.raises(eqzoo.WeightsNotFoundError, match="the Hub cannot be reached"):
+            fetch_config("somebody/something")
+        assert len(caplog.records) == told
+        assert logging.get_verbosity() == level
 
 
 def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):

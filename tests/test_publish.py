@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eqzoo
@@ -273,6 +274,22 @@ def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):
     assert "indices=tensor([7," in printed
     exec("\n".join(line for line in with_timm.splitlines() if "hf-hub" not in line), {})
     exec(with_hub.replace('"eqzoo/eqzoo"', '"."').replace("trust_repo=True", 'source="local"'), {})
+
+
+@pytest.mark.parametrize("channels", [4, 5])
+def test_the_code_of_a_card_runs_for_networks_of_other_channels(tmp_path, cards, monkeypatch, capsys, channels):
+    torch.set_default_dtype(torch.float32)
+    model = eqzoo.create_model("p4_cnn", in_chans=channels)
+    recipe = shipped_results()["recipe"] | {"dataset": "bands", "model_args": {"in_chans": channels}}
+    dataset = {"name": "bands", "train": 90, "valid": 10, "test": 20}
+    changes = {"checkpoint": "p4_cnn.bands", "dataset": dataset, "recipe": recipe, "base_model": None}
+    publish.main([make_run(tmp_path / "run", model.state_dict(), **changes), "--output", str(tmp_path / "mine")])
+    text = (tmp_path / "mine" / "README.md").read_text()
+    Image.new("RGB", (40, 30)).save(tmp_path / "picture.png")
+    monkeypatch.chdir(tmp_path)
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    assert "indices=tensor([" in capsys.readouterr().out
+    assert ("eqzoo predict" in text) == ("transform above" in " ".join(text.split())) == (channels == 4)
 
 
 def test_the_curve_is_small_the_same_everywhere_and_readable():

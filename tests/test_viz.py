@@ -1,5 +1,6 @@
 """What is drawn: attention recomputed against the layers' own outputs, maps that turn, and figures that can be read."""
 
+import dataclasses
 import itertools
 import subprocess
 import sys
@@ -278,6 +279,42 @@ def test_the_check_above_can_fail():
     figure.axes[0].text(0.51, 0.51, "two", transform=figure.transFigure)
     figure.axes[0].text(0.99, 0.6, "three", transform=figure.transFigure)
     assert [fault[:2] for fault in faults(figure)] == [("cut", "three"), ("one", "two")]
+
+
+def test_titles_keep_clear_of_the_edge_and_marks_are_whole():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    rings = viz.feature_rings(torch.rand(4, 4, 8, 8))
+    FigureCanvasAgg(rings).draw()
+    titles = [axes.title.get_window_extent() for axes in rings.axes if axes.get_title()]
+    assert len(titles) == 4
+    assert all(rings.bbox.y1 - box.y1 >= 0.06 * rings.dpi for box in titles)
+    curve = viz.plot_turn_curve({"a": [50.0] * 24})
+    FigureCanvasAgg(curve).draw()
+    (line,) = (line for line in curve.axes[0].lines if line.get_label() == "a")
+    assert (line.get_xdata()[0], line.get_xdata()[-1], line.get_clip_on()) == (0, 360, False)
+
+
+def test_attention_that_is_alike_everywhere_has_the_middle_colour():
+    model, x = trained_like("p4_alpha_f_cnn")
+    seen = viz.attention(model, x, "blocks.0.conv")
+    alike = {name: [torch.full_like(t, 0.5) for t in getattr(seen, name)] for name in ("maps", "channels")}
+    figure = viz.attention_maps(dataclasses.replace(seen, **alike))
+    drawn = [image for axes in figure.axes for image in axes.images if image.get_array().ndim == 2]
+    assert len(drawn) == 4 * 4 + 4
+    assert {(image.norm.vmin, image.norm.vmax) for image in drawn} == {(0, 1)}
+    # Channel attention of all layers and pictures is on one scale.
+    assert {axes.images[0].norm.vmax for axes in viz.attention_maps(seen).axes if axes.get_xlabel() == "pose"} == {1}
+
+
+def test_names_of_classes_that_begin_alike_are_told_apart():
+    def ticks(names):
+        axes = viz.plot_confusion(torch.eye(len(names), dtype=torch.int64).tolist(), names).axes[0]
+        return [label.get_text() for label in axes.get_yticklabels()]
+
+    assert ticks([f"a rather long name, number {i}" for i in (7, 17)]) == ["a rather…umber 7", "a rather…mber 17"]
+    assert ticks(["sixteen letters.", "b"]) == ["sixteen letters.", "b"]
+    assert ticks([f"beginnings {i} and ends alike" for i in range(3)]) == ["0", "1", "2"]
 
 
 def faults(figure):

@@ -12,6 +12,7 @@ from papers import PAPERS, ROWS, Paper, Row
 __all__ = ["render_card", "render_table"]
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of a network that keeps its group
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the pictures that a file can hold, by their channels
 
 
 def render_table(results: list[dict[str, Any]]) -> str:
@@ -149,22 +150,18 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     mean, std = (", ".join(f"{value:g}" for value in cfg[key]) for key in ("mean", "std"))
     of = f"; {data.pictures}" if data.pictures else ""
     classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
+    does = "transform" if channels in MODES else "code"
     pictures = _wrap(
         f"Pictures are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
-        f"standardised by mean {mean} and standard deviation {std}, as the transform above does. {classes}"
+        f"standardised by mean {mean} and standard deviation {std}, as the {does} above does. {classes}"
     )
+    shell = f"From a shell:\n\n    eqzoo predict picture.png --model {best}\n\n" if channels in MODES else ""
     return f"""## Use
 
 With [eqzoo](https://github.com/eqzoo/eqzoo) installed:
 
 ```python
-import eqzoo
-from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
-
-model = eqzoo.create_model("{best}", pretrained=True).eval()
-transform = create_transform(**resolve_model_data_config(model), is_training=False)
-x = transform(Image.open("picture.png").convert("{"L" if channels == 1 else "RGB"}")).unsqueeze(0)
+{_read(best, channels, height, width)}
 probabilities = model(x).softmax(1)[0]
 print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.get("label_names"))
 ```
@@ -186,11 +183,26 @@ import torch
 model = torch.hub.load("eqzoo/eqzoo", "create_model", "{best}", pretrained=True, trust_repo=True).eval()
 ```
 
-From a shell:
+{shell}{pictures}"""
 
-    eqzoo predict picture.png --model {best}
 
-{pictures}"""
+def _read(best: str, channels: int, height: int, width: int) -> str:
+    """The code that makes the network and the pictures that it takes, ``x``."""
+    if channels in MODES:
+        return f"""import eqzoo
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
+
+model = eqzoo.create_model("{best}", pretrained=True).eval()
+transform = create_transform(**resolve_model_data_config(model), is_training=False)
+x = transform(Image.open("picture.png").convert("{MODES[channels]}")).unsqueeze(0)"""
+    return f"""import eqzoo
+import torch
+from eqzoo.data import normalise
+
+model = eqzoo.create_model("{best}", pretrained=True).eval()
+pictures = torch.randint(0, 256, (1, {channels}, {height}, {width}))  # in place of yours, values of 0 to 255
+x = normalise(pictures, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)"""
 
 
 def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:

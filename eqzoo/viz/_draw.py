@@ -42,11 +42,12 @@ def new_figure(width: float, height: float) -> "Figure":
     """
     try:
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise ImportError(
             "figures are drawn by matplotlib, which is not installed: pip install 'eqzoo[viz]'"
         ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07))
 
 
 def panels(
@@ -86,8 +87,10 @@ def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
         largest = values.abs().max().item()
         return Normalize(-largest, largest)
     low, high = values.min().item(), values.max().item()
-    # Equal values up to rounding are one colour: rounding is not to be seen as a pattern.
-    return Normalize(low, high) if high - low > 1e-9 * abs(high) else Normalize(min(low, 0), max(high, 1e-9))
+    if high - low > 1e-9 * abs(high):
+        return Normalize(low, high)
+    # Equal values up to rounding are one colour, the middle one: rounding is not to be seen as a pattern.
+    return Normalize(min(2 * low, 0), max(2 * high, 1e-9))
 
 
 def colour_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
@@ -165,7 +168,8 @@ def draw_ring(
             _label(axes, spot, half, label)
     side = 1 + half + 0.42 if len(maps) > 1 else max(half, middle) + 0.05
     top, bottom = (1 + half + 0.25, 1 + half + 0.25) if len(maps) > 1 else (1 + half + 0.05, middle + 0.05)
-    axes.set(xlim=(-side, side), ylim=(-bottom, top), aspect="equal")
+    # At the top of its place, so that the layout knows where a title ends.
+    axes.set(xlim=(-side, side), ylim=(-bottom, top), aspect="equal", anchor="N")
     axes.set_axis_off()
 
 

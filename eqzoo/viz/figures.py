@@ -48,7 +48,7 @@ def attention_maps(
 
     Each copy is a ring: the picture in the middle, the map of each pose around it. The ring of a turned picture is the
     ring, turned: the maps turn, and each takes the place of the next pose. Where there is channel attention, it is
-    drawn below, a row a channel and a column a pose.
+    drawn below on a scale of 0 to 1, a row a channel and a column a pose.
 
     Args:
         model: The network, or numbers that `eqzoo.viz.attention` gave; then the rest is left out.
@@ -121,7 +121,9 @@ def _mark(seen: Attention, copy: int) -> tuple[float, float, float, float] | Non
 
 
 def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attention) -> None:
-    norm = norm_of(seen.channels)
+    from matplotlib.colors import Normalize
+
+    norm = Normalize(0, 1)  # of a sigmoid, which is 0.5 for all where training left it alone
     for place, (axes, values) in enumerate(zip(shown, seen.channels, strict=True)):
         axes.imshow(values.numpy(), norm=norm, cmap=SEQUENTIAL, interpolation="nearest", aspect="auto")
         axes.set(xticks=range(values.shape[1]), yticks=[0, len(values) - 1] if len(values) > 1 else [0])
@@ -280,7 +282,8 @@ def plot_turn_curve(
     for place, (name, values) in enumerate(curves.items()):
         angles, heights = _closed(list(degrees), list(values))
         style = _LINES[(place // len(COLOURS)) % len(_LINES)]
-        axes.plot(angles, heights, style, color=COLOURS[place % len(COLOURS)], marker="o", markersize=3, label=name)
+        look = {"color": COLOURS[place % len(COLOURS)], "marker": "o", "markersize": 3, "clip_on": False}
+        axes.plot(angles, heights, style, label=name, **look)
     axes.set(xlabel="turned by, in degrees", ylabel=label, xlim=(min(degrees), max([*degrees, 360])))
     axes.set_xticks([a for a in range(0, 361, 45) if min(degrees) <= a])
     for quarter in (90, 180, 270):

@@ -12,6 +12,7 @@ __all__ = ["plot_confusion"]
 
 _NUMBERED = 15  # classes, at most, whose cells have room for a number
 _NAMED = 40  # classes, at most, whose names have room
+_LONGEST = 16  # characters of a name that are shown
 
 
 def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Figure":
@@ -19,7 +20,8 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
 
     Args:
         matrix: The counts, ``[true class][answer]``.
-        names: The names of the classes.
+        names: The names of the classes. Long ones are cut in the middle, and numbers stand for all where two would then
+            look alike.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -39,7 +41,7 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
                 colour = "black" if shares[i][j] > 0.55 else "white"
                 axes.text(j, i, str(value), ha="center", va="center", fontsize=8, color=colour)
     step = 1 if count <= _NAMED else -(-count // _NAMED)
-    shown = [name if len(name) <= 16 else f"{name[:15]}…" for name in names[::step]]
+    shown = _shown(names)[::step]
     longest = max(map(len, shown))
     axes.set_xticks(range(0, count, step), shown, rotation=0 if longest <= 2 else 90, fontsize=8)
     axes.set_yticks(range(0, count, step), shown, fontsize=8)
@@ -48,3 +50,9 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
     bar.set_label("share of the true class", fontsize=9)
     bar.outline.set_visible(False)
     return figure
+
+
+def _shown(names: Sequence[str]) -> list[str]:
+    """The names, or what there is room for: their beginnings and ends, or numbers where these are not enough."""
+    short = [name if len(name) <= _LONGEST else f"{name[:8]}…{name[-7:]}" for name in names]
+    return short if len(set(short)) == len(set(names)) else [str(i) for i in range(len(names))]
