@@ -312,15 +312,10 @@ def test_broken_pictures_are_named_before_the_first_step(tmp_path, capsys):
     code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
     assert code == 2
     assert err.count("\n") == 1
-    assert "2 of 34 files" in err  # what the headers tell
+    assert "4 of 34 files cannot be read" in err
     assert "empty.png (the file is empty)" in err
-    (pictures / "bar" / "empty.png").unlink()
-    (pictures / "blob" / "text.jpg").unlink()
-    code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
-    assert code == 2
-    assert "2 of 32 files" in err
-    assert "cut.png" in err
-    assert "deep.tif (its pixels have 32 bits" in err or "32 bits" in err
+    assert all(name in err for name in ("text.jpg", "cut.png"))
+    assert "deep.tif (its pixels have 32 bits" in err
     assert not out.exists()
 
 
@@ -404,9 +399,11 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "is inside the pictures": {"output": pictures / "out"},
         "holds other things": {"output": tmp_path / "full"},
         "no pictures at": {"data": tmp_path / "nothing"},
+        "no folder train; .* or, without train, <class>/<picture>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},
     }
+    (tmp_path / "bare").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     for message, changes in cases.items():
