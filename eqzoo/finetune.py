@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,8 +26,9 @@ from .report import config, markdown, measured, results, write_figures
 
 __all__ = ["FineTuned", "check_side", "finetune", "trunk"]
 
-SETTINGS_NAME, REPORT_NAME, PAGE_NAME = "finetune.json", "report.json", "report.md"
+SETTINGS_NAME, RECIPE_NAME, REPORT_NAME, PAGE_NAME = "finetune.json", "recipe.json", "report.json", "report.md"
 _DEFAULTS: dict[str, Any] = {"epochs": 30, "patience": 10, "augment": "shifts"}
+_WORDS = {"train": "training", "valid": "validation", "test": "test"}  # what the pictures of a part are called
 _FAR = 64  # pixels to either side in which sizes that are exact are looked for
 
 
@@ -98,11 +99,12 @@ def finetune(
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written.
     """
-    _check_call(output, data, recipe)
+    _check_call(output, data, recipe, device)
     name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else str(name)
     blank = _blank(name)
     side = size or blank.input_size[1]
     check_side(name, side)
+    _check_freeze(name, freeze)
     splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
     label = _label(data)
     folder = Path(output)
@@ -173,7 +175,7 @@ def _blank(name: str) -> EquivariantNet:
     return model.eval()
 
 
-def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any]) -> None:
+def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
     known = {item.name for item in fields(Recipe)} - {"model", "dataset", "freeze", "class_weights"}
     for key in recipe.keys() - known:
         near = get_close_matches(key, known, n=3) or sorted(known)
@@ -183,12 +185,25 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
         import tqdm  # noqa: F401
     except ImportError as error:
         raise ImportError(f"training needs accelerate and tqdm: pip install 'eqzoo[train]' ({error})") from error
+    from .engine import check_device
+
+    check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("fine-tuning is one process; training/train.py shares a run out to several")
+    folder = Path(output).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{output} is a file, and a checkpoint is a folder; name a new one")
     if not isinstance(data, Mapping):
-        pictures, folder = Path(cast(str, data)).resolve(), Path(output).resolve()
+        pictures = Path(cast(str, data)).resolve()
         if pictures.is_dir() and folder.is_relative_to(pictures):
             raise ValueError(f"{output} is inside the pictures {data}, and would be taken for a class; name another")
+
+
+def _check_freeze(name: str, names: bool | Sequence[str]) -> None:
+    if not isinstance(names, bool):
+        from .run import freeze
+
+        freeze(_blank(name), tuple(names))
 
 
 def _splits(
@@ -230,7 +245,7 @@ def _settings(
     """What a run depends on besides its recipe, as finetune.json holds it."""
     cfg, train = blank.pretrained_cfg, splits["train"]
     before = folder / SETTINGS_NAME
-    if before.is_file() and pretrained is None:
+    if before.is_file() and pretrained is None and not _unused(folder):
         start = json.loads(before.read_text()).get("start")
     else:
         start = _start(name, cfg, pretrained)
@@ -356,16 +371,46 @@ def _built(name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> n
 def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
     """Writes finetune.json, or raises ValueError if the folder holds another run or other things."""
     path = folder / SETTINGS_NAME
-    if path.is_file():
-        there = json.loads(path.read_text())
-        if other := [key for key in settings if there.get(key) != settings[key]]:
-            said = "; ".join(f"{key} was {there.get(key)!r} and is {settings[key]!r}" for key in other)
+    if _unused(folder):
+        (folder / RECIPE_NAME).unlink(missing_ok=True)
+    elif path.is_file():
+        if said := "; ".join(_differences(json.loads(path.read_text()), settings)):
             raise ValueError(f"{folder} holds a run on other pictures or weights ({said}); name another folder")
         return
-    if folder.is_dir() and (found := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
-        raise ValueError(f"{folder} holds other things ({', '.join(found[:5])}); name a new folder")
+    else:
+        found = ", ".join(_held(folder)[:5])
+        raise ValueError(f"{folder} holds other things ({found}); name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     _write(path, settings)
+
+
+def _held(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
+
+
+def _unused(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what a run leaves that ended before its first epoch."""
+    return set(_held(folder)) in (set(), {SETTINGS_NAME}, {SETTINGS_NAME, RECIPE_NAME})
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """What two finetune.json do not share, in words."""
+    for key in here:
+        before, now = there.get(key), here[key]
+        if key == "data_sha256":
+            yield from _other_pictures(before or {}, now)
+        elif before != now:
+            yield f"{key} was {before!r} and is {now!r}"
+
+
+def _other_pictures(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    for part, word in _WORDS.items():
+        if part not in there and part in here:
+            yield f"there are {word} pictures, and there were none"
+        elif part in there and part not in here:
+            yield f"there are no {word} pictures, and there were some"
+        elif there.get(part) != here.get(part):
+            yield f"the {word} pictures differ"
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

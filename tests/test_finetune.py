@@ -173,11 +173,29 @@ def test_the_same_command_trains_nothing_more_and_other_pictures_are_refused(tun
     moved = shutil.copytree(tuned.pictures, tmp_path / "my Shapes")
     Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")
     args = [str(moved) if arg == str(tuned.pictures) else arg for arg in tuned.args]
-    assert run(capsys, *args)[0] == 2
+    code, _, err = run(capsys, *args)
+    assert code == 2
+    assert "holds a run on other pictures or weights (the validation pictures differ); name" in err
+    code, _, err = run(capsys, *tuned.args, "--test", "0")
+    assert code == 2
+    assert "the training pictures differ; the validation pictures differ; there are no test pictures, and there" in err
     again = [*tuned.args, "--epochs", "9"]
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here)" in err
+
+
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
+    x, y = arrays(24)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"name": "p4_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "epochs": 1}
+    with pytest.raises(TypeError, match="nonesuch"):
+        eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["finetune.json", "recipe.json"]
+    result = eqzoo.finetune(**call, test_fraction=0)
+    assert result.report["start"] == "p4_cnn.rotmnist"  # not the random weights of before
+    with pytest.raises(ValueError, match="there are test pictures, and there were none"):
+        eqzoo.finetune(**call)
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
@@ -402,6 +420,9 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "no folder train; .* or, without train, <class>/<picture>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},
+        "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
+        "'cuda' where there is a GPU, got 'tpu'": {"device": "tpu"},
+        "is a file, and a checkpoint is a folder": {"output": tmp_path / "full" / "thesis.tex"},
     }
     (tmp_path / "bare").mkdir()
     (tmp_path / "full").mkdir()
