@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from .claim import SETTINGS_NAME, WORDS, claim, digest_of, unused, write_json
 from .data import AnySplit, Split, check, divided, num_classes, read_pictures
 from .equivariance import equivariance_error
 from .files import atomic
@@ -22,13 +23,13 @@ from .hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, 
 from .models import EquivariantNet, create_model
 from .ops import use_backend
 from .recipe import Recipe
-from .report import config, markdown, measured, results, write_figures
+from .report import command, config, markdown, measured, results, write_figures
 
 __all__ = ["FineTuned", "check_side", "finetune", "trunk"]
 
-SETTINGS_NAME, RECIPE_NAME, REPORT_NAME, PAGE_NAME = "finetune.json", "recipe.json", "report.json", "report.md"
+REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _DEFAULTS: dict[str, Any] = {"epochs": 30, "patience": 10, "augment": "shifts"}
-_WORDS = {"train": "training", "valid": "validation", "test": "test"}  # what the pictures of a part are called
+_FRACTION = 0.15
 _FAR = 64  # pixels to either side in which sizes that are exact are looked for
 
 
@@ -57,8 +58,8 @@ def finetune(
     pretrained: bool | None = None,
     freeze: bool | Sequence[str] = False,
     balance: bool = False,
-    valid_fraction: float = 0.15,
-    test_fraction: float = 0.15,
+    valid_fraction: float = _FRACTION,
+    test_fraction: float = _FRACTION,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -100,6 +101,7 @@ def finetune(
         OSError: If the folder cannot be written.
     """
     _check_call(output, data, recipe, device)
+    _check_values(recipe, balance, valid_fraction, test_fraction)
     name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else str(name)
     blank = _blank(name)
     side = size or blank.input_size[1]
@@ -116,7 +118,7 @@ def finetune(
 
     from .engine import train
 
-    _claim(folder, settings)
+    claim(folder, settings)
     try:
         model = train(plan, build, {k: v for k, v in splits.items() if k != "test"}, folder, device, workers).eval()
     except (ValueError, RuntimeError) as error:
@@ -124,7 +126,17 @@ def finetune(
             raise
         # What a reading process says comes with its traceback; the last line is what went wrong.
         raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
-    report = _report(cast(EquivariantNet, model), plan, splits, settings, folder, workers)
+    options = {
+        "size": None if side == blank.input_size[1] else side,
+        "channels": channels,
+        "no-pretrained": settings["start"] is None,
+        "freeze": freeze,
+        "balance": balance,
+        "valid": None if valid_fraction == _FRACTION else valid_fraction,
+        "test": None if test_fraction == _FRACTION else test_fraction,
+    }
+    made_by = command(name, _given(data), options, _chosen(recipe))
+    report = _report(cast(EquivariantNet, model), plan, splits, settings, folder, workers, made_by)
     return FineTuned(model, report, folder)
 
 
@@ -199,6 +211,19 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
             raise ValueError(f"{output} is inside the pictures {data}, and would be taken for a class; name another")
 
 
+def _check_values(recipe: Mapping[str, Any], balance: bool, valid: float, test: float) -> None:
+    """Raises ValueError for values that go with no pictures, before any are read."""
+    if min(valid, test) < 0 or valid + test >= 1:
+        raise ValueError(f"the parts to validate and to test on are 0 or more, together less than 1: {valid}, {test}")
+    # How a batch is split and what is held out depends on the number of pictures.
+    values = {key: v for key, v in (_DEFAULTS | dict(recipe)).items() if key not in ("accumulate", "valid_size")}
+    if values.get("batch_size") is None:
+        values.pop("batch_size", None)
+    if values["augment"] == "missing":
+        values["augment"] = "none"
+    Recipe("", "", class_weights=(1.0,) if balance else (), **values)
+
+
 def _check_freeze(name: str, names: bool | Sequence[str]) -> None:
     if not isinstance(names, bool):
         from .run import freeze
@@ -234,6 +259,21 @@ def _label(data: object) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-") or "own"
 
 
+def _given(data: object) -> str:
+    """What a command calls the data: files and folders by their last name alone."""
+    if isinstance(data, Mapping):
+        return "own"
+    path = Path(cast(str, data))
+    return path.resolve().name if path.exists() else str(data)
+
+
+def _chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a recipe that are not what they are by default."""
+    usual = {item.name: item.default for item in fields(Recipe)} | _DEFAULTS
+    usual |= {"batch_size": None, "model_args": {}, "optimizer_args": {}}
+    return {key: value for key, value in recipe.items() if value != usual[key]}
+
+
 def _settings(
     name: str,
     blank: EquivariantNet,
@@ -245,7 +285,7 @@ def _settings(
     """What a run depends on besides its recipe, as finetune.json holds it."""
     cfg, train = blank.pretrained_cfg, splits["train"]
     before = folder / SETTINGS_NAME
-    if before.is_file() and pretrained is None and not _unused(folder):
+    if before.is_file() and pretrained is None and not unused(folder):
         start = json.loads(before.read_text()).get("start")
     else:
         start = _start(name, cfg, pretrained)
@@ -264,7 +304,7 @@ def _settings(
         "start": start,
         "base_model": _base_model(name, cfg) if start else None,
         "data": label,
-        "data_sha256": {part: _digest(split) for part, split in splits.items()},
+        "data_sha256": {part: digest_of(split) for part, split in splits.items()},
         "input_size": list(train.shape),
         "mean": mean,
         "std": std,
@@ -302,14 +342,6 @@ def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
     values = pictures.transpose(0, 1).flatten(1).double() / 255
     # A channel without contrast would be divided by zero.
     return [round(v, 4) for v in values.mean(1).tolist()], [max(round(v, 4), 1e-2) for v in values.std(1).tolist()]
-
-
-def _digest(split: AnySplit) -> str:
-    """What tells pictures from others: the bytes of those in memory, else their number and classes."""
-    digest = hashlib.sha256(split.labels.cpu().numpy().tobytes())
-    if isinstance(split, Split):
-        digest.update(split.images.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _recipe(
@@ -368,56 +400,6 @@ def _built(name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> n
     return model
 
 
-def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes finetune.json, or raises ValueError if the folder holds another run or other things."""
-    path = folder / SETTINGS_NAME
-    if _unused(folder):
-        (folder / RECIPE_NAME).unlink(missing_ok=True)
-    elif path.is_file():
-        if said := "; ".join(_differences(json.loads(path.read_text()), settings)):
-            raise ValueError(f"{folder} holds a run on other pictures or weights ({said}); name another folder")
-        return
-    else:
-        found = ", ".join(_held(folder)[:5])
-        raise ValueError(f"{folder} holds other things ({found}); name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(path, settings)
-
-
-def _held(folder: Path) -> list[str]:
-    return sorted(p.name for p in folder.iterdir() if not p.name.startswith(".")) if folder.is_dir() else []
-
-
-def _unused(folder: Path) -> bool:
-    """Whether there is nothing in a folder but what a run leaves that ended before its first epoch."""
-    return set(_held(folder)) in (set(), {SETTINGS_NAME}, {SETTINGS_NAME, RECIPE_NAME})
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What two finetune.json do not share, in words."""
-    for key in here:
-        before, now = there.get(key), here[key]
-        if key == "data_sha256":
-            yield from _other_pictures(before or {}, now)
-        elif before != now:
-            yield f"{key} was {before!r} and is {now!r}"
-
-
-def _other_pictures(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
-    for part, word in _WORDS.items():
-        if part not in there and part in here:
-            yield f"there are {word} pictures, and there were none"
-        elif part in there and part not in here:
-            yield f"there are no {word} pictures, and there were some"
-        elif there.get(part) != here.get(part):
-            yield f"the {word} pictures differ"
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def _report(
     model: EquivariantNet,
     recipe: Recipe,
@@ -425,6 +407,7 @@ def _report(
     settings: dict[str, Any],
     folder: Path,
     workers: int,
+    made_by: str,
 ) -> dict[str, Any]:
     """Measures the network and writes all that the folder is to hold."""
     from .engine import selected
@@ -437,7 +420,7 @@ def _report(
     notes = []
     if part != "test":
         notes.append(
-            f"No pictures were held out for a test: scores on those to {uses[part]} are better than on others."
+            f"No pictures were held out for a test: scores on the {WORDS[part]} pictures are better than on others."
         )
     report: dict[str, Any] = {
         "model": recipe.model,
@@ -449,7 +432,7 @@ def _report(
         "pictures": {uses[name]: count for name, count in counts.items()},
         "epochs": recipe.epochs,
         "selected_epoch": best["epoch"],
-        "measured_on": uses[part],
+        "measured_on": f"{WORDS[part]} pictures",
         "notes": notes,
         **measured(model, splits[part], settings["label_names"], workers),
         "equivariance_error": equivariance_error(model),
@@ -458,10 +441,10 @@ def _report(
     weights = (folder / "best.safetensors").read_bytes()
     digest = hashlib.sha256(weights).hexdigest()
     atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
-    _write(folder / CONFIG_NAME, config(model, recipe, settings, digest))
+    write_json(folder / CONFIG_NAME, config(model, recipe, settings, digest))
     if part == "test":
-        _write(folder / RESULTS_NAME, results(model, recipe, counts, settings, report, best, digest))
+        write_json(folder / RESULTS_NAME, results(model, recipe, counts, settings, report, best, digest, made_by))
     figures = write_figures(report, folder)
     atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
-    _write(folder / REPORT_NAME, report)
+    write_json(folder / REPORT_NAME, report)
     return report

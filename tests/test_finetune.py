@@ -1,6 +1,7 @@
 """Fine-tuning: from pictures of any kind to a checkpoint that everything else accepts."""
 
 import json
+import shlex
 import shutil
 import sys
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ import eqzoo
 import eqzoo_cli
 from eqzoo.data import Split, Streamed, divided, load_picture, read_pictures, stratified
 from eqzoo.finetune import check_side, trunk
-from eqzoo.report import scores
+from eqzoo.report import command, scores
 from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
@@ -183,6 +184,59 @@ def test_the_same_command_trains_nothing_more_and_other_pictures_are_refused(tun
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here)" in err
+
+
+def parsed(command):
+    words = shlex.split(command)
+    assert words[0] == "eqzoo"
+    return vars(eqzoo_cli.parser().parse_args(words[1:]))
+
+
+def test_the_command_of_a_card_is_that_of_the_run(tuned):
+    made_by = parsed(json.loads((tuned.folder / "results.json").read_text())["command"])
+    given = vars(eqzoo_cli.parser().parse_args(tuned.args))
+    known = {"data": "my Shapes", "output": "DIR", "device": None, "json": False}
+    assert made_by == given | known
+
+
+def test_a_command_has_all_that_differs_from_its_defaults():
+    recipe = {"epochs": 2, "lr": 1e-8, "patience": None, "optimizer": "adamw", "optimizer_args": {"eps": 1e-7}}
+    options = {"size": 32, "channels": None, "no-pretrained": True, "freeze": ["stem", "a.0"], "balance": False}
+    found = parsed(command("p4_cnn", "my data", options, recipe))
+    plain = vars(eqzoo_cli.parser().parse_args(["finetune", "p4_cnn", "my data", "--output", "DIR"]))
+    changed = {key: value for key, value in found.items() if value != plain[key]}
+    assert changed == {
+        "epochs": 2,
+        "lr": 1e-8,
+        "size": 32,
+        "pretrained": False,
+        "freeze": ["stem", "a.0"],
+        "set": ["patience=null", "optimizer=adamw", 'optimizer_args={"eps": 1e-07}'],
+    }
+    assert parsed(command("p4_cnn", "d", {"freeze": True, "test": 0}, {})) == plain | {
+        "data": "d",
+        "freeze": [],
+        "test": 0.0,
+    }
+
+
+def test_values_are_checked_before_pictures_are_read(tmp_path, monkeypatch):
+    pictures = save_shapes(tmp_path / "pictures", (4, 4, 4))
+    module = sys.modules["eqzoo.finetune"]  # the name in the package is the function
+    monkeypatch.setattr(module, "read_pictures", lambda *_: pytest.fail("pictures were read"))
+    for changes, message in (
+        ({"lr": -1.0}, "lr > 0"),
+        ({"epochs": 0}, "epochs >= 1"),
+        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
+        ({"augment": "nonesuch"}, "augment is one of"),
+        ({"optimizer": "nonesuch"}, "optimizer is one of"),
+        ({"balance": True, "loss": "bce"}, "class_weights go with"),
+        ({"freeze": ["nonesuch"]}, "freeze names modules"),
+        ({"device": "tpu"}, "device is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eqzoo.finetune("p4_cnn", pictures, tmp_path / "out", **changes)
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
@@ -389,9 +443,19 @@ def test_without_held_out_pictures_the_report_says_so(tmp_path):
     result = eqzoo.finetune(
         "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
     )
-    assert result.report["measured_on"] == "train"
-    assert "better than on others" in (result.folder / "report.md").read_text()
+    assert result.report["measured_on"] == "training pictures"
+    page = (result.folder / "report.md").read_text()
+    assert "The numbers are of the training pictures." in page
+    assert "scores on the training pictures are better than on others" in page
     assert not (result.folder / "results.json").exists()
+    sys.path.insert(0, str(ROOT / "training"))
+    import publish
+
+    with pytest.raises(SystemExit, match=r"without test pictures.* --test 0\.15"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+    (result.folder / "report.json").unlink()
+    with pytest.raises(SystemExit, match="has not ended; give its eqzoo finetune command again"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
 
 
 def test_scores_are_those_counted_by_hand():
