@@ -22,7 +22,7 @@ from .data import AnySplit, Split, batches, draw
 from .recipe import Recipe
 from .run import Run, unwritable, write
 
-__all__ = ["Recipe", "finished", "predictions", "selected", "top1", "train"]
+__all__ = ["Recipe", "check_device", "finished", "predictions", "selected", "top1", "train"]
 
 CHECK_STEPS = 50  # how often the loss is looked at inside an epoch, which on a GPU waits for it
 
@@ -118,6 +118,12 @@ def selected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return max(rows, key=lambda row: (row["valid_accuracy"] or 0.0, row["epoch"]))
 
 
+def check_device(device: str | None) -> None:
+    """Raises ValueError unless there is such a device to train on."""
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+
+
 def finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:
     """Whether a record is that of a run that has come to its end, early or not."""
     return bool(rows) and (
@@ -176,8 +182,7 @@ def _shares(
 
 
 def _accelerator(device: str | None, track: str | None, run_dir: Path) -> accelerate.Accelerator:
-    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+    check_device(device)
     if track is not None:
         known = {str(tracker) for tracker in accelerate.tracking.get_available_trackers()}
         if track not in known:

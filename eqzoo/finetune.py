@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from .claim import SETTINGS_NAME, WORDS, claim, digest_of, unused, write_json
 from .data import AnySplit, Split, check, divided, num_classes, read_pictures
 from .equivariance import equivariance_error
 from .files import atomic
@@ -23,12 +24,13 @@ from .hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, 
 from .models import EquivariantNet, create_model
 from .ops import use_backend
 from .recipe import Recipe
-from .report import config, markdown, measured, results, write_figures
+from .report import command, config, markdown, measured, results, write_figures
 
 __all__ = ["FineTuned", "check_side", "finetune", "trunk"]
 
-SETTINGS_NAME, REPORT_NAME, PAGE_NAME = "finetune.json", "report.json", "report.md"
+REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _DEFAULTS: dict[str, Any] = {"epochs": 30, "patience": 10, "augment": "shifts"}
+_FRACTION = 0.15
 _FAR = 64  # pixels to either side in which sizes that are exact are looked for
 
 
@@ -57,8 +59,8 @@ def finetune(
     pretrained: bool | None = None,
     freeze: bool | Sequence[str] = False,
     balance: bool = False,
-    valid_fraction: float = 0.15,
-    test_fraction: float = 0.15,
+    valid_fraction: float = _FRACTION,
+    test_fraction: float = _FRACTION,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -99,11 +101,13 @@ def finetune(
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written.
     """
-    _check_call(output, data, recipe)
+    _check_call(output, data, recipe, device)
+    _check_values(recipe, balance, valid_fraction, test_fraction)
     name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else str(name)
     blank = _blank(name)
     side = size or blank.input_size[1]
     check_side(name, side)
+    _check_freeze(name, freeze)
     splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
     label = _label(data)
     folder = Path(output)
@@ -115,7 +119,7 @@ def finetune(
 
     from .engine import train
 
-    _claim(folder, settings)
+    claim(folder, settings)
     try:
         model = train(plan, build, {k: v for k, v in splits.items() if k != "test"}, folder, device, workers).eval()
     except (ValueError, RuntimeError) as error:
@@ -123,7 +127,17 @@ def finetune(
             raise
         # What a reading process says comes with its traceback; the last line is what went wrong.
         raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
-    report = _report(cast(EquivariantNet, model), plan, splits, settings, folder, workers)
+    options = {
+        "size": None if side == blank.input_size[1] else side,
+        "channels": channels,
+        "no-pretrained": settings["start"] is None,
+        "freeze": freeze,
+        "balance": balance,
+        "valid": None if valid_fraction == _FRACTION else valid_fraction,
+        "test": None if test_fraction == _FRACTION else test_fraction,
+    }
+    made_by = command(name, _given(data), options, _chosen(recipe))
+    report = _report(cast(EquivariantNet, model), plan, splits, settings, folder, workers, made_by)
     return FineTuned(model, report, folder)
 
 
@@ -180,7 +194,7 @@ def _blank(name: str) -> EquivariantNet:
     return model.eval()
 
 
-def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any]) -> None:
+def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
     known = {item.name for item in fields(Recipe)} - {"model", "dataset", "freeze", "class_weights"}
     for key in recipe.keys() - known:
         near = get_close_matches(key, known, n=3) or sorted(known)
@@ -190,12 +204,38 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
         import tqdm  # noqa: F401
     except ImportError as error:
         raise ImportError(f"training needs accelerate and tqdm: pip install 'eqzoo[train]' ({error})") from error
+    from .engine import check_device
+
+    check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("fine-tuning is one process; training/train.py shares a run out to several")
+    folder = Path(output).resolve()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{output} is a file, and a checkpoint is a folder; name a new one")
     if not isinstance(data, Mapping):
-        pictures, folder = Path(cast(str, data)).resolve(), Path(output).resolve()
+        pictures = Path(cast(str, data)).resolve()
         if pictures.is_dir() and folder.is_relative_to(pictures):
             raise ValueError(f"{output} is inside the pictures {data}, and would be taken for a class; name another")
+
+
+def _check_values(recipe: Mapping[str, Any], balance: bool, valid: float, test: float) -> None:
+    """Raises ValueError for values that go with no pictures, before any are read."""
+    if min(valid, test) < 0 or valid + test >= 1:
+        raise ValueError(f"the parts to validate and to test on are 0 or more, together less than 1: {valid}, {test}")
+    # How a batch is split and what is held out depends on the number of pictures.
+    values = {key: v for key, v in (_DEFAULTS | dict(recipe)).items() if key not in ("accumulate", "valid_size")}
+    if values.get("batch_size") is None:
+        values.pop("batch_size", None)
+    if values["augment"] == "missing":
+        values["augment"] = "none"
+    Recipe("", "", class_weights=(1.0,) if balance else (), **values)
+
+
+def _check_freeze(name: str, names: bool | Sequence[str]) -> None:
+    if not isinstance(names, bool):
+        from .run import freeze
+
+        freeze(_blank(name), tuple(names))
 
 
 def _splits(
@@ -226,6 +266,21 @@ def _label(data: object) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-") or "own"
 
 
+def _given(data: object) -> str:
+    """What a command calls the data: files and folders by their last name alone."""
+    if isinstance(data, Mapping):
+        return "own"
+    path = Path(cast(str, data))
+    return path.resolve().name if path.exists() else str(data)
+
+
+def _chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a recipe that are not what they are by default."""
+    usual = {item.name: item.default for item in fields(Recipe)} | _DEFAULTS
+    usual |= {"batch_size": None, "model_args": {}, "optimizer_args": {}}
+    return {key: value for key, value in recipe.items() if value != usual[key]}
+
+
 def _settings(
     name: str,
     blank: EquivariantNet,
@@ -237,7 +292,7 @@ def _settings(
     """What a run depends on besides its recipe, as finetune.json holds it."""
     cfg, train = blank.pretrained_cfg, splits["train"]
     before = folder / SETTINGS_NAME
-    if before.is_file() and pretrained is None:
+    if before.is_file() and pretrained is None and not unused(folder):
         start = json.loads(before.read_text()).get("start")
     else:
         start = _start(name, cfg, pretrained)
@@ -256,7 +311,7 @@ def _settings(
         "start": start,
         "base_model": _base_model(name, cfg) if start else None,
         "data": label,
-        "data_sha256": {part: _digest(split) for part, split in splits.items()},
+        "data_sha256": {part: digest_of(split) for part, split in splits.items()},
         "input_size": list(train.shape),
         "mean": mean,
         "std": std,
@@ -294,14 +349,6 @@ def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
     values = pictures.transpose(0, 1).flatten(1).double() / 255
     # A channel without contrast would be divided by zero.
     return [round(v, 4) for v in values.mean(1).tolist()], [max(round(v, 4), 1e-2) for v in values.std(1).tolist()]
-
-
-def _digest(split: AnySplit) -> str:
-    """What tells pictures from others: the bytes of those in memory, else their number and classes."""
-    digest = hashlib.sha256(split.labels.cpu().numpy().tobytes())
-    if isinstance(split, Split):
-        digest.update(split.images.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _recipe(
@@ -360,26 +407,6 @@ def _built(name: str, args: Mapping[str, Any], settings: Mapping[str, Any]) -> n
     return model
 
 
-def _claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes finetune.json, or raises ValueError if the folder holds another run or other things."""
-    path = folder / SETTINGS_NAME
-    if path.is_file():
-        there = json.loads(path.read_text())
-        if other := [key for key in settings if there.get(key) != settings[key]]:
-            said = "; ".join(f"{key} was {there.get(key)!r} and is {settings[key]!r}" for key in other)
-            raise ValueError(f"{folder} holds a run on other pictures or weights ({said}); name another folder")
-        return
-    if folder.is_dir() and (found := sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))):
-        raise ValueError(f"{folder} holds other things ({', '.join(found[:5])}); name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(path, settings)
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
 def _report(
     model: EquivariantNet,
     recipe: Recipe,
@@ -387,6 +414,7 @@ def _report(
     settings: dict[str, Any],
     folder: Path,
     workers: int,
+    made_by: str,
 ) -> dict[str, Any]:
     """Measures the network and writes all that the folder is to hold."""
     from .engine import selected
@@ -399,7 +427,7 @@ def _report(
     notes = []
     if part != "test":
         notes.append(
-            f"No pictures were held out for a test: scores on those to {uses[part]} are better than on others."
+            f"No pictures were held out for a test: scores on the {WORDS[part]} pictures are better than on others."
         )
     report: dict[str, Any] = {
         "model": recipe.model,
@@ -411,7 +439,7 @@ def _report(
         "pictures": {uses[name]: count for name, count in counts.items()},
         "epochs": recipe.epochs,
         "selected_epoch": best["epoch"],
-        "measured_on": uses[part],
+        "measured_on": f"{WORDS[part]} pictures",
         "notes": notes,
         **measured(model, splits[part], settings["label_names"], workers),
         "equivariance_error": equivariance_error(model),
@@ -420,10 +448,10 @@ def _report(
     weights = (folder / "best.safetensors").read_bytes()
     digest = hashlib.sha256(weights).hexdigest()
     atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
-    _write(folder / CONFIG_NAME, config(model, recipe, settings, digest))
+    write_json(folder / CONFIG_NAME, config(model, recipe, settings, digest))
     if part == "test":
-        _write(folder / RESULTS_NAME, results(model, recipe, counts, settings, report, best, digest))
+        write_json(folder / RESULTS_NAME, results(model, recipe, counts, settings, report, best, digest, made_by))
     figures = write_figures(report, folder)
     atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
-    _write(folder / REPORT_NAME, report)
+    write_json(folder / REPORT_NAME, report)
     return report

@@ -1,7 +1,9 @@
 """How good a classifier is, class by class and at every turn: as numbers, as text and as pictures."""
 
+import json
 import os
 import platform
+import shlex
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from .viz import plot_confusion, plot_turn_curve
 
 __all__ = [
     "ANGLES",
+    "command",
     "config",
     "machine",
     "markdown",
@@ -40,6 +43,16 @@ ANGLES = range(0, 360, 15)
 CURVE_PICTURES = 1_000  # whose turns are tried, at most: 24 angles take as long as 24 times as many pictures
 BATCH = 250
 SPEED_BATCH, SPEED_ROUNDS = 64, 7  # pictures at once, and how often, where speed is measured
+_OPTIONS = {  # of eqzoo finetune, by the setting of a recipe that each gives
+    "epochs": "--epochs",
+    "batch_size": "--batch-size",
+    "lr": "--lr",
+    "layer_decay": "--layer-decay",
+    "patience": "--patience",
+    "ema_decay": "--ema",
+    "augment": "--augment",
+    "seed": "--seed",
+}
 _SPEED_SECONDS = 10  # after which no further round is begun
 _WIDEST = 20  # classes of the largest matrix that is printed as text
 _CONFUSED = 20  # pairs of classes that are listed instead
@@ -132,8 +145,7 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
         "",
         f"Started from {report['start'] or 'random weights'}. {report['classes_count']} classes; pictures of "
         f"{' x '.join(map(str, report['input_size']))} (channels, height, width): {counts}. Epoch "
-        f"{report['selected_epoch']} of {report['epochs']} was kept. The numbers are of the pictures to "
-        f"{report['measured_on']}.",
+        f"{report['selected_epoch']} of {report['epochs']} was kept. The numbers are of the {report['measured_on']}.",
         "",
         *(f"{note}\n" for note in report["notes"]),
         "| | |",
@@ -204,6 +216,7 @@ def results(
     report: Mapping[str, Any],
     best: Mapping[str, Any],
     digest: str,
+    made_by: str,
 ) -> dict[str, Any]:
     """The results.json that training/publish.py makes a Hub repo's folder and a card from."""
     valid = best["valid_accuracy"]
@@ -216,7 +229,7 @@ def results(
         "throughput": throughput(model, tuple(settings["input_size"])),
         "dataset": {"name": recipe.dataset} | dict(counts),
         "seeds": 1,
-        "command": f"eqzoo finetune {settings['name']} {recipe.dataset} --seed {recipe.seed}",
+        "command": made_by,
         "recipe": asdict(recipe),
         "selected_epoch": best["epoch"],
         "valid_error": None if valid is None else round(100 - valid, 3),
@@ -239,6 +252,29 @@ def results(
     }
     found |= {key: settings[key] for key in ("label_names", "input_size", "mean", "std")}
     return found | ({"base_model": settings["base_model"]} if settings["base_model"] else {})
+
+
+def command(name: str, data: str, options: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The command that makes a fine-tuned network.
+
+    Args:
+        name: What was fine-tuned.
+        data: The pictures.
+        options: Values of options that are no settings of a recipe, by their names; False and None are left out, True
+            and lists stand for words after the option or none.
+        recipe: The settings of the recipe that are not the command's own.
+    """
+    words, more = ["eqzoo", "finetune", name, data, "--output", "DIR"], list[str]()
+    for key, value in recipe.items():
+        if key in _OPTIONS and value is not None:
+            words += [_OPTIONS[key], str(value)]
+        else:
+            more.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    for key, value in options.items():
+        if value is not None and value is not False:
+            values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]
+            words += [f"--{key}", *map(str, values)]
+    return shlex.join([*words, "--set", *more] if more else words)
 
 
 @torch.inference_mode()

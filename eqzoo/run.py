@@ -20,7 +20,7 @@ from .data import AnySplit, Split, Streamed, augment, batches
 from .files import atomic
 from .recipe import Recipe, scheduler
 
-__all__ = ["Run", "unwritable", "write"]
+__all__ = ["Run", "freeze", "unwritable", "write"]
 
 VALIDATION_BATCH = 500
 
@@ -50,7 +50,7 @@ class Run:
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
-        self.frozen = _freeze(self.model, recipe.freeze)
+        self.frozen = freeze(self.model, recipe.freeze)
         if recipe.checkpointing:
             _checkpoint(self.model)
         if accelerator.num_processes > 1 and self.device.type == "cuda":
@@ -210,18 +210,6 @@ def _on_device(split: AnySplit, device: torch.device) -> AnySplit:
     return split if isinstance(split, Streamed) else split.to(device)
 
 
-def _freeze(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
-    modules = dict(model.named_modules())
-    for name in names:
-        if name not in modules or not name:
-            tops = ", ".join(name for name, _ in model.named_children())
-            raise ValueError(f"freeze names modules of the network such as {tops}; got {name!r}")
-        modules[name].requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(f"freeze leaves nothing to train: {names}")
-    return [modules[name] for name in names]
-
-
 def _checkpoint(model: nn.Module) -> None:
     if not hasattr(model, "set_grad_checkpointing"):
         raise ValueError(
@@ -243,6 +231,19 @@ def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor
         return losses.mean()
 
     return weighted
+
+
+def freeze(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
+    """Keeps modules of a network from training, and returns them; raises ValueError if there are none of the names."""
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules or not name:
+            tops = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(f"freeze names modules of the network such as {tops}; got {name!r}")
+        modules[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"freeze leaves nothing to train: {names}")
+    return [modules[name] for name in names]
 
 
 def write(path: Path, data: bytes | memoryview) -> None:

@@ -1,6 +1,7 @@
 """Rotated MNIST and picture files."""
 
 import hashlib
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -235,12 +236,28 @@ def test_folders_that_lack_something(tmp_path):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 
 
+def test_folders_that_programs_leave_behind_hold_no_pictures(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18)])
+    picture = tmp_path / "mine" / "train" / "class 0" / "000.png"
+    for place in ("class 0/.ipynb_checkpoints", "class 0/__MACOSX/deeper", "__MACOSX/class 0", ".trash"):
+        (folder := tmp_path / "mine" / "train" / place).mkdir(parents=True)
+        shutil.copy(picture, folder)
+    (named := tmp_path / ".hidden").mkdir()
+    (tmp_path / "mine").rename(named / "mine")  # what is above the folder does not count
+    train = load_splits("mine", named, input_size=(3, 8, 8), valid_size=0)["train"]
+    assert len(train) == 18
+    assert train.classes == ("class 0", "class 1", "class 2")
+
+
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
 def test_folders_with_a_corrupt_picture(tmp_path, monkeypatch, limit):
     monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
     save_folder(tmp_path / "mine")
     (tmp_path / "mine" / "val" / "class 1" / "001.png").write_text("no picture")
-    with pytest.raises(ValueError, match=r"1 of 6 files .*001\.png"):
+    with pytest.raises(ValueError, match=r"1 of 30 files .*001\.png"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "train" / "class 0" / "000.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"2 of 30 files cannot be read; .*000\.png \(the file is empty\), .*001\.png"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 
 

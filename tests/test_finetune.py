@@ -1,6 +1,7 @@
 """Fine-tuning: from pictures of any kind to a checkpoint that everything else accepts."""
 
 import json
+import shlex
 import shutil
 import sys
 from types import ModuleType, SimpleNamespace
@@ -16,7 +17,7 @@ import eqzoo
 import eqzoo_cli
 from eqzoo.data import Split, Streamed, divided, load_picture, read_pictures, stratified
 from eqzoo.finetune import check_side, trunk
-from eqzoo.report import scores
+from eqzoo.report import command, scores
 from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
@@ -207,11 +208,82 @@ def test_the_same_command_trains_nothing_more_and_other_pictures_are_refused(tun
     moved = shutil.copytree(tuned.pictures, tmp_path / "my Shapes")
     Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")
     args = [str(moved) if arg == str(tuned.pictures) else arg for arg in tuned.args]
-    assert run(capsys, *args)[0] == 2
+    code, _, err = run(capsys, *args)
+    assert code == 2
+    assert "holds a run on other pictures or weights (the validation pictures differ); name" in err
+    code, _, err = run(capsys, *tuned.args, "--test", "0")
+    assert code == 2
+    assert "the training pictures differ; the validation pictures differ; there are no test pictures, and there" in err
     again = [*tuned.args, "--epochs", "9"]
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here)" in err
+
+
+def parsed(command):
+    words = shlex.split(command)
+    assert words[0] == "eqzoo"
+    return vars(eqzoo_cli.parser().parse_args(words[1:]))
+
+
+def test_the_command_of_a_card_is_that_of_the_run(tuned):
+    made_by = parsed(json.loads((tuned.folder / "results.json").read_text())["command"])
+    given = vars(eqzoo_cli.parser().parse_args(tuned.args))
+    known = {"data": "my Shapes", "output": "DIR", "device": None, "json": False}
+    assert made_by == given | known
+
+
+def test_a_command_has_all_that_differs_from_its_defaults():
+    recipe = {"epochs": 2, "lr": 1e-8, "patience": None, "optimizer": "adamw", "optimizer_args": {"eps": 1e-7}}
+    options = {"size": 32, "channels": None, "no-pretrained": True, "freeze": ["stem", "a.0"], "balance": False}
+    found = parsed(command("p4_cnn", "my data", options, recipe))
+    plain = vars(eqzoo_cli.parser().parse_args(["finetune", "p4_cnn", "my data", "--output", "DIR"]))
+    changed = {key: value for key, value in found.items() if value != plain[key]}
+    assert changed == {
+        "epochs": 2,
+        "lr": 1e-8,
+        "size": 32,
+        "pretrained": False,
+        "freeze": ["stem", "a.0"],
+        "set": ["patience=null", "optimizer=adamw", 'optimizer_args={"eps": 1e-07}'],
+    }
+    assert parsed(command("p4_cnn", "d", {"freeze": True, "test": 0}, {})) == plain | {
+        "data": "d",
+        "freeze": [],
+        "test": 0.0,
+    }
+
+
+def test_values_are_checked_before_pictures_are_read(tmp_path, monkeypatch):
+    pictures = save_shapes(tmp_path / "pictures", (4, 4, 4))
+    module = sys.modules["eqzoo.finetune"]  # the name in the package is the function
+    monkeypatch.setattr(module, "read_pictures", lambda *_: pytest.fail("pictures were read"))
+    for changes, message in (
+        ({"lr": -1.0}, "lr > 0"),
+        ({"epochs": 0}, "epochs >= 1"),
+        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
+        ({"augment": "nonesuch"}, "augment is one of"),
+        ({"optimizer": "nonesuch"}, "optimizer is one of"),
+        ({"balance": True, "loss": "bce"}, "class_weights go with"),
+        ({"freeze": ["nonesuch"]}, "freeze names modules"),
+        ({"device": "tpu"}, "device is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eqzoo.finetune("p4_cnn", pictures, tmp_path / "out", **changes)
+
+
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
+    x, y = arrays(24)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"name": "p4_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "epochs": 1}
+    with pytest.raises(TypeError, match="nonesuch"):
+        eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["finetune.json", "recipe.json"]
+    result = eqzoo.finetune(**call, test_fraction=0)
+    assert result.report["start"] == "p4_cnn.rotmnist"  # not the random weights of before
+    with pytest.raises(ValueError, match="there are test pictures, and there were none"):
+        eqzoo.finetune(**call)
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
@@ -346,15 +418,10 @@ def test_broken_pictures_are_named_before_the_first_step(tmp_path, capsys):
     code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
     assert code == 2
     assert err.count("\n") == 1
-    assert "2 of 34 files" in err  # what the headers tell
+    assert "4 of 34 files cannot be read" in err
     assert "empty.png (the file is empty)" in err
-    (pictures / "bar" / "empty.png").unlink()
-    (pictures / "blob" / "text.jpg").unlink()
-    code, _, err = run(capsys, "finetune", "p4_cnn", pictures, "--output", out)
-    assert code == 2
-    assert "2 of 32 files" in err
-    assert "cut.png" in err
-    assert "deep.tif (its pixels have 32 bits" in err or "32 bits" in err
+    assert all(name in err for name in ("text.jpg", "cut.png"))
+    assert "deep.tif (its pixels have 32 bits" in err
     assert not out.exists()
 
 
@@ -410,9 +477,19 @@ def test_without_held_out_pictures_the_report_says_so(tmp_path):
     result = eqzoo.finetune(
         "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
     )
-    assert result.report["measured_on"] == "train"
-    assert "better than on others" in (result.folder / "report.md").read_text()
+    assert result.report["measured_on"] == "training pictures"
+    page = (result.folder / "report.md").read_text()
+    assert "The numbers are of the training pictures." in page
+    assert "scores on the training pictures are better than on others" in page
     assert not (result.folder / "results.json").exists()
+    sys.path.insert(0, str(ROOT / "training"))
+    import publish
+
+    with pytest.raises(SystemExit, match=r"without test pictures.* --test 0\.15"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+    (result.folder / "report.json").unlink()
+    with pytest.raises(SystemExit, match="has not ended; give its eqzoo finetune command again"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
 
 
 def test_scores_are_those_counted_by_hand():
@@ -438,9 +515,14 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "is inside the pictures": {"output": pictures / "out"},
         "holds other things": {"output": tmp_path / "full"},
         "no pictures at": {"data": tmp_path / "nothing"},
+        "no folder train; .* or, without train, <class>/<picture>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},
+        "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
+        "'cuda' where there is a GPU, got 'tpu'": {"device": "tpu"},
+        "is a file, and a checkpoint is a folder": {"output": tmp_path / "full" / "thesis.tex"},
     }
+    (tmp_path / "bare").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     for message, changes in cases.items():

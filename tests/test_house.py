@@ -37,6 +37,7 @@ ORDER = [
     "engine",
     "viz",
     "report",
+    "claim",
     "finetune",
     "cli",
     "__init__",

@@ -22,7 +22,9 @@ from safetensors.torch import load_file
 from turn_curve import draw_turn_curve
 
 import eqzoo
+from eqzoo.claim import SETTINGS_NAME
 from eqzoo.files import atomic
+from eqzoo.finetune import REPORT_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
 from eqzoo.sources import load_network
 
@@ -237,12 +239,24 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _read_results(run: Path) -> dict[str, Any]:
     path = run / RESULTS_NAME
     if not path.is_file():
-        raise SystemExit(f"no {path}; run python training/evaluate.py {run} first")
+        raise SystemExit(f"no {path}; {_way_to_results(run)}")
     try:
         results: dict[str, Any] = json.loads(path.read_text())
     except ValueError as error:
         raise SystemExit(f"{path} is not JSON ({error}); run python training/evaluate.py {run} again") from error
     return results
+
+
+def _way_to_results(run: Path) -> str:
+    """How a run without results comes to have them."""
+    if (run / REPORT_NAME).is_file():
+        return (
+            "the network was fine-tuned without test pictures, and a card has a test error: fine-tune it into a new "
+            "folder with some, by --test 0.15 or a folder test"
+        )
+    if (run / SETTINGS_NAME).is_file():
+        return "the fine-tuning has not ended; give its eqzoo finetune command again"
+    return f"run python training/evaluate.py {run} first"
 
 
 def _is_repo_folder(run: Path) -> bool:

@@ -65,7 +65,7 @@ def _text(report: dict[str, Any], folder: str) -> str:
         ["started from", report["start"] or "random weights"],
         ["pictures", ", ".join(f"{count:,} to {use}" for use, count in report["pictures"].items())],
         ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
-        ["measured on the pictures to", report["measured_on"]],
+        ["measured on", report["measured_on"]],
         ["accuracy", f"{report['accuracy']:.2f} %"],
         ["mean F1 of the classes", f"{report['macro_f1']:.2f} %"],
         ["accuracy of turned pictures", f"{min(curve):.2f} to {max(curve):.2f} %"],

@@ -45,19 +45,27 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     if folders["train"] is None and flat and _classes(path):
         folders = {"train": path}
     if folders["train"] is None:
-        raise FileNotFoundError(f"{path} has no folder train; the layout is train/<class>/<picture>, val/..., test/...")
+        alone = " or, without train, <class>/<picture>" if flat else ""
+        raise FileNotFoundError(
+            f"{path} has no folder train; the layout is train/<class>/<picture>, val/..., test/...{alone}"
+        )
     classes = _classes(folders["train"])
-    return {name: _read(folder, classes, input_size) for name, folder in folders.items() if folder}
+    listed = {name: _listed(folder, classes) for name, folder in folders.items() if folder}
+    with ThreadPoolExecutor() as pool:
+        read = {name: _read(pool, *found, classes, input_size) for name, found in listed.items()}
+    if broken := [problem for _, problems in read.values() for problem in problems]:
+        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        count = sum(len(files) for files, _ in listed.values())
+        raise ValueError(
+            f"{len(broken)} of {count} files cannot be read; remove or replace them: {', '.join(broken[:SHOWN])}{more}"
+        )
+    return {name: split for name, (split, _) in read.items() if split is not None}
 
 
 def folder_channels(path: Path) -> int:
-    """1 if the headers of all pictures below a folder say that they are grey, else 3.
-
-    Raises:
-        ValueError: If there are pictures that cannot be opened.
-    """
+    """1 if the headers of all pictures below a folder say that they are grey, else 3; broken ones do not count."""
     with ThreadPoolExecutor() as pool:
-        return 1 if all(_tried(pool, _grey, _pictures(path))) else 3
+        return 1 if all(_tried(pool, _grey, _pictures(path))[0]) else 3
 
 
 def _grey(path: Path) -> bool:
@@ -71,8 +79,15 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in IMG_EXTENSIONS and path.is_file() and not path.name.startswith(".")
+        if path.suffix.lower() in IMG_EXTENSIONS
+        and path.is_file()
+        and not any(map(_hidden, path.relative_to(folder).parts))
     )
+
+
+def _hidden(name: str) -> bool:
+    """Whether a file or folder is one that programs leave behind."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
@@ -80,16 +95,17 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)))
 
 
-def _read(folder: Path, classes: tuple[str, ...], input_size: tuple[int, int, int]) -> AnySplit:
+def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:
+    """The picture files of a split and their labels."""
     if not classes or _classes(folder) != classes:
         raise ValueError(
             f"{folder} holds the class folders {list(_classes(folder))}; needed is one for each class, the same in "
             f"every split, as in train: {list(classes)}"
         )
-    files, labels = [], []
+    files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):
         found = _pictures(folder / name)
         if not found:
@@ -98,13 +114,23 @@ def _read(folder: Path, classes: tuple[str, ...], input_size: tuple[int, int, in
             raise ValueError(f"the class folder {folder / name} holds no pictures ({', '.join(IMG_EXTENSIONS)})")
         files += found
         labels += [label] * len(found)
-    targets = torch.tensor(labels)
+    return files, torch.tensor(labels)
+
+
+def _read(
+    pool: ThreadPoolExecutor,
+    files: list[Path],
+    labels: Tensor,
+    classes: tuple[str, ...],
+    input_size: tuple[int, int, int],
+) -> tuple[AnySplit | None, list[str]]:
+    """A split, in memory or streamed; or None and what is wrong with its files."""
     reader = _Reader(files, input_size)
-    with ThreadPoolExecutor() as pool:
-        if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
-            return Split(torch.stack(_tried(pool, reader.picture, files)), targets, classes)
-        _tried(pool, _grey, files)
-    return Streamed(reader, torch.arange(len(files)), targets, input_size, classes)
+    if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
+        pictures, broken = _tried(pool, reader.picture, files)
+        return None if broken else Split(torch.stack(pictures), labels, classes), broken
+    _, broken = _tried(pool, _grey, files)
+    return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes), broken
 
 
 class _Reader:
@@ -124,21 +150,15 @@ class _Reader:
         return picture.round().clamp(0, 255).to(torch.uint8)
 
 
-def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]) -> list[T]:
-    """What a function makes of every file; raises ValueError that names those that it cannot read."""
+def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]) -> tuple[list[T], list[str]]:
+    """What a function makes of the files that it can read, and what is wrong with the others."""
 
-    def attempt(path: Path) -> tuple[T | None, str]:
+    def attempt(path: Path) -> tuple[list[T], str]:
         try:
-            return read(path), ""
+            return [read(path)], ""
         except Exception as error:  # every format of Pillow's raises its own on a broken file
             said = str(error).removeprefix(f"{path} is not a picture that Pillow can read: ")
-            return None, f"{path} ({said if path.stat().st_size else 'the file is empty'})"
+            return [], f"{path} ({said if path.stat().st_size else 'the file is empty'})"
 
     results = list(pool.map(attempt, files))
-    if broken := [problem for _, problem in results if problem]:
-        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        raise ValueError(
-            f"{len(broken)} of {len(files)} files are no picture that Pillow can read; remove or replace them: "
-            f"{', '.join(broken[:SHOWN])}{more}"
-        )
-    return [result for result, _ in results]  # type: ignore[misc]
+    return [made for found, _ in results for made in found], [problem for _, problem in results if problem]

@@ -202,7 +202,8 @@ def alike(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors of one type: autocast's where it is on, else the one that holds them all."""
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
     device = tensors[0].device.type
-    if dtype != torch.float64 and torch.is_autocast_enabled(device):
+    # Tensors without values know no autocast.
+    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) for x in tensors)
 
