@@ -142,11 +142,10 @@ def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
         assert entry["where"] == str(tuned.folder / "model.safetensors")
     assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
     assert run(capsys, "check", tuned.folder / "best.safetensors")[0] == 0
-    for command in (["predict", tuned.pictures / "cross" / "00.png", "--model"], ["check"]):
-        code, _, err = run(capsys, *command, tuned.folder / "report.json")
+    for asked in (["predict", tuned.pictures / "cross" / "00.png", "--model"], ["check"]):
+        code, _, err = run(capsys, *asked, tuned.folder / "report.json")
         assert code == 2
         assert "report.json is" in err
-
 
 
 def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
