@@ -15,6 +15,7 @@ checkpoints, are their owner's and are not held against anything.
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -263,14 +264,14 @@ def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without huggingface_hub's warnings of each try, unless somebody has asked it for more than warnings."""
-    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.logging import get_verbosity, set_verbosity
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR if level == logging.WARNING else level)
+    level = get_verbosity()
+    set_verbosity(logging.ERROR if level == logging.WARNING else level)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        set_verbosity(level)
 
 
 def _explain(error: BaseException, repo_id: str) -> str:

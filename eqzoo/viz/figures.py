@@ -282,8 +282,8 @@ def plot_turn_curve(
     for place, (name, values) in enumerate(curves.items()):
         angles, heights = _closed(list(degrees), list(values))
         style = _LINES[(place // len(COLOURS)) % len(_LINES)]
-        look = {"color": COLOURS[place % len(COLOURS)], "marker": "o", "markersize": 3, "clip_on": False}
-        axes.plot(angles, heights, style, label=name, **look)
+        colour = COLOURS[place % len(COLOURS)]
+        axes.plot(angles, heights, style, color=colour, marker="o", markersize=3, label=name, clip_on=False)
     axes.set(xlabel="turned by, in degrees", ylabel=label, xlim=(min(degrees), max([*degrees, 360])))
     axes.set_xticks([a for a in range(0, 361, 45) if min(degrees) <= a])
     for quarter in (90, 180, 270):
