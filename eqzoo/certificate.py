@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from .equivariance import element_errors, equivariance_report, randomise_norms
-from .finetune import check_side
 from .groups import P4, P4M, Z2M, Group, cyclic, dihedral
 from .models import EquivariantNet, list_models
 from .onnx_file import OnnxFile
 from .reasons import find_reasons, misses_the_edge
+from .sizes import check_side
 from .sources import load_network
 
 __all__ = ["CHECKED_GROUPS", "Certificate", "certify"]

@@ -1,6 +1,5 @@
 """Fine-tuning on pictures of one's own: from a folder to a checked checkpoint."""
 
-import copy
 import hashlib
 import json
 import os
@@ -22,16 +21,15 @@ from .files import atomic
 from .groups import P4, Group
 from .hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config
 from .models import EquivariantNet, create_model
-from .ops import use_backend
 from .recipe import Recipe
 from .report import command, config, markdown, measured, results, write_figures
+from .sizes import check_side, weightless
 
-__all__ = ["FineTuned", "check_side", "finetune", "trunk"]
+__all__ = ["FineTuned", "finetune", "trunk"]
 
 REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _DEFAULTS: dict[str, Any] = {"epochs": 30, "patience": 10, "augment": "shifts"}
 _FRACTION = 0.15
-_FAR = 64  # pixels to either side in which sizes that are exact are looked for
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def finetune(
     _check_call(output, data, recipe, device)
     _check_values(recipe, balance, valid_fraction, test_fraction)
     name = f"local-dir:{name}" if (Path(name) / CONFIG_NAME).is_file() else str(name)
-    blank = _blank(name)
+    blank = weightless(name)
     side = size or blank.input_size[1]
     check_side(name, side)
     _check_freeze(name, freeze)
@@ -141,25 +139,6 @@ def finetune(
     return FineTuned(model, report, folder)
 
 
-def check_side(name: str, side: int, model: EquivariantNet | None = None) -> None:
-    """Raises ValueError unless a network takes square pictures of a side, in pixels, and keeps its group there.
-
-    Args:
-        name: The network.
-        side: The side of the pictures, in pixels.
-        model: The network itself, where its name alone does not build it.
-    """
-    model = copy.deepcopy(model).to("meta", torch.float32) if model else _blank(name)
-    reason = _refusal(model, side)
-    if reason is None:
-        return
-    near = [next((s for s in way if s > 0 and _refusal(model, s) is None), None) for way in _ways(side)]
-    sizes = " and ".join(f"{s} x {s}" for s in near if s)
-    keeps = f"would not keep its group {model.group.name}" if model.group.order > 1 else "does not work"
-    where = f"the nearest sizes that go are {sizes}" if sizes else f"its own size is {model.input_size[1]}"
-    raise ValueError(f"{name} {keeps} on pictures of {side} x {side} pixels; {where} ({reason})")
-
-
 def trunk(model: EquivariantNet) -> tuple[str, ...]:
     """The modules with parameters at the top of a network, but for that of the classifier."""
     last = model.get_classifier()
@@ -168,30 +147,6 @@ def trunk(model: EquivariantNet) -> tuple[str, ...]:
         for name, child in model.named_children()
         if any(True for _ in child.parameters()) and not any(module is last for module in child.modules())
     )
-
-
-def _ways(side: int) -> tuple[range, range]:
-    return range(side - 1, max(0, side - _FAR), -1), range(side + 1, side + _FAR)
-
-
-@torch.no_grad()
-def _refusal(model: EquivariantNet, side: int) -> str | None:
-    """Why a network without values does not take a size, or None if it does."""
-    try:
-        with use_backend("eager"):
-            model(torch.empty(1, model.in_chans, side, side, device="meta"))
-    except (ValueError, RuntimeError) as error:
-        return str(error)
-    return None
-
-
-def _blank(name: str) -> EquivariantNet:
-    """The network without values: made at once, whatever its size."""
-    with torch.device("meta"):
-        model = create_model(name)
-    if not isinstance(model, EquivariantNet):
-        raise ValueError(f"{name} is no network of eqzoo but a {type(model).__name__}; eqzoo.list_models() has all")
-    return model.eval()
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
@@ -235,7 +190,7 @@ def _check_freeze(name: str, names: bool | Sequence[str]) -> None:
     if not isinstance(names, bool):
         from .run import freeze
 
-        freeze(_blank(name), tuple(names))
+        freeze(weightless(name), tuple(names))
 
 
 def _splits(

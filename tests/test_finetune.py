@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import eqzoo
 import eqzoo_cli
 from eqzoo.data import Split, Streamed, divided, load_picture, read_pictures, stratified
-from eqzoo.finetune import check_side, trunk
+from eqzoo.finetune import trunk
 from eqzoo.report import command, scores
 from tests.conftest import ROOT
 

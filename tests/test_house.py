@@ -24,6 +24,7 @@ ORDER = [
     "layers",
     "hub",
     "models",
+    "sizes",
     "onnx_ops",
     "onnx_file",
     "sources",

@@ -4,7 +4,7 @@ import timm
 import torch
 from timm.models import PretrainedCfg
 
-from ..models import EquivariantNet, create_model
+from ..models import EquivariantNet
 from ..ops import use_backend
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "module_of",
     "published_tags",
     "registered_tags",
-    "weightless",
 ]
 
 
@@ -37,14 +36,6 @@ def module_of(model: str) -> str:
 def group_name(model: str) -> str:
     """The group that the name promises."""
     return model.partition("_")[0]
-
-
-def weightless(name: str) -> EquivariantNet:
-    """A network whose tensors have shapes and no values, in evaluation mode: made at once, whatever its size."""
-    with torch.device("meta"):
-        model = create_model(name)
-    assert isinstance(model, EquivariantNet)
-    return model.eval()
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -14,9 +14,10 @@ from ..count import multiply_adds
 from ..groups import Group
 from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
 from ..models import EquivariantNet, create_model
+from ..sizes import weightless
 from ._answer import Answer, table
 from ._families import claim, paper_of
-from ._networks import count_parameters, forward_shape, module_of, registered_tags, weightless
+from ._networks import count_parameters, forward_shape, module_of, registered_tags
 
 __all__ = ["run"]
 

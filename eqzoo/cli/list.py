@@ -5,9 +5,10 @@ import sys
 from typing import Any
 
 from ..models import list_models, list_pretrained
+from ..sizes import weightless
 from ._answer import Answer, table
 from ._families import paper_of
-from ._networks import count_parameters, group_name, module_of, published_tags, registered_tags, weightless
+from ._networks import count_parameters, group_name, module_of, published_tags, registered_tags
 
 __all__ = ["run"]
 
