@@ -18,6 +18,7 @@ import eqzoo_cli
 from eqzoo.data import Split, Streamed, divided, load_picture, read_pictures, stratified
 from eqzoo.finetune import trunk
 from eqzoo.report import command, scores
+from eqzoo.sizes import check_side
 from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
