@@ -47,7 +47,7 @@ def load_network(source: str | os.PathLike[str], model: str | None = None) -> So
         FileNotFoundError: If a path is given at which there is nothing.
 
     Example:
-        >>> load_network("p4_cnn").trained, load_network("p4m_cnn").trained
+        >>> load_network("p4_cnn").trained, load_network("p4_cnn_w11").trained
         (True, False)
     """
     text = os.fspath(source)

@@ -29,7 +29,7 @@ def test_a_trained_network_passes_whatever_it_is_called(source):
 
 
 def test_a_network_that_is_not_trained_is_checked_as_if_it_were():
-    certificate = eqzoo.certify("p4m_cnn")
+    certificate = eqzoo.certify("p4m_e4net")
     assert certificate.exact
     assert len(certificate.logits) == 8
     assert "random" in certificate.notes[0]

@@ -80,8 +80,8 @@ def test_the_table_of_networks(capsys):
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
     assert heading == ["name", "group", "parameters", "input", "family", "checkpoints"]
     assert ["p4_cnn", "p4", "24,610", "1 x 28 x 28", "G-CNN", "rotmnist"] in rows
-    assert ["p4m_cnn", "p4m", "26,747", "1 x 28 x 28", "G-CNN"] in rows
-    _, out, _ = run(capsys, "list", "p4_cnn*", "--json", "--pretrained")
+    assert ["p4_cnn_w15", "p4", "50,415", "1 x 28 x 28", "G-CNN"] in rows
+    _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
 
@@ -307,12 +307,12 @@ def test_completion_knows_commands_options_and_names(capsys, tmp_path):
         (tmp_path / shell).write_text(out)
     script = f"""
 source {tmp_path / "bash"}
-for words in "eqzoo inf" "eqzoo info p4_cnn_w1" "eqzoo bench --no-c"; do
+for words in "eqzoo inf" "eqzoo info p4_alpha_s" "eqzoo bench --no-c"; do
     COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
     _shtab_eqzoo; echo "${{COMPREPLY[@]}}"
 done"""
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.split("\n")[:3] == ["info", "p4_cnn_w11 p4_cnn_w15 p4_cnn_w19", "--no-compile"]
+    assert ran.stdout.split("\n")[:3] == ["info", "p4_alpha_sp_cnn", "--no-compile"]
 
 
 def test_papers_here_are_those_of_the_cards():

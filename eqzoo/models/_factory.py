@@ -67,7 +67,9 @@ def create_model(
     file = _weights_file(Path(checkpoint_path))
     source = name if "pretrained_cfg" in kwargs else _described(name, file)
     if kwargs.get("features_only"):  # no classifier to load: timm leaves it out, as for its own checkpoints
-        return timm.create_model(source, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **kwargs)
+        if source != name and file.name == WEIGHTS_NAME:
+            return timm.create_model(source, pretrained=True, **kwargs)
+        return timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **kwargs)
     model = timm.create_model(source, **kwargs)
     _load(model, file, name)
     return model
