@@ -1,15 +1,11 @@
-"""What the registry knows of networks without building them, and networks without memory."""
+"""What the registry knows of networks without building them."""
 
 import timm
 import torch
 from timm.models import PretrainedCfg
 
-from ..models import EquivariantNet
-from ..ops import use_backend
-
 __all__ = [
     "count_parameters",
-    "forward_shape",
     "group_name",
     "module_of",
     "published_tags",
@@ -41,13 +37,3 @@ def group_name(model: str) -> str:
 def count_parameters(model: torch.nn.Module) -> int:
     """The number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-@torch.no_grad()
-def forward_shape(model: EquivariantNet, height: int, width: int) -> tuple[int, ...] | None:
-    """The shape that a weightless network gives for a picture, or None where it refuses the size."""
-    try:
-        with use_backend("eager"):
-            return tuple(model(torch.empty(1, model.in_chans, height, width, device="meta")).shape)
-    except (ValueError, RuntimeError):
-        return None

@@ -1,6 +1,5 @@
 """Pictures from files, as networks take them."""
 
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -8,7 +7,6 @@ from torch import Tensor
 
 from ..data import load_picture, normalise, preprocess
 from ..groups import Group, transform
-from ..hub import CONFIG_NAME
 from ..models import EquivariantNet, create_model
 
 __all__ = ["copies", "pretrained"]
@@ -16,8 +14,6 @@ __all__ = ["copies", "pretrained"]
 
 def pretrained(name: str) -> EquivariantNet:
     """A network with its weights, in evaluation mode: of a name, or of the folder of a checkpoint."""
-    if (Path(name) / CONFIG_NAME).is_file():
-        name = f"local-dir:{name}"
     return cast(EquivariantNet, create_model(name, pretrained=True)).eval()
 
 

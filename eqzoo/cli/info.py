@@ -14,10 +14,10 @@ from ..count import multiply_adds
 from ..groups import Group
 from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
 from ..models import EquivariantNet, create_model
-from ..sizes import weightless
+from ..sizes import refusal, weightless
 from ._answer import Answer, table
 from ._families import claim, paper_of
-from ._networks import count_parameters, forward_shape, module_of, registered_tags
+from ._networks import count_parameters, module_of, registered_tags
 
 __all__ = ["run"]
 
@@ -67,7 +67,7 @@ def _sides(model: EquivariantNet) -> dict[str, Any]:
     for span in _SPANS:
         fresh = [side for side in range(max(1, own - span), own + span + 1) if not low <= side <= high or low == high]
         low, high = max(1, own - span), own + span
-        taken = sorted({*taken, *(side for side in fresh if forward_shape(model, side, side) is not None)})
+        taken = sorted({*taken, *(side for side in fresh if refusal(model, side, side) is None)})
         if len(taken) > 2:
             break
     return {"tried": [low, high], "exact": taken}
@@ -112,7 +112,7 @@ def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
     for name, module in model.named_modules():
         if _is_layer(name, module) if every else _is_stage(name, model):
             handles.append(module.register_forward_hook(partial(_note, rows, name)))
-    forward_shape(model, *model.input_size[1:])
+    refusal(model, *model.input_size[1:])
     for handle in handles:
         handle.remove()
     return rows
