@@ -307,12 +307,12 @@ def test_completion_knows_commands_options_and_names(capsys, tmp_path):
         (tmp_path / shell).write_text(out)
     script = f"""
 source {tmp_path / "bash"}
-for words in "eqzoo inf" "eqzoo info p4_alpha_s" "eqzoo bench --no-c"; do
+for words in "eqzoo inf" "eqzoo info z2_allc" "eqzoo bench --no-c"; do
     COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
     _shtab_eqzoo; echo "${{COMPREPLY[@]}}"
 done"""
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.split("\n")[:3] == ["info", "p4_alpha_sp_cnn", "--no-compile"]
+    assert ran.stdout.split("\n")[:3] == ["info", "z2_allcnn", "--no-compile"]
 
 
 def test_papers_here_are_those_of_the_cards():
