@@ -16,10 +16,13 @@ _MNIST = (
     "epoch, as the paper has it; the authors' code chooses it on the test digits."
 )
 _MNIST_SHORTER = (
-    "The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a cosine from "
-    "2e-3 in 8 epochs, about an hour on one core of a CPU for r4, against the paper's constant 1e-3 in 300, and a "
-    "moving average of the weights. In float32. 10,000 digits train and 2,000 choose the epoch. Its training loss "
-    "still falls at the end: so few epochs do not reach the paper's error."
+    "The paper's batch and weight decay; the rest is ours, to learn in few epochs: Muon with Nesterov's momentum and "
+    "1e-2 for matrices, AdamW with 3e-3 for other parameters, both halved after epochs 5, 7, 9 and 10 of 11, "
+    "against the paper's Adam with 1e-3 in 300 epochs. No dropout; digits are turned again, by any angle, bilinearly, "
+    "where the paper's are left alone; a moving average of the weights. In float32, two hours on one core of a CPU for "
+    "r4. 10,000 digits train and 2,000 choose the epoch. After 4,800 digits the training loss was 0.90 with Muon, and "
+    "1.43 with Adam and the better of two rates. A first recipe, of 8 epochs with Adam, had 5.90 % validation and "
+    "6.04 % test error."
 )
 _SGD = (
     "The paper's SGD with momentum 0.9, learning rate 0.01 along a cosine, batch {batch}, weight decay 1e-4 and "
@@ -50,8 +53,22 @@ def _sgd(epochs: int, batch_size: int) -> dict[str, Any]:
     }
 
 
+_MUON: dict[str, Any] = {
+    "epochs": 11,
+    "batch_size": 8,
+    "optimizer": "nmuon",
+    "optimizer_args": {"fallback_lr_scale": 0.3},
+    "lr": 0.01,
+    "schedule": "multistep",
+    "milestones": (5, 7, 9, 10),
+    "decay_rate": 0.5,
+    "augment": "turns",
+    "ema_decay": 0.999,
+    "model_args": {"attn_drop_rate": 0.0, "value_drop_rate": 0.0},
+}
+
 RECIPES: dict[str, Entry] = {
-    **family(MNIST, "rotmnist", _MNIST_SHORTER, epochs=8, batch_size=8, lr=2e-3, ema_decay=0.999),
+    **family(MNIST, "rotmnist", _MNIST_SHORTER, **_MUON),
     **family(MNIST, "rotmnist", _MNIST, "paper", epochs=300, batch_size=8, schedule="constant", precision="bfloat16"),
     **family(CIFAR, "cifar10", _CIFAR, valid_size=10_000, **_sgd(350, 24)),
     **family(PCAM, "pcam", _PCAM, **_sgd(100, 8)),
