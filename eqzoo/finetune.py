@@ -150,7 +150,7 @@ def trunk(model: EquivariantNet) -> tuple[str, ...]:
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
-    known = {item.name for item in fields(Recipe)} - {"model", "dataset", "freeze", "class_weights"}
+    known = {item.name for item in fields(Recipe)} - {"model", "dataset", "freeze", "class_weights", "start"}
     for key in recipe.keys() - known:
         near = get_close_matches(key, known, n=3) or sorted(known)
         raise ValueError(f"fine-tuning has no setting {key!r}; near it are {', '.join(near)}")

@@ -75,6 +75,8 @@ class Recipe:
         layer_decay: What the learning rate is multiplied by for every layer further from the classifier; None for one
             rate for all.
         freeze: The modules whose weights and running statistics stay, such as ``("stem", "blocks.0")``.
+        start: The checkpoint whose weights the network starts from, as `eqzoo.create_model` names it and with
+            ``pretrained=True`` adapts it to the classes, channels and group of the network; None for fresh weights.
 
     Raises:
         ValueError: If a value is of another type, out of range, or without effect beside the others.
@@ -112,6 +114,7 @@ class Recipe:
     patience: int | None = None
     layer_decay: float | None = None
     freeze: tuple[str, ...] = ()
+    start: str | None = None
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

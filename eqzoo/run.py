@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .data import AnySplit, Split, Streamed, augment, batches
 from .files import atomic
+from .models import EquivariantNet, create_model
 from .recipe import Recipe, scheduler
 
 __all__ = ["Run", "freeze", "unwritable", "write"]
@@ -46,7 +47,7 @@ class Run:
         )
         self.device = accelerator.device
         torch.manual_seed(recipe.seed)
-        self.model = build().to(self.device)
+        self.model = _started(build(), recipe).to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
@@ -176,6 +177,21 @@ class Run:
         model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
         model.load_state_dict(load_file(self.run_dir / "best.safetensors"))
         return model.eval()
+
+
+def _started(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """The network with the weights of the checkpoint that its recipe starts from, if that names one."""
+    if recipe.start is None:
+        return model
+    if not isinstance(model, EquivariantNet):
+        raise ValueError(f"start={recipe.start!r} is for networks of eqzoo; {type(model).__name__} is none")
+    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
+    other = create_model(recipe.start, pretrained=True, **args)
+    try:
+        model.load_state_dict(other.state_dict())
+    except RuntimeError as error:
+        raise ValueError(f"the weights of start={recipe.start!r} do not fit {recipe.model} ({error})") from error
+    return model
 
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:

@@ -149,6 +149,22 @@ def test_bad_recipes_are_refused(bad):
         Recipe(**({"model": "p4_cnn", "dataset": "bars", "epochs": 3} | bad))
 
 
+def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
+    recipe = other(start="p4_cnn", model_args={}, epochs=1, lr=1e-12, warmup_epochs=0, weight_decay=0.0)
+    filters = run(tmp_path / "run", recipe).state_dict()["stem.conv.weight"]
+    trained = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()["stem.conv.weight"]
+    torch.testing.assert_close(filters, trained, rtol=0, atol=1e-6)
+    fresh = run(tmp_path / "fresh", replace(recipe, start=None)).state_dict()["stem.conv.weight"]
+    assert (fresh - trained).abs().max() > 0.1
+
+    with pytest.raises(ValueError, match="start='p4_cnn' do not fit p4_cnn"):
+        run(tmp_path / "small", other(start="p4_cnn"))
+    with pytest.raises(ValueError, match="no network 'p4_cn' here"):
+        run(tmp_path / "near", other(start="p4_cn"))
+    with pytest.raises(ValueError, match="is for networks of eqzoo; Linear is none"):
+        go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
+
+
 def test_too_few_pictures_for_a_batch(tmp_path):
     with pytest.raises(ValueError, match="48 training pictures do not fill a batch of 64"):
         run(tmp_path, Recipe("p4_cnn", "bars", epochs=1, batch_size=64, model_args=RECIPE.model_args))

@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.utils import reparameterize_model
 
 import eqzoo
@@ -286,6 +287,49 @@ def test_the_networks_keep_their_promise(model):
 def test_the_released_network_for_pcam_is_not_exact(option):
     """Its last pool drops the last row and column of 7, and its relative poses are not invariant."""
     assert logit_error(eqzoo.create_model("r4_gsanet_s", **option), P4, 1) > 1e-6
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Writes the weights of a network that is trained like, and says how its checkpoint is named to timm."""
+
+    def write(net):
+        save_file(trained_like(net).state_dict(), tmp_path / "model.safetensors")
+        return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "model.safetensors")}}
+
+    return write
+
+
+POSES = "blocks.1.block.attention.attention.pose.weight"
+
+
+def test_weights_serve_other_turns(weights):
+    four = eqzoo.create_model("r4_gsanet_t", kernel_size=3)
+    options = weights(four) | {"kernel_size": 3}
+    eight = eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **options)
+    twelve = eqzoo.create_model("r4_gsanet_t", group=cyclic(12), **options)
+    table = four.state_dict()[POSES]
+    halves = torch.stack([table, (table + table[[1, 2, 3, 0]]) / 2], 1).flatten(0, 1)
+    torch.testing.assert_close(eight.state_dict()[POSES], halves)
+    torch.testing.assert_close(twelve.state_dict()[POSES][[0, 3, 6, 9]], table)
+    torch.testing.assert_close(twelve.state_dict()[POSES][11], (table[3] + 2 * table[0]) / 3)
+    for name, value in four.state_dict().items():
+        assert name.endswith("pose.weight") or torch.equal(eight.state_dict()[name], value)
+    assert logit_error(eight, cyclic(8), 2) < 1e-12 < 1e-4 < logit_error(eight, P4M, 4)
+
+    back = eqzoo.create_model("r8_gsanet_t", group=P4, **(weights(eight) | {"kernel_size": 3}))
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in four.state_dict().items())
+
+
+def test_weights_of_mirrors_serve_without_them_and_not_the_other_way_round(weights):
+    mirrored = eqzoo.create_model("r4m_gsanet_s")
+    options = weights(mirrored)
+    plain = eqzoo.create_model("r4m_gsanet_s", group=P4, **options)
+    assert torch.equal(plain.state_dict()[POSES], mirrored.state_dict()[POSES][:4])
+    both = eqzoo.create_model("r4m_gsanet_s", group=dihedral(8), **options)
+    assert torch.equal(both.state_dict()[POSES][::2], mirrored.state_dict()[POSES])
+    with pytest.raises(ValueError, match="does not fit"):
+        eqzoo.create_model("r4_gsanet_s", group=P4M, **weights(plain))
 
 
 def test_read_outs():

@@ -35,7 +35,8 @@ def create_model(
             config.json says which network it is, with which classes. A folder with a config.json may be named without
             ``local-dir:``, and a checkpoint of one's own in ``EQZOO_WEIGHTS`` by the name of its folder.
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
-            with other ``in_chans`` the filters of the first layer are repeated or summed.
+            with other ``in_chans`` the filters of the first layer are repeated or summed; with another ``group``, a
+            GSA-Net's tables of relative poses are interpolated, see `eqzoo.models.gsanet`.
         checkpoint_path: A safetensors file, or a folder with a ``model.safetensors``, that fits the network exactly.
             A config.json beside it that is of the same network says its classes, its input and its other arguments;
             those that are given come first.

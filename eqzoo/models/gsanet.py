@@ -21,6 +21,10 @@ A star is a 2 x 2 maximum.
 The paper prints one count for all groups of a data set, 44.67K, 205.66K and 2.99M; the table of relative poses, of |H|
 rows a layer, makes the difference. r8, r12 and r16 are exact for quarter turns, and approximate between them.
 
+No other weight depends on the group, so trained weights serve other turns too: with another ``group``,
+``pretrained=True`` interpolates the tables, and ``create_model("r4_gsanet_t", pretrained=True, group=cyclic(8))`` is a
+network of 8 turns to go on from.
+
 References:
     Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 6 and appendix F
     https://arxiv.org/abs/2010.00977
@@ -28,8 +32,10 @@ References:
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import torch
 from timm.models import register_model
 from torch import Tensor, nn
 
@@ -280,21 +286,53 @@ default_cfgs = configs(
 )
 
 
+def _poses_between(source: Group) -> Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]:
+    """What takes weights of one group to a network of another, mirrored only if the first is: a filter for timm.
+
+    Tables of relative poses are linear in the angle between the turns of the source, and keep the rows of the elements
+    that both groups have.
+    """
+
+    def filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        target = model.group
+        if not isinstance(target, Group) or target == source or target.mirrors > source.mirrors:
+            return state
+        places = torch.arange(target.rotations) * source.rotations
+        before, after = places // target.rotations, (places // target.rotations + 1) % source.rotations
+        share = (places % target.rotations / target.rotations)[:, None]
+
+        def between(name: str, table: Tensor) -> Tensor:
+            if not name.endswith(".pose.weight") or len(table) != source.order:
+                return table
+            turns = table.unflatten(0, (-1, source.rotations))[: 1 + target.mirrors]
+            weight = share.to(table.dtype)
+            return ((1 - weight) * turns[:, before] + weight * turns[:, after]).flatten(0, 1)
+
+        return {name: between(name, value) for name, value in state.items()}
+
+    return filtered
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group, **args: Any) -> EquivariantNet:
+    features = 1 + sum(len(stage.widths) for stage in args["stages"])
+    options: dict[str, Any] = {"feature_indices": tuple(range(features)), "pretrained_filter_fn": _poses_between(group)}
+    return build(GSANet, variant, pretrained, **(options | {"group": group} | args | kwargs))
+
+
 def _create_t(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
-    args = {"group": group, "width": 20, "stages": ROTMNIST_STAGES}
-    return build(GSANet, variant, pretrained, feature_indices=tuple(range(6)), **(args | kwargs))
+    return _create(variant, pretrained, kwargs, group, width=20, stages=ROTMNIST_STAGES)
 
 
 def _create_s(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
-    args = {"group": group, "width": 12, "stages": PCAM_STAGES, "stem_pool": True, "block_norm": True}
+    args = {"width": 12, "stages": PCAM_STAGES, "stem_pool": True, "block_norm": True}
     args |= {"in_chans": 3, "num_classes": 2, "init_scale": math.sqrt(2)}
-    return build(GSANet, variant, pretrained, feature_indices=tuple(range(5)), **(args | kwargs))
+    return _create(variant, pretrained, kwargs, group, **args)
 
 
 def _create_b(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
-    args = {"group": group, "width": 96, "stages": CIFAR_STAGES, "block_norm": True, "in_chans": 3}
+    args = {"width": 96, "stages": CIFAR_STAGES, "block_norm": True, "in_chans": 3}
     args |= {"in_drop_rate": 0.3, "drop_rate": 0.2, "init_scale": math.sqrt(2)}
-    return build(GSANet, variant, pretrained, feature_indices=tuple(range(7)), **(args | kwargs))
+    return _create(variant, pretrained, kwargs, group, **args)
 
 
 @register_model
