@@ -19,7 +19,7 @@ from .data import AnySplit, Split, check, divided, num_classes, read_pictures
 from .equivariance import equivariance_error
 from .files import atomic
 from .groups import P4, Group
-from .hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config
+from .hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, base_model, fetch_config
 from .models import EquivariantNet, create_model
 from .recipe import Recipe
 from .report import command, config, markdown, measured, results, write_figures
@@ -264,7 +264,7 @@ def _settings(
     return {
         "name": name,
         "start": start,
-        "base_model": _base_model(name, cfg) if start else None,
+        "base_model": base_model(name, cfg.get("hf_hub_id")) if start else None,
         "data": label,
         "data_sha256": {part: digest_of(split) for part, split in splits.items()},
         "input_size": list(train.shape),
@@ -286,12 +286,6 @@ def _start(name: str, cfg: Mapping[str, Any], pretrained: bool | None) -> str | 
         print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
         return None
     return name if ":" in name or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"
-
-
-def _base_model(name: str, cfg: Mapping[str, Any]) -> str | None:
-    """The Hub repo that the first weights are of, if they are of one."""
-    source, _, place = name.partition(":")
-    return None if source == "local-dir" else place.partition("@")[0] or cfg.get("hf_hub_id")
 
 
 def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:

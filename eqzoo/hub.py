@@ -30,6 +30,7 @@ __all__ = [
     "WEIGHTS_NAME",
     "PushError",
     "WeightsNotFoundError",
+    "base_model",
     "fetch_config",
     "fetch_weights",
     "find_weights",
@@ -120,6 +121,17 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
         return fetch_weights(repo_id, cache_dir, _known_sha256(name))
     except WeightsNotFoundError as error:
         raise WeightsNotFoundError(_nowhere(name, str(error))) from error
+
+
+def base_model(name: str, repo_id: str | None) -> str | None:
+    """The Hub repo of a checkpoint that others start from, ``<owner>/<repo>``, or None if it is of none.
+
+    Args:
+        name: The checkpoint, as `eqzoo.create_model` names it.
+        repo_id: The Hub repo that the registry names for it.
+    """
+    source, _, place = name.partition(":")
+    return None if source == "local-dir" else place.partition("@")[0] or repo_id
 
 
 def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str | None = None) -> Path:

@@ -76,7 +76,8 @@ class Recipe:
             rate for all.
         freeze: The modules whose weights and running statistics stay, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, as `eqzoo.create_model` names it and with
-            ``pretrained=True`` adapts it to the classes, channels and group of the network; None for fresh weights.
+            ``pretrained=True`` adapts it to the classes, channels and group of the network; None leaves the network as
+            it was built.
 
     Raises:
         ValueError: If a value is of another type, out of range, or without effect beside the others.

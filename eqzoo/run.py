@@ -47,7 +47,10 @@ class Run:
         )
         self.device = accelerator.device
         torch.manual_seed(recipe.seed)
-        self.model = _started(build(), recipe).to(self.device)
+        self.model = build()
+        if recipe.start and not (run_dir / "state.pt").exists():
+            _start(self.model, recipe)
+        self.model = self.model.to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
@@ -179,19 +182,16 @@ class Run:
         return model.eval()
 
 
-def _started(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """The network with the weights of the checkpoint that its recipe starts from, if that names one."""
-    if recipe.start is None:
-        return model
+def _start(model: nn.Module, recipe: Recipe) -> None:
+    """Gives a network the weights of the checkpoint that its recipe starts from."""
+    named = f"start={recipe.start!r}"
     if not isinstance(model, EquivariantNet):
-        raise ValueError(f"start={recipe.start!r} is for networks of eqzoo; {type(model).__name__} is none")
+        raise ValueError(f"{named} is for networks of eqzoo; {type(model).__name__} is none")
     args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
-    other = create_model(recipe.start, pretrained=True, **args)
     try:
-        model.load_state_dict(other.state_dict())
-    except RuntimeError as error:
-        raise ValueError(f"the weights of start={recipe.start!r} do not fit {recipe.model} ({error})") from error
-    return model
+        model.load_state_dict(create_model(str(recipe.start), pretrained=True, **args).state_dict())
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"{named} cannot be started from by {recipe.model}: {error}") from error
 
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import eqzoo
 from eqzoo.data import Split
@@ -157,12 +158,47 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
     fresh = run(tmp_path / "fresh", replace(recipe, start=None)).state_dict()["stem.conv.weight"]
     assert (fresh - trained).abs().max() > 0.1
 
-    with pytest.raises(ValueError, match="start='p4_cnn' do not fit p4_cnn"):
+    with pytest.raises(ValueError, match="start='p4_cnn' cannot be started from by p4_cnn: "):
         run(tmp_path / "small", other(start="p4_cnn"))
+    with pytest.raises(ValueError, match=r"start='z2_cnn' cannot be started from by p4_cnn: .* does not fit"):
+        run(tmp_path / "plain", other(start="z2_cnn"))
     with pytest.raises(ValueError, match="no network 'p4_cn' here"):
         run(tmp_path / "near", other(start="p4_cn"))
     with pytest.raises(ValueError, match="is for networks of eqzoo; Linear is none"):
         go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
+
+
+def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
+    sizes = {"num_classes": 2, "in_chans": 3}
+    recipe = Recipe("r8_gsanet_t", "bars", epochs=1, batch_size=2, lr=1e-12, weight_decay=0.0, start="r4_gsanet_t")
+    coloured = {name: Split(part.images[:4].expand(-1, 3, -1, -1), part.labels[:4]) for name, part in SPLITS.items()}
+    torch.set_default_dtype(torch.float32)
+    net = train(recipe, lambda: eqzoo.create_model("r8_gsanet_t", kernel_size=3, **sizes), coloured, tmp_path)
+    trained = eqzoo.create_model("r4_gsanet_t", pretrained=True, group=net.group, **sizes)
+    head = trained.head.weight
+    for name, value in trained.state_dict().items():
+        close = torch.allclose(net.state_dict()[name], value, rtol=0, atol=1e-6)
+        assert close != (value.shape == head.shape and bool((value == head).all())), name
+
+
+def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkeypatch):
+    source = tmp_path / "weights" / "p4_cnn.mine"
+    source.mkdir(parents=True)
+    small = eqzoo.create_model("p4_cnn", width=2, num_classes=2)
+    config = {"architecture": "p4_cnn", "num_classes": 2, "model_args": {"width": 2}}
+    (source / "config.json").write_text(json.dumps(config | {"pretrained_cfg": {"tag": "mine"}}))
+    save_file(small.state_dict(), source / "model.safetensors")
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(source.parent))
+    recipe = other(start="p4_cnn.mine")
+    whole = run(tmp_path / "whole", recipe)
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 1)
+        with pytest.raises(Killed):
+            run(tmp_path / "part", recipe)
+    shutil.rmtree(source)
+    assert same(run(tmp_path / "part", recipe), whole)
+    with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
+        run(tmp_path / "fresh", recipe)
 
 
 def test_too_few_pictures_for_a_batch(tmp_path):

@@ -327,9 +327,22 @@ def test_weights_of_mirrors_serve_without_them_and_not_the_other_way_round(weigh
     plain = eqzoo.create_model("r4m_gsanet_s", group=P4, **options)
     assert torch.equal(plain.state_dict()[POSES], mirrored.state_dict()[POSES][:4])
     both = eqzoo.create_model("r4m_gsanet_s", group=dihedral(8), **options)
-    assert torch.equal(both.state_dict()[POSES][::2], mirrored.state_dict()[POSES])
+    table, finer = mirrored.state_dict()[POSES], both.state_dict()[POSES]
+    assert torch.equal(finer[::2], table)
+    torch.testing.assert_close(finer[[7, 15]], (table[[3, 7]] + table[[0, 4]]) / 2)
     with pytest.raises(ValueError, match="does not fit"):
         eqzoo.create_model("r4_gsanet_s", group=P4M, **weights(plain))
+    with pytest.raises(ValueError, match="does not fit"):  # eight rows for eight poses, and they are others
+        eqzoo.create_model("r8_gsanet_s", group=P4M, **weights(eqzoo.create_model("r8_gsanet_s")))
+
+
+def test_weights_of_ones_own_group_are_left_alone(weights):
+    own = eqzoo.create_model("r4_gsanet_t", group=cyclic(8))
+    again = eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **weights(own))
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in own.state_dict().items())
+    options = weights(eqzoo.create_model("r4_gsanet_t"))
+    with torch.device("meta"):
+        assert eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **options).head.weight.is_meta
 
 
 def test_read_outs():

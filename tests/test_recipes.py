@@ -175,6 +175,11 @@ def test_plateaus():
     assert Recipe(**BASE).decays([1, 2, 2, 2, 2]) == 0
 
 
+def test_recipes_start_from_checkpoints_that_are_published():
+    starts = {load_recipe(name).start for name in recipe_names()} - {None}
+    assert starts == {"r4_gsanet_t.rotmnist"} & set(eqzoo.list_pretrained())
+
+
 def test_the_command_line_changes_recipes():
     from argparse import Namespace
 
@@ -184,6 +189,11 @@ def test_the_command_line_changes_recipes():
     assert (new.lr, new.optimizer, new.model_args, new.seed, new.valid_size) == (0.5, "adam", {"width": 8}, 3, 5_000)
     args = Namespace(set=[], seed=None, epochs=None, dataset="mine.npz")
     assert (changed(recipe, args).dataset, changed(recipe, args).valid_size) == ("mine.npz", None)
+    started = load_recipe("r8_gsanet_t.rotmnist")
+    assert started.start == "r4_gsanet_t.rotmnist"
+    assert changed(started, args).start is None
+    args = Namespace(set=["start=r4_gsanet_t"], seed=None, epochs=None, dataset="mine.npz")
+    assert changed(started, args).start == "r4_gsanet_t"
     with pytest.raises(ValueError, match="a key of a recipe"):
         changed(recipe, Namespace(set=["speed=9"], seed=None, epochs=None, dataset=None))
 

@@ -26,6 +26,7 @@ from eqzoo.data import AnySplit, batches, normalise
 from eqzoo.engine import Recipe, finished, selected, top1
 from eqzoo.files import atomic
 from eqzoo.groups import P4, transform
+from eqzoo.hub import base_model
 from eqzoo.models import EquivariantNet
 from eqzoo.report import ANGLES, machine, throughput
 
@@ -138,6 +139,8 @@ def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args:
     turned = quarter_turns(model, part, args.workers)
     errors = [round(100 - top1(classes, part.labels), 3) for classes in turned]
     valid = run.best["valid_accuracy"]
+    cfg = timm.get_pretrained_cfg(recipe.start or "")
+    base = base_model(recipe.start, cfg and cfg.hf_hub_id) if recipe.start else None
     return {
         "checkpoint": run.name,
         "group": model.group.name,
@@ -165,7 +168,7 @@ def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args:
             "timm": timm.__version__,
             "eqzoo": eqzoo.__version__,
         },
-    }
+    } | ({"base_model": base} if base else {})
 
 
 def inputs(model: EquivariantNet, split: AnySplit, workers: int = 0) -> Iterator[torch.Tensor]:

@@ -67,8 +67,9 @@ def print_recipes(pattern: str) -> None:
 
 def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     """The recipe with the values that the command line gives."""
-    # The pictures that a recipe holds out and keeps are those of its own data set.
-    changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None} if args.dataset else {}
+    # The pictures that a recipe holds out and keeps are those of its own data set, and so are the weights that it
+    # starts from: they may have learned what is validated or tested on elsewhere.
+    changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None} if args.dataset else {}
     keys = [field.name for field in dataclasses.fields(Recipe)]
     for item in args.set:
         key, sign, value = item.partition("=")

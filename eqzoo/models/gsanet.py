@@ -286,18 +286,18 @@ default_cfgs = configs(
 )
 
 
-def _poses_between(source: Group) -> Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]:
-    """What takes weights of one group to a network of another, mirrored only if the first is: a filter for timm.
+def _poses_between(source: Group) -> Callable[[dict[str, Tensor], "GSANet"], dict[str, Tensor]]:
+    """What takes weights of a registered network, whose group is the source, to another group: a filter for timm.
 
     Tables of relative poses are linear in the angle between the turns of the source, and keep the rows of the elements
-    that both groups have.
+    that both groups have. There are none for mirrors that the source has not; such weights do not fit.
     """
 
-    def filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    def filtered(state: dict[str, Tensor], model: GSANet) -> dict[str, Tensor]:
         target = model.group
-        if not isinstance(target, Group) or target == source or target.mirrors > source.mirrors:
+        if target == source:
             return state
-        places = torch.arange(target.rotations) * source.rotations
+        places = torch.arange(target.rotations, device="cpu") * source.rotations
         before, after = places // target.rotations, (places // target.rotations + 1) % source.rotations
         share = (places % target.rotations / target.rotations)[:, None]
 
@@ -305,7 +305,7 @@ def _poses_between(source: Group) -> Callable[[dict[str, Tensor], nn.Module], di
             if not name.endswith(".pose.weight") or len(table) != source.order:
                 return table
             turns = table.unflatten(0, (-1, source.rotations))[: 1 + target.mirrors]
-            weight = share.to(table.dtype)
+            weight = share.to(table)
             return ((1 - weight) * turns[:, before] + weight * turns[:, after]).flatten(0, 1)
 
         return {name: between(name, value) for name, value in state.items()}
