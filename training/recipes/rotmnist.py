@@ -15,10 +15,13 @@ WIDER = ("p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19")
 _OURS = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are those of p4_cnn
 here."""
 _SHORTER = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a
-cosine from 5e-3 in {epochs} epochs, {time} on one core of a CPU. Digits are turned again, by any angle, bilinearly,
+cosine from 5e-3 in 50 epochs, about an hour on one core of a CPU. Digits are turned again, by any angle, bilinearly,
 where the paper's are left alone."""
-_FEWER = """ It stays above the paper's error, likely for want of epochs: its training loss ended at 0.08, those of
-p4_alpha_ch_cnn and p4_alpha_sp_cnn, which have twice its parameters and 14 epochs more, at 0.07 and 0.05."""
+_RH = """The paper's Adam, batch and weight decay; the rest is ours: dropout 0.1 against the paper's 0.3, a moving
+average of the weights, and the learning rate along a cosine from 5e-3 in 50 epochs, 20 minutes on one core of a CPU.
+Digits are turned again, by any angle, bilinearly, where the paper's are left alone. Two recipes before this one, with
+dropout 0.3 and no average, had higher validation errors: 1.50 % in 36 epochs, with 2.12 % test error, and 1.65 % in 50,
+which was not tested."""
 _PLAIN = """The paper's Adam, batch, weight decay and dropout; the learning rate and the length are ours: along a cosine
 from 5e-3 in 60 epochs, in bfloat16, half an hour on one core of a CPU. Digits are turned again, by any angle,
 bilinearly, where the paper's are left alone."""
@@ -53,10 +56,8 @@ RECIPES: dict[str, Entry] = {
     **family(("p4_alpha_f_cnn",), "rotmnist", _text(_OURS), epochs=150, lr=5e-3),
     **family(WIDER, "rotmnist", _text(_PLAIN), **_PLAIN_VALUES),
     **family(("p4m_cnn",), "rotmnist", _text(_PLAIN + _MIRRORS), **_PLAIN_VALUES),
-    **family(FULL[:3], "rotmnist", _text(_SHORTER.format(epochs=50, time="about an hour")), epochs=50, **_TURNED),
-    **family(
-        FULL[3:], "rotmnist", _text(_SHORTER.format(epochs=36, time="half an hour") + _FEWER), epochs=36, **_TURNED
-    ),
+    **family(FULL[:3], "rotmnist", _text(_SHORTER), epochs=50, **_TURNED),
+    **family(FULL[3:], "rotmnist", _text(_RH), epochs=50, ema_decay=0.999, model_args={"drop_rate": 0.1}, **_TURNED),
     **family(
         ("p4_cnn", *WIDER, *ATTENTIVE),
         "rotmnist",
