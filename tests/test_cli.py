@@ -223,7 +223,7 @@ def test_bench_compiles(capsys):
 
 
 def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
-    attention = ("attention", "r8_gsanet_t", PICTURE)
+    attention = ("attention", "r12_gsanet_t", PICTURE)
     untrained = (*attention, tmp_path / "out.png", "--untrained")
     for args, message in (
         (("info", "p5_cnn"), "no network 'p5_cnn' here"),
