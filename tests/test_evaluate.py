@@ -58,6 +58,7 @@ def test_seeds_have_a_mean_and_the_best_on_validation_pictures_is_evaluated(runs
     best = [max(row["valid_accuracy"] for row in rows) for rows in records]
     assert written.parent.name == f"seed{best.index(max(best))}"
     assert r["seeds"] == 2
+    assert "base_model" not in r
     assert len(r["test_errors"]) == 2
     assert r["test_error"] in r["test_errors"]
     assert r["test_error_std"] == pytest.approx(np.std(r["test_errors"], ddof=1), abs=1e-3)
@@ -103,6 +104,16 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     model = eqzoo.create_model("p4_cnn", num_classes=2, checkpoint_path=output / "model.safetensors")
     assert torch.equal(model.state_dict()["stem.conv.weight"].half(), half["stem.conv.weight"])
     assert "Weights" in (output / "README.md").read_text()
+
+
+def test_results_name_the_checkpoint_that_was_started_from(runs):
+    options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "started"]
+    options += ["--set", "batch_size=16", "start=p4_cnn.rotmnist"]
+    ran = script("train", "p4_cnn.rotmnist", *options, "--device", "cpu", cwd=runs)
+    assert ran.returncode == 0, ran.stderr
+    ran = evaluate(runs, "started")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((runs / "started" / "results.json").read_text())["base_model"] == "eqzoo/p4_cnn.rotmnist"
 
 
 def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):

@@ -30,10 +30,9 @@ _R8 = (
     "Starts from the weights of r4_gsanet_t.rotmnist, which are those of a network of 8 turns but for the tables of "
     "relative poses, interpolated between the quarter turns. Then the paper's batch and weight decay, and ours for the "
     "rest: 4 epochs, against the paper's 300, of Muon with Nesterov's momentum for matrices and AdamW for other "
-    "parameters, along a cosine from "
-    "half the rates that r4_gsanet_t began with, 5e-3 and 1.5e-3. No dropout; digits are turned again, by any angle, "
-    "bilinearly, where the paper's are left alone; a moving average of the weights. In float32, two hours on one core "
-    "of a CPU. 10,000 digits train and 2,000 choose the epoch, the same as for r4_gsanet_t."
+    "parameters, along a cosine from half the rates that r4_gsanet_t began with, 5e-3 and 1.5e-3. No dropout; digits "
+    "are turned again, by any angle, bilinearly, where the paper's are left alone; a moving average of the weights. In "
+    "float32. 10,000 digits train and 2,000 choose the epoch, the same as for r4_gsanet_t."
 )
 _SGD = (
     "The paper's SGD with momentum 0.9, learning rate 0.01 along a cosine, batch {batch}, weight decay 1e-4 and "
