@@ -67,11 +67,15 @@ def train(
         FloatingPointError: If the loss is no longer finite; the best weights so far stay in the folder.
     """
     accelerator = _accelerator(device, track, run_dir)
-    if accelerator.is_main_process:
-        _claim(run_dir, recipe)
+    fresh = accelerator.is_main_process and _claim(run_dir, recipe)
     accelerator.wait_for_everyone()
     with _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
-        run = Run(recipe, build, splits, run_dir, accelerator, workers)
+        try:
+            run = Run(recipe, build, splits, run_dir, accelerator, workers)
+        except Exception:  # the folder stays free for the command without its mistake
+            if fresh:
+                (run_dir / "recipe.json").unlink(missing_ok=True)
+            raise
         start, best, history = _resume(run_dir, run)
         _track(accelerator, recipe, run_dir, track)
         with _bar(run, start) as bar:
@@ -256,18 +260,19 @@ def _track(accelerator: accelerate.Accelerator, recipe: Recipe, run_dir: Path, t
         accelerator.init_trackers("eqzoo", config=values)
 
 
-def _claim(run_dir: Path, recipe: Recipe) -> None:
-    """Writes recipe.json, or raises ValueError if the one there is of another recipe; left-out keys have defaults."""
+def _claim(run_dir: Path, recipe: Recipe) -> bool:
+    """Writes recipe.json if there is none, and says so; raises ValueError if the one there is of another recipe."""
     for left in run_dir.glob(".*.tmp"):  # of a run that was killed while it wrote
         left.unlink()
     path = run_dir / "recipe.json"
     if not path.exists():
         write(path, (json.dumps(asdict(recipe), indent=2) + "\n").encode())
-        return
-    there = Recipe.read(path)
+        return True
+    there = Recipe.read(path)  # keys that it leaves out have their defaults
     if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
         values = ", ".join(f"{name}: {getattr(there, name)!r} there, {getattr(recipe, name)!r} here" for name in other)
         raise ValueError(f"{run_dir} holds a run of another recipe ({values}); name another folder or remove that one")
+    return False
 
 
 def _resume(run_dir: Path, run: Run) -> tuple[int, dict[str, Any], list[float]]:

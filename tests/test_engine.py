@@ -164,6 +164,10 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
         run(tmp_path / "plain", other(start="z2_cnn"))
     with pytest.raises(ValueError, match="no network 'p4_cn' here"):
         run(tmp_path / "near", other(start="p4_cn"))
+    run(tmp_path / "near", replace(recipe, start=None))  # the mistake has not taken the folder
+    with pytest.raises(ValueError, match=r"another recipe \(start: None there, 'p4_cn' here\)"):
+        run(tmp_path / "near", replace(recipe, start="p4_cn"))
+    assert (tmp_path / "near" / "recipe.json").is_file()
     with pytest.raises(ValueError, match="is for networks of eqzoo; Linear is none"):
         go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
 
@@ -199,6 +203,10 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkey
     assert same(run(tmp_path / "part", recipe), whole)
     with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
         run(tmp_path / "fresh", recipe)
+    (tmp_path / "part" / "state.pt").unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
+        run(tmp_path / "part", recipe)
+    assert (tmp_path / "part" / "recipe.json").is_file()  # it was there before
 
 
 def test_too_few_pictures_for_a_batch(tmp_path):
