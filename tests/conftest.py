@@ -3,8 +3,12 @@
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+
+from eqzoo.data import Split
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -29,3 +33,14 @@ def mnist_dir(tmp_path_factory):
     for file in packed.glob("*.gz"):
         (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
     return raw.parents[1]
+
+
+@pytest.fixture(scope="session")
+def cifar10_test():
+    """The test split of CIFAR-10."""
+    folder = SHARED / "data" / "cifar10"
+    if not folder.is_dir():
+        pytest.skip("no CIFAR-10 beside the checkout")
+    sheet = torch.from_numpy(np.asarray(Image.open(folder / "test.webp").convert("RGB")).copy())
+    tiles = sheet.unflatten(0, (-1, 32)).unflatten(2, (-1, 32)).permute(0, 2, 4, 1, 3).flatten(0, 1)
+    return Split(tiles.contiguous(), torch.from_numpy(np.load(folder / "labels.npz")["test"]).long())

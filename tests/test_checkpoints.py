@@ -1,5 +1,6 @@
 """Every checkpoint that is published keeps what its card says: its score, its class under turns, its export."""
 
+import functools
 import json
 
 import pytest
@@ -14,9 +15,17 @@ NAMES = eqzoo.list_pretrained()
 
 
 @pytest.fixture(scope="module")
-def digits(mnist_dir):
-    """A thousand of the test digits, drawn from all over the split."""
-    return rotmnist(mnist_dir)["test"][torch.arange(0, 50_000, 50)]
+def pictures(request):
+    """A thousand test pictures of a data set, drawn from all over the split."""
+
+    @functools.cache
+    def load(dataset):
+        if dataset == "rotmnist":
+            return rotmnist(request.getfixturevalue("mnist_dir"))["test"][torch.arange(0, 50_000, 50)]
+        assert dataset == "cifar10", f"say here where the test pictures of {dataset} are"
+        return request.getfixturevalue("cifar10_test")[torch.arange(0, 10_000, 10)]
+
+    return load
 
 
 @pytest.mark.parametrize("name", eqzoo.list_pretrained())
@@ -39,23 +48,24 @@ def test_a_published_checkpoint_keeps_its_promise(name):
         assert eqzoo.equivariance_error(model, group=eqzoo.P4) > 1e-2
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if ".rotmnist" in name])
-def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, digits):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, pictures):
+    test = pictures(name.partition(".")[2].partition("_")[0])
     model = eqzoo.create_model(name, pretrained=True).float().eval()
     results = json.loads((shipped_folder() / name / "results.json").read_text())
     count = 1_000 if eqzoo.multiply_adds(model) < 10**8 else 250
-    images = normalise(digits.images[:count], model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
+    images = normalise(test.images[:count], model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
     with torch.inference_mode():
         turned = torch.stack([torch.cat([model(x.rot90(r, (2, 3))) for x in images.split(125)]) for r in range(4)])
     classes = turned.argmax(2)
     rate = results["test_error"] / 100
-    wrong = (classes[0] != digits.labels[:count]).double().mean().item()
+    wrong = (classes[0] != test.labels[:count]).double().mean().item()
     assert abs(wrong - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5  # four standard deviations of such a sample
     kept = (classes == classes[0]).all(0)
     if model.group.order == 1:
         assert not kept.all()
         return
-    # In float32 a class may change where two are as likely to the last digits.
+    # In float32 a class may change where two are as likely to the last test.
     first, second = turned[0].topk(2).values.unbind(1)
     assert kept[first - second > 1e-3].all()
 

@@ -1,8 +1,8 @@
 """The recipes: one for every row of the papers' tables, and shorter ones, by name.
 
 A name is ``<model>.<data set>[_<variant>]``. Without variant it is how this zoo trains the network: as its paper does,
-but for the attentive networks on rotated MNIST, where ``_paper`` is the paper's recipe. ``_aug`` is with the paper's
-augmentation, ``_short`` takes minutes on a GPU.
+but where ``_paper`` is the paper's recipe: for the attentive networks on rotated MNIST, and p4_resnet29 on CIFAR-10.
+``_aug`` is with the paper's augmentation, ``_short`` takes minutes on a GPU.
 """
 
 from . import asc, attentive, e4, gsa, rotmnist, short
