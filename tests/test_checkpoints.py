@@ -65,7 +65,7 @@ def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(na
     if model.group.order == 1:
         assert not kept.all()
         return
-    # In float32 a class may change where two are as likely to the last test.
+    # In float32 a class may change where two are as likely to the last digits.
     first, second = turned[0].topk(2).values.unbind(1)
     assert kept[first - second > 1e-3].all()
 

@@ -7,7 +7,7 @@ from ._entry import Entry, family
 __all__ = ["NETWORKS", "RECIPES"]
 
 NETWORKS = ("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc")
-OURS = ("p4_resnet29",)  # networks whose recipe for CIFAR-10 is ours; the paper's is theirs with the variant "paper"
+OURS = ("p4_resnet29",)  # their recipe for CIFAR-10 is ours, and the paper's has the variant "paper"
 
 _TEXT = (
     "The paper's SGD with Nesterov's momentum 0.9, weight decay 1e-4, learning rate 0.1 after a warm-up of 10 epochs, "
