@@ -14,6 +14,7 @@ from tests.conftest import ROOT, SHARED
 
 sys.path.insert(0, str(ROOT / "training"))
 from common import build, input_size, load_recipe, recipe_names, recipe_text
+from recipes import asc
 from train import changed
 
 MODELS_CSV = SHARED / "spec" / "models.csv"
@@ -44,7 +45,7 @@ def test_every_row_of_the_papers_that_names_a_data_set_has_a_recipe():
         assert name in names
         if "augmented" in row["score_in_paper"]:
             assert f"{name}_aug" in names
-        if (row["dataset"] == "rotmnist" and row["paper"] == "attentive") or name == "p4_resnet29.cifar10":
+        if (row["dataset"] == "rotmnist" and row["paper"] == "attentive") or name in asc.OURS:
             assert f"{name}_paper" in names
 
 
@@ -81,9 +82,11 @@ def test_the_papers_numbers():
     assert (allcnn.epochs, allcnn.milestones, allcnn.weight_decay) == (350, (200, 250, 300), 1e-3)
     assert [allcnn.rate(epoch) for epoch in (0, 199.9, 200, 250, 350)] == pytest.approx([5e-2, 5e-2, 5e-3, 5e-4, 5e-5])
     assert allcnn == replace(load_recipe("p4m_alpha_f_allcnn.cifar10"), augment="standard")
-    asc = load_recipe("p4_asc_resnet29.cifar100")
-    assert [asc.rate(epoch) for epoch in (0, 5, 10, 49.9, 50, 75)] == pytest.approx([0, 0.05, 0.1, 0.1, 0.01, 0.001])
-    assert load_recipe("p4_resnet29.cifar10_paper") == replace(asc, model="p4_resnet29", dataset="cifar10")
+    cifar = load_recipe("p4_asc_resnet29.cifar100")
+    assert [cifar.rate(epoch) for epoch in (0, 5, 10, 49.9, 50, 75)] == pytest.approx([0, 0.05, 0.1, 0.1, 0.01, 0.001])
+    for name in asc.OURS:
+        model, _, dataset = name.partition(".")
+        assert load_recipe(f"{name}_paper") == replace(cifar, model=model, dataset=dataset)
     e4 = load_recipe("p4m_e4_resnet18.cifar10_1k")
     assert (e4.samples_per_class, e4.valid_size, e4.rate(61)) == (1_000, 0, pytest.approx(0.02))
     pcam = load_recipe("p4m_densenet.pcam")
