@@ -71,7 +71,7 @@ def test_errors_are_one_line_and_a_code(capsys, tmp_path):
 
 def test_list(capsys):
     assert run(capsys, "list", "z2_cnn*")[1] == "z2_cnn\n"
-    assert run(capsys, "list", "z2*", "--pretrained")[1] == "z2_cnn.rotmnist\n"
+    assert run(capsys, "list", "z2_cnn*", "--pretrained")[1] == "z2_cnn.rotmnist\n"
 
 
 def test_the_table_of_networks(capsys):
