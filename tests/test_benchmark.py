@@ -57,7 +57,7 @@ def kept(module, x, naive):
 
 
 def test_every_case_has_a_name_of_its_own():
-    for cases in (benchmark_cases.LAYERS, benchmark_cases.MODELS, benchmark_cases.MEMORY):
+    for cases in (benchmark_cases.LAYERS, benchmark_cases.MODELS, benchmark_cases.LAYOUTS, benchmark_cases.MEMORY):
         assert len({case.key for case in cases}) == len(cases)
 
 
@@ -67,6 +67,7 @@ def test_every_case_has_a_name_of_its_own():
         ("layers", ["--only", "E4Layer2d(p4, 16, 16, 5) at 28 : GroupConv2d"]),
         ("layers", ["--only", "AffineSelfConv2d(p4, 16) at 16 : Group", "--dtype", "bfloat16", "--channels-last"]),
         ("models", ["--only", "p4_cnn : plain"]),
+        ("layouts", ["--only", "p4_cnn,", "--dtype", "bfloat16"]),
         ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
     ],
 )
@@ -75,8 +76,9 @@ def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
     command += ["--batch-size", "2", "--rounds", "2", "--device", "cpu", "--output", tmp_path]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    report = json.loads((tmp_path / f"{suite}_cpu.json").read_text())
-    assert ran.stdout == (tmp_path / f"{suite}_cpu.md").read_text()
+    stem = f"{suite}_cpu" + "_bfloat16" * ("bfloat16" in options)
+    report = json.loads((tmp_path / f"{stem}.json").read_text())
+    assert ran.stdout == (tmp_path / f"{stem}.md").read_text()
     for row in report["rows"]:
         assert row["ratio"] > 0
         assert f"| {row['subject']} | {row['against']} |" in ran.stdout

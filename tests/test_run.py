@@ -29,6 +29,12 @@ def test_averaged_weights_are_the_ones_kept(tmp_path):
     assert all(torch.equal(best[name], value) for name, value in state["ema"].items())
 
 
+def test_channels_last(tmp_path):
+    go(tmp_path / "last", other(channels_last=True))
+    go(tmp_path / "first", other())
+    assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "first"), rel=1e-3)
+
+
 def test_gradients_are_clipped(tmp_path):
     recipe = other(optimizer="momentum", optimizer_args={"momentum": 0.0}, lr=1.0, weight_decay=0.0, clip_grad=1e-6)
     torch.manual_seed(recipe.seed)

@@ -1,9 +1,10 @@
 """Times and weighs layers and networks against plain ones: `python training/benchmark.py models`.
 
 Suites: ``layers`` and ``models`` are timed, a training step and a forward pass in evaluation mode, as they are and
-deployed (`timm.utils.reparameterize_model`); ``memory`` is the peak of a training step, in a fresh process each. A
-subject and what it is compared with run in turns, so that both meet the same weather, and the ratio of the two medians
-is what counts. Prints a Markdown table; `--output DIR` writes it and the same as JSON.
+deployed (`timm.utils.reparameterize_model`); ``layouts`` times networks on pictures with channels last against
+contiguous ones; ``memory`` is the peak of a training step, in a fresh process each. A subject and what it is compared
+with run in turns, so that both meet the same weather, and the ratio of the two medians is what counts. Prints a
+Markdown table; `--output DIR` writes it and the same as JSON.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import LAYERS, MEMORY, MODELS, Case, Subject
+from benchmark_cases import LAYERS, LAYOUTS, MEMORY, MODELS, Case, Subject
 from evaluate import machine
 from naive import stored
 from timm.utils import reparameterize_model
@@ -33,7 +34,7 @@ from torch import Tensor, nn
 import eqzoo
 from eqzoo.files import atomic
 
-SUITES = {"layers": LAYERS, "models": MODELS, "memory": MEMORY}
+SUITES = {"layers": LAYERS, "models": MODELS, "layouts": LAYOUTS, "memory": MEMORY}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -62,7 +63,8 @@ def main() -> None:
     print(render(report))
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
-        path = args.output / f"{args.suite}_{args.device}.json"
+        precision = "" if args.dtype == "float32" else f"_{args.dtype}"
+        path = args.output / f"{args.suite}_{args.device}{precision}.json"
         atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n"))
         atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n"))
 
@@ -79,7 +81,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
     parser.add_argument("--threads", type=int, help="torch's threads on a CPU")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>.md and .json")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].md and .json"
+    )
     parser.add_argument("--weigh", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
     return parser.parse_args()
 
@@ -130,7 +134,8 @@ def clock(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The module and a batch for it, on the device, from a fixed seed."""
     torch.manual_seed(0)
-    memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
+    last = args.channels_last or subject.channels_last
+    memory_format = torch.channels_last if last else torch.contiguous_format
     module = subject.build().to(args.device, memory_format=memory_format)
     x = torch.randn(batch, *subject.input_shape, device=args.device)
     return module, x.to(memory_format=memory_format) if x.ndim == 4 else x
@@ -255,11 +260,11 @@ def resident(field: str) -> float:
 def render(report: dict[str, Any]) -> str:
     """The report as a Markdown table with what it was made on."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    layout = "channels last" if report["channels_last"] else "contiguous"
+    layout = "channels last, " if report["channels_last"] else "" if report["suite"] == "layouts" else "contiguous, "
     kind = (
         "Peak of one training step" if report["suite"] == "memory" else f"Medians of {report['rounds']} runs in turns"
     )
-    how = f"{report['dtype']}, {layout}, {'compiled' if report['compiled'] else 'eager'}"
+    how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
     columns = list(report["rows"][0])
     lines = [
         f"{kind}; {how}. {report['machine']}, {report['threads']} threads; {versions}.",

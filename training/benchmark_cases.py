@@ -1,7 +1,7 @@
 """What the benchmark compares with what, and the ratios that are wanted, on a CPU and on CUDA."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import eqzoo
 from eqzoo import layers
 from eqzoo.groups import P4, P4M, Z2, Group
 
-__all__ = ["LAYERS", "MEMORY", "MODELS", "Case", "Subject"]
+__all__ = ["LAYERS", "LAYOUTS", "MEMORY", "MODELS", "Case", "Subject"]
 
 Pair = tuple[float, float]
 
@@ -27,6 +27,7 @@ class Subject:
         input_shape: The shape of one of its inputs.
         is_layer: Whether its input needs a gradient, and its output is not logits.
         naive: Whether its operations store everything (see naive.py).
+        channels_last: Whether its pictures have their channels last in memory, whatever the command says.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Subject:
     input_shape: tuple[int, ...]
     is_layer: bool = False
     naive: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ def _twin(name: str, batch: int, **kwargs: Any) -> Case:
     return Case(ours, plain, batch, deployed_target=(1.03, 1.03), deploys=True)
 
 
+def _layout(name: str, batch: int) -> Case:
+    """A network on pictures with channels last against the same on contiguous ones."""
+    ours = replace(_network(name, title=f"{name}, channels last"), channels_last=True)
+    return Case(ours, _network(name, title="contiguous"), batch)
+
+
 _E4 = _layer(layers.E4Layer2d, P4, 16, 28, 16, 5)
 _ALPHA = _layer(layers.AttentiveGroupConv2d, P4, 10, 24, 10, 3, padding=1)
 _ALPHA_F = _layer(layers.AttentiveGroupConv2d, P4, 10, 24, 10, 3, padding=1, attention="input")
@@ -178,4 +186,15 @@ MEMORY = [
     Case(_network("r4_gsanet_t"), _network("r4_gsanet_t", naive=True), 8, target=(0.1, 0.1)),
     Case(_network("r8_gsanet_t"), _network("r4_gsanet_t"), 4, target=(4, 4)),
     Case(_network("r16_gsanet_t"), _network("r4_gsanet_t"), 2, target=(16, 16)),
+]
+
+LAYOUTS = [
+    _layout("p4_cnn", 128),
+    _layout("p4_resnet29", 32),
+    _layout("z2_resnet29", 32),
+    _layout("p4_se_resnet29", 32),
+    _layout("p4_resnet18", 16),
+    _layout("p4_asc_resnet29", 16),
+    _layout("p4_e4net", 64),
+    _layout("p4_alpha_f_cnn", 64),
 ]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit
 from ._exact import check_size
+from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GroupConv2d", "LiftingConv2d"]
 
@@ -69,11 +70,17 @@ class _OrbitConv2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
-        if x.ndim == 5:
-            x = x.flatten(1, 2)
-        bias = self.expanded_bias()
-        y = F.conv2d(x, self.filters(), bias, self.stride, self.padding, self.dilation)
-        return y.unflatten(1, (self.out_channels, self.group.order))
+        last = is_channels_last(x)
+        filters, bias = self._filters_channels_last() if last else (self.filters(), self.expanded_bias())
+        y = F.conv2d(to_planes(x), filters, bias, self.stride, self.padding, self.dilation)
+        return from_planes(y, self.out_channels, self.group.order, last)
+
+    def _filters_channels_last(self) -> tuple[Tensor, Tensor | None]:
+        """The filter bank and bias of planes ``(|H|·C, height, width)``, whose group axis is slow."""
+        order, k = self.group.order, self.kernel_size
+        filters = self.filters().reshape(self.out_channels, order, self.in_channels, -1, k, k)
+        filters = filters.permute(1, 0, 3, 2, 4, 5).reshape(-1, self.in_planes, k, k)
+        return filters, None if self.bias is None else self.bias.repeat(order)
 
     def fuse(self) -> nn.Module:
         """The same map as a plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""

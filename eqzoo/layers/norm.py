@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._layout import group_last, is_channels_last
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
@@ -47,6 +48,8 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
                 f"GroupBatchNorm2d({self.group.name}) takes (B, {self.num_features}, {self.group.order}, height, "
                 f"width), got {tuple(x.shape)}"
             )
+        if is_channels_last(x):
+            return super().forward(group_last(x)).permute(0, 1, 4, 2, 3)
         return super().forward(x)
 
     def fuse(self) -> nn.BatchNorm2d:

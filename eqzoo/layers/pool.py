@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ._exact import check_size
+from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
 
@@ -71,9 +72,8 @@ class SpatialPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         check_size(self, self.group, x, self.kernel_size, self.stride, self.padding, self.exact)
         pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
-        planes = x.flatten(1, 2) if x.ndim == 5 else x
-        y = pool(planes, self.kernel_size, self.stride, self.padding)
-        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+        y = pool(to_planes(x), self.kernel_size, self.stride, self.padding)
+        return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
         """The same map as a plain pool on planes, ``(B, C·|H|, height, width)``."""
@@ -107,9 +107,8 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
         self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
-        planes = x.flatten(1, 2) if x.ndim == 5 else x
-        y = F.adaptive_avg_pool2d(planes, self.output_size)
-        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+        y = F.adaptive_avg_pool2d(to_planes(x), self.output_size)
+        return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.AdaptiveAvgPool2d:
         """The same map as a plain `torch.nn.AdaptiveAvgPool2d` on planes."""
@@ -155,9 +154,8 @@ class HalvingPool2d(nn.Module):
         if min(height, width) < 2:
             raise ValueError(f"{self} halves sides of 2 pixels or more, got {height} x {width}; give a larger picture")
         pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
-        planes = x.flatten(1, 2) if x.ndim == 5 else x
-        y = pool(planes, (2 + height % 2, 2 + width % 2), 2)
-        return y.unflatten(1, x.shape[1:3]) if x.ndim == 5 else y
+        y = pool(to_planes(x), (2 + height % 2, 2 + width % 2), 2)
+        return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, reduce={self.reduce!r}"

@@ -1,8 +1,12 @@
 """Squeeze and excitation for regular fields."""
 
+import math
+
+import torch
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._layout import is_channels_last
 from ._planes import Planes
 
 __all__ = ["GroupSqueezeExcite"]
@@ -54,8 +58,19 @@ class GroupSqueezeExcite(nn.Module):
                 f"GroupSqueezeExcite({self.group.name}) takes (B, {self.channels}, {self.group.order}, height, width), "
                 f"got {tuple(x.shape)}"
             )
-        gates: Tensor = self.gate(self.expand(self.act(self.reduce(x.mean((2, 3, 4))))))
-        return x * gates[:, :, None, None, None]
+        if is_channels_last(x):
+            # Gradients of means lie in memory as x does only where x is flat.
+            flat = x.permute(0, 3, 4, 2, 1).flatten(1, 3)
+            y = flat * self._gates(flat, (1,))[:, None]
+            return y.unflatten(1, (*x.shape[3:], -1)).permute(0, 4, 3, 1, 2)
+        return x * self._gates(x, (2, 3, 4))[:, :, None, None, None]
+
+    def _gates(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        # A mean of bfloat16 copies x into float32 first where a sum does not; its range is float32's.
+        in_bfloat16 = x.dtype == torch.bfloat16
+        means = x.sum(axes) / math.prod(x.shape[axis] for axis in axes) if in_bfloat16 else x.mean(axes)
+        gates: Tensor = self.gate(self.expand(self.act(self.reduce(means))))
+        return gates
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``."""
