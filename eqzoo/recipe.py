@@ -63,8 +63,8 @@ class Recipe:
             none. It rises to this value in the first steps.
         clip_grad: The largest norm of the gradient; None leaves it.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast with parameters in float32.
-        channels_last: Whether pictures, and fields where a layer keeps it, lie in memory with the channels last:
-            another layout of the same numbers, which convolutions in bfloat16 want.
+        channels_last: Whether pictures, and fields where a layer keeps it, lie in memory with the channels last. Only
+            the draws of dropout, which follow the memory, and rounding change with it.
         compile: Whether `torch.compile` compiles the network.
         accumulate: The passes that a batch is split into, to need less memory; batch norms see the parts.
         checkpointing: Whether blocks are recomputed in the backward pass, to need less memory; batch norms then count

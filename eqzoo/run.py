@@ -90,7 +90,7 @@ class Run:
         """Pictures as the network takes them, as `eqzoo.data.normalise` makes them, without its tensors anew."""
         pictures = pictures.to(self.device, non_blocking=True).to(self.mean.dtype)
         x = (pictures / 255 - self.mean) / self.std
-        return x.contiguous(memory_format=torch.channels_last) if self.recipe.channels_last else x
+        return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
 
     def autocast(self) -> Any:
         """bfloat16 where the recipe wants it."""

@@ -18,8 +18,10 @@ from eqzoo.layers import (
     HalvingPool2d,
     LiftingConv2d,
     PointwiseConv2d,
+    SimpleAffineSelfConv2d,
     SpatialAdaptiveAvgPool2d,
     SpatialPool2d,
+    StandAloneSelfAttention2d,
 )
 from eqzoo.layers._layout import is_channels_last, to_planes
 
@@ -36,6 +38,8 @@ LAYERS = {
     "adaptive pool": lambda group: SpatialAdaptiveAvgPool2d(2),
     "squeeze and excitation": lambda group: GroupSqueezeExcite(group, 6, 2),
     "self convolution": lambda group: AffineSelfConv2d(group, 6, 3, num_heads=3),
+    "simple self convolution": lambda group: SimpleAffineSelfConv2d(group, 6, 3, num_heads=3),
+    "self-attention": lambda group: StandAloneSelfAttention2d(group, 6, 3, num_heads=3),
 }
 
 
@@ -96,12 +100,30 @@ def test_pictures_with_channels_last_are_lifted_to_such_fields(channels):
     torch.testing.assert_close(y, conv(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 4, 5, 5), (2, 6, 4, 1, 1), (0, 6, 4, 5, 5), (1, 1, 4, 1, 1)], ids=str)
-def test_degenerate_fields(shape):
-    x = torch.randn(shape)
+@pytest.mark.parametrize("shape", [(1, 6, 4, 7, 7), (2, 6, 4, 1, 1), (2, 6, 1, 5, 1)], ids=str)
+def test_axes_of_one_place_keep_the_layout(shape):
+    channels, order = shape[1:3]
+    group = P4 if order == 4 else Z2
+    last = torch.randn([shape[axis] for axis in (0, 3, 4, 2, 1)]).permute(0, 4, 3, 1, 2)
+    layers = [GroupConv2d(group, channels, 6, 3, padding=1), GroupBatchNorm2d(group, channels).eval()]
+    for layer in [*layers, GroupSqueezeExcite(group, channels, 1), PointwiseConv2d(group, channels, 6)]:
+        y = layer(last)
+        assert is_channels_last(y)
+        torch.testing.assert_close(y, layer(last.contiguous(memory_format=torch.contiguous_format).clone()))
+
+
+def test_a_single_field():
+    x = torch.randn(2, 1, 4, 5, 5)
     last = x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
-    conv = GroupConv2d(P4, shape[1], 3, 1)
-    torch.testing.assert_close(conv(last), conv(x), rtol=1e-12, atol=1e-12)
+    assert is_channels_last(last)
+    for layer in GroupConv2d(P4, 1, 6, 3), GroupBatchNorm2d(P4, 1), SpatialPool2d(P4, 5), GroupSqueezeExcite(P4, 1, 1):
+        torch.testing.assert_close(layer(last), layer(x))
+
+
+def test_an_empty_batch():
+    x = torch.zeros(0, 7, 7, 4, 6).permute(0, 4, 3, 1, 2)
+    for make in LAYERS.values():
+        assert len(make(P4).eval()(x)) == 0
 
 
 def test_a_layout_of_torch_s_own_is_read_as_it_is():
@@ -123,25 +145,63 @@ def test_squeeze_and_excitation_in_bfloat16_takes_the_mean():
         torch.testing.assert_close(seen[-1].double(), (x.bfloat16() + 1).double().mean((2, 3, 4)), rtol=2**-7, atol=0)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize(
     "name", ["p4_cnn", "p4m_resnet18", "p4_se_resnet29", "p4m_resnet44", "p4_allcnn", "p4_asc_resnet29"]
 )
-def test_networks_keep_the_layout(name):
-    model = create_model(name)
-    x = torch.randn(2, *model.pretrained_cfg["input_size"])
-    assert is_channels_last(model.forward_features(x.to(memory_format=torch.channels_last)))
+def test_networks_keep_the_layout(name, batch):
+    model = create_model(name).eval()
+    x = torch.randn(batch, *model.pretrained_cfg["input_size"])
+    last = x.to(memory_format=torch.channels_last)
+    assert is_channels_last(model.forward_features(last))
     assert model.forward_features(x).is_contiguous()
+    torch.testing.assert_close(model(last), model(x), rtol=1e-9, atol=1e-11)
 
 
-def test_compiled_networks_take_the_layout():
+@pytest.mark.parametrize("name", ["p4_resnet29", "p4_se_resnet29"])
+def test_gradients_keep_the_layout(name):
+    """A gradient that lies otherwise than its field is copied, or added number by number."""
+    model, seen = create_model(name), []
+
+    def look(_, args):
+        if args[0].requires_grad:
+            args[0].register_hook(lambda gradient: seen.append(is_channels_last(gradient)))
+
+    for module in model.modules():
+        if isinstance(module, (GroupConv2d, GroupBatchNorm2d, GroupSqueezeExcite)):
+            module.register_forward_pre_hook(look)
+    model(torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)).square().sum().backward()
+    assert len(seen) > 60
+    assert all(seen)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_compiled_and_exported_networks_take_pictures_in_any_layout(batch):
     model = create_model("p4_se_resnet29").eval()
-    x = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
+    x = torch.randn(batch, 3, 32, 32)
+    last = x.to(memory_format=torch.channels_last)
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), model(x), rtol=1e-10, atol=1e-12)
+    program = torch.export.export(model, (last,)).run_decompositions().module()
+    for pictures in (last, x):
+        torch.testing.assert_close(compiled(pictures), model(x), rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(program(pictures), model(x), rtol=1e-9, atol=1e-11)
 
 
-def test_a_layer_of_planes_in_a_sequence():
-    """What torch's own layers make of a field with channels last, its layout, is kept between ours."""
+def test_squeeze_and_excitation_compiles_with_dynamic_sides_in_bfloat16():
+    layer = GroupSqueezeExcite(P4, 4, 2).bfloat16().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for x in torch.randn(2, 4, 4, 8, 8).bfloat16(), torch.randn(2, 4, 4, 6, 9).bfloat16():
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_vmap():
+    conv, (first, last) = GroupConv2d(P4, 6, 4, 3, padding=1), field(P4)
+    for x in (first, last):
+        torch.testing.assert_close(torch.vmap(lambda picture: conv(picture[None])[0])(x), conv(first))
+
+
+def test_layers_of_torch_between_ours_keep_the_layout():
     net = nn.Sequential(GroupConv2d(P4, 6, 6, 3, padding=1), nn.ReLU(), nn.Dropout(0.0), GroupBatchNorm2d(P4, 6))
     assert is_channels_last(net(field(P4)[1]))

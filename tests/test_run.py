@@ -30,8 +30,18 @@ def test_averaged_weights_are_the_ones_kept(tmp_path):
 
 
 def test_channels_last(tmp_path):
-    go(tmp_path / "last", other(channels_last=True))
-    go(tmp_path / "first", other())
+    seen = []
+
+    def watched():
+        model = build_without_batch_norm()
+        model.register_forward_pre_hook(lambda _, args: seen.append(args[0].stride(1)))
+        return model
+
+    go(tmp_path / "last", other(channels_last=True), watched)
+    assert set(seen) == {1}
+    seen.clear()
+    go(tmp_path / "first", other(), watched)
+    assert set(seen) == {28 * 28}
     assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "first"), rel=1e-3)
 
 

@@ -85,7 +85,10 @@ def parse() -> argparse.Namespace:
         "--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].md and .json"
     )
     parser.add_argument("--weigh", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.suite == "layouts" and args.channels_last:
+        parser.error("the suite layouts compares channels last with contiguous already; leave --channels-last out")
+    return args
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:

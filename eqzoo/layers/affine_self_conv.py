@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops.affine_attention import AffineBank, AffineBanks, affine_attention
-from ._layout import as_laid_out
+from ._layout import laid_out_as
 from .conv import GroupConv2d
 
 __all__ = ["AffineSelfConv2d", "ScoreScale", "SimpleAffineSelfConv2d", "StandAloneSelfAttention2d"]
@@ -104,7 +104,7 @@ class _SelfConv2d(nn.Module):
         query = key if to_query is to_key else to_query(x)
         value = to_value(x) if to_value is not None else None
         y = affine_attention(query, key, value, self.banks(), self.kernel_size, self.num_heads, self.score_factor)
-        out: Tensor = self.project(as_laid_out(y, x))
+        out: Tensor = self.project(laid_out_as(x, y))
         return out
 
     def fuse(self) -> nn.Module:

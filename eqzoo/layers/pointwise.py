@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._layout import group_last, is_channels_last
+from ._layout import group_last, is_channels_last, with_channels_last
 from ._planes import Planes
 
 __all__ = ["PointwiseConv2d"]
@@ -49,8 +49,10 @@ class PointwiseConv2d(nn.Conv2d):
                 f"width), got {tuple(x.shape)}"
             )
         if is_channels_last(x):
-            return super().forward(group_last(x).flatten(3)).unflatten(3, (-1, self.group.order)).permute(0, 1, 4, 2, 3)
-        # Poses are rows of one taller picture: no copy, and a kernel of one pixel does not see the seams.
+            # Poses and columns are one axis: no copy, and a kernel of one pixel does not see the seams.
+            y = with_channels_last(super().forward(group_last(x).flatten(3)))
+            return y.unflatten(3, (-1, self.group.order)).permute(0, 1, 4, 2, 3)
+        # Poses are rows of one taller picture: no copy again.
         y = super().forward(x.flatten(2, 3))
         return y.unflatten(2, x.shape[2:4])
 

@@ -1,7 +1,5 @@
 """Squeeze and excitation for regular fields."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -58,17 +56,17 @@ class GroupSqueezeExcite(nn.Module):
                 f"GroupSqueezeExcite({self.group.name}) takes (B, {self.channels}, {self.group.order}, height, width), "
                 f"got {tuple(x.shape)}"
             )
+        places = self.group.order * x.shape[3] * x.shape[4]
         if is_channels_last(x):
             # Gradients of means lie in memory as x does only where x is flat.
             flat = x.permute(0, 3, 4, 2, 1).flatten(1, 3)
-            y = flat * self._gates(flat, (1,))[:, None]
+            y = flat * self._gates(flat, (1,), places)[:, None]
             return y.unflatten(1, (*x.shape[3:], -1)).permute(0, 4, 3, 1, 2)
-        return x * self._gates(x, (2, 3, 4))[:, :, None, None, None]
+        return x * self._gates(x, (2, 3, 4), places)[:, :, None, None, None]
 
-    def _gates(self, x: Tensor, axes: tuple[int, ...]) -> Tensor:
-        # A mean of bfloat16 copies x into float32 first where a sum does not; its range is float32's.
-        in_bfloat16 = x.dtype == torch.bfloat16
-        means = x.sum(axes) / math.prod(x.shape[axis] for axis in axes) if in_bfloat16 else x.mean(axes)
+    def _gates(self, x: Tensor, axes: tuple[int, ...], places: int) -> Tensor:
+        # On a CPU a mean of bfloat16 copies x into float32 first, a sum does not; the range of the two is the same.
+        means = x.sum(axes) / places if x.dtype == torch.bfloat16 else x.mean(axes)
         gates: Tensor = self.gate(self.expand(self.act(self.reduce(means))))
         return gates
 
