@@ -58,7 +58,7 @@ class GroupSqueezeExcite(nn.Module):
             )
         places = self.group.order * x.shape[3] * x.shape[4]
         if is_channels_last(x):
-            # Gradients of means lie in memory as x does only where x is flat.
+            # Flat, its sums and their gradients go through memory in order.
             flat = x.permute(0, 3, 4, 2, 1).flatten(1, 3)
             y = flat * self._gates(flat, (1,), places)[:, None]
             return y.unflatten(1, (*x.shape[3:], -1)).permute(0, 4, 3, 1, 2)
