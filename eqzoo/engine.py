@@ -39,10 +39,10 @@ def train(
     """Trains a network by a recipe, and gives it the weights of its best epoch on the validation split.
 
     The run folder receives ``recipe.json``, ``record.jsonl`` (a line an epoch: training loss, validation loss and
-    accuracy in percent, learning rate, seconds), ``best.safetensors`` and ``state.pt``, from which a killed run goes
-    on. All randomness is drawn anew from seed and epoch, so a run that goes on ends with the weights of one that was
-    never stopped. Of equal epochs the later is kept; without validation pictures that is the last. The test split is
-    not read.
+    accuracy in percent, learning rate, processes, seconds), ``best.safetensors`` and ``state.pt``, from which a killed
+    run goes on. All randomness is drawn anew from seed and epoch, so a run that goes on ends with the weights of one
+    that was never stopped. Of equal epochs the later is kept; without validation pictures that is the last. The test
+    split is not read.
 
     Under ``torchrun``, processes share every batch and its gradient, with the losses of one process up to rounding.
     Batch norms share their statistics on GPUs, where `torch.nn.SyncBatchNorm` works; on CPUs each process normalises
@@ -92,7 +92,8 @@ def train(
                 row = {"epoch": epoch + 1, "loss": loss, "valid_loss": valid_loss, "valid_accuracy": accuracy}
                 row |= {"lr": run.base_rate(epoch + 1, history)}
                 if accelerator.is_main_process:
-                    _record(run_dir, row | {"seconds": round(time.perf_counter() - began, 2)})
+                    seconds = round(time.perf_counter() - began, 2)
+                    _record(run_dir, row | {"processes": accelerator.num_processes, "seconds": seconds})
                     _save_state(run_dir, run, epoch + 1, best)
                 accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
                 bar.set_postfix(_facts(epoch, loss, best))

@@ -336,6 +336,7 @@ state.destroy_process_group()
     assert losses(tmp_path / "two") != pytest.approx(losses(tmp_path / "seed"), rel=1e-3)
     valid = [[row["valid_loss"] for row in rows(tmp_path / name)] for name in ("one", "two")]
     assert valid[0] == pytest.approx(valid[1], rel=1e-5)
+    assert [{row["processes"] for row in rows(tmp_path / name)} for name in ("one", "two")] == [{1}, {2}]
 
 
 def test_a_run_of_an_older_recipe_goes_on(tmp_path):

@@ -116,6 +116,22 @@ def test_results_name_the_checkpoint_that_was_started_from(runs):
     assert json.loads((runs / "started" / "results.json").read_text())["base_model"] == "eqzoo/p4_cnn.rotmnist"
 
 
+def test_results_name_the_processes_of_the_training(runs):
+    options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "shared"]
+    options += ["--set", "batch_size=16", "--device", "cpu"]
+    train = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", ROOT / "training" / "train.py"]
+    command = [sys.executable, *train, "p4_cnn.rotmnist", *options]
+    ran = subprocess.run(list(map(str, command)), cwd=runs, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert evaluate(runs, "shared").returncode == 0
+    assert evaluate(runs, "runs/p4_cnn.blobs/seed1").returncode == 0
+    commands = [json.loads((runs / "shared" / "results.json").read_text())["command"], results(runs, 1)["command"]]
+    assert commands == [
+        "torchrun --nproc_per_node=2 training/train.py p4_cnn.blobs --seed 0",
+        "python training/train.py p4_cnn.blobs --seed 1",
+    ]
+
+
 def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):
     folder = "runs/p4_cnn.blobs/seed0"
     for arguments, message in (

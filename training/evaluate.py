@@ -96,6 +96,12 @@ class Run:
         return selected(self.rows)
 
     @property
+    def started(self) -> str:
+        """What started the training: batch norms on CPUs see the share of one process, so their number matters."""
+        processes = max(row.get("processes", 1) for row in self.rows)
+        return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
+
+    @property
     def name(self) -> str:
         """The recipe's name: that of the folder above the seed's, if it is one; else model and data set."""
         plain = f"{self.recipe.model}.{Path(self.recipe.dataset).stem}"
@@ -149,7 +155,7 @@ def evaluate(model: EquivariantNet, run: Run, splits: dict[str, AnySplit], args:
         "throughput": throughput(model, model.input_size),
         "dataset": {"name": recipe.dataset} | {name: len(split) for name, split in splits.items()},
         "label_names": list(test.classes),
-        "command": f"python training/train.py {run.name} --seed {recipe.seed}",
+        "command": f"{run.started} training/train.py {run.name} --seed {recipe.seed}",
         "recipe": dataclasses.asdict(recipe),
         "selected_epoch": run.best["epoch"],
         "valid_error": None if valid is None else round(100 - valid, 3),
