@@ -65,7 +65,7 @@ def draw_turn_curve(angles: Sequence[float], accuracy: Sequence[float], name: st
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
         f'<text x="{middle:.0f}" y="{HEIGHT - 8}" fill="{INK}" text-anchor="middle">angle of the turn '
-        f'(<tspan fill="{QUARTER}">squares: quarter turns, exact</tspan>; '
+        f'(<tspan fill="{QUARTER}">squares: quarter turns, not interpolated</tspan>; '
         f'<tspan fill="{LINE}">dots: interpolated</tspan>)</text>'
     )
     line = " ".join(f"{x(angle):.1f},{y(value):.1f}" for angle, value in points)

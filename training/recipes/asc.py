@@ -17,7 +17,7 @@ _TEXT = (
 _MNIST = (
     "Ours, the paper has no such network: its SGD with Nesterov's momentum 0.9, batch 64, weight decay 5e-4, the "
     "learning rate along a cosine from 0.1 after a warm-up of an epoch, 26 epochs, digits turned again, by any angle, "
-    "bilinearly; under two hours on one core of a CPU. 10,000 digits train and 2,000 choose the epoch. A first recipe "
+    "bilinearly; two hours on one core of a CPU. 10,000 digits train and 2,000 choose the epoch. A first recipe "
     "of 10 epochs had 3.75 % validation and 3.53 % test error."
 )
 _MNIST_VALUES: dict[str, Any] = {
