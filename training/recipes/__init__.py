@@ -1,7 +1,7 @@
 """The recipes: one for every row of the papers' tables, and shorter ones, by name.
 
-A name is ``<model>.<data set>[_<variant>]``. Without variant it is how this zoo trains the network: as its paper does,
-but where ``_paper`` is the paper's recipe: for the attentive networks on rotated MNIST, five ResNet-29 on CIFAR-10.
+A name is ``<model>.<data set>[_<variant>]``. Without variant it is how this zoo trains the network. Where that is not
+its paper's way, ``_paper`` is: for the networks that a paper trains on rotated MNIST, and five ResNet-29 on CIFAR-10.
 ``_aug`` is with the paper's augmentation, ``_short`` takes minutes on a GPU.
 """
 
