@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 import eqzoo
+from eqzoo.engine import Recipe
 from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "training"))
+from evaluate import Run
 
 
 def script(name, *arguments, cwd):
@@ -126,10 +131,24 @@ def test_results_name_the_processes_of_the_training(runs):
     assert evaluate(runs, "shared").returncode == 0
     assert evaluate(runs, "runs/p4_cnn.blobs/seed1").returncode == 0
     commands = [json.loads((runs / "shared" / "results.json").read_text())["command"], results(runs, 1)["command"]]
-    assert commands == [
-        "torchrun --nproc_per_node=2 training/train.py p4_cnn.blobs --seed 0",
-        "python training/train.py p4_cnn.blobs --seed 1",
-    ]
+    started = [command.partition(" training/train.py ")[0] for command in commands]
+    assert started == ["torchrun --nproc_per_node=2", "python"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "started"),
+    [
+        ([None, None], "python"),
+        ([1, 1], "python"),
+        ([None, 2], "torchrun --nproc_per_node=2"),
+        ([1, 4, 4], "torchrun --nproc_per_node=4"),
+        ([2, 1, 1], "python"),
+    ],
+)
+def test_a_run_was_started_as_most_of_its_epochs_say(processes, started):
+    """Records did not always have the number, and a run may go on with another."""
+    rows = [{} if count is None else {"processes": count} for count in processes]
+    assert Run(Path("run"), Recipe("p4_cnn", "rotmnist", epochs=len(rows)), rows).started == started
 
 
 def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):

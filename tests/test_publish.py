@@ -132,6 +132,18 @@ def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch
     assert {path: path.read_bytes() for path in cards.rglob("*") if path.is_file()} == before
 
 
+def test_an_export_of_other_weights_goes_with_them(tmp_path, cards):
+    state = load_file(SHIPPED / "model.safetensors")
+    other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}
+    publish.main([make_run(tmp_path / "run")])
+    (cards / NAME / "model.onnx").write_bytes(b"of the first weights")
+    publish.main([make_run(tmp_path / "run"), "--replace"])
+    assert (cards / NAME / "model.onnx").exists()
+    publish.main([make_run(tmp_path / "run", other), "--replace"])
+    assert torch.equal(load_file(cards / NAME / "model.safetensors")["head.weight"], state["head.weight"] / 2)
+    assert not (cards / NAME / "model.onnx").exists()
+
+
 def test_arguments_that_do_not_go_together(tmp_path, cards, capsys):
     publish.main([make_run(tmp_path / "run")])
     run, folder = str(tmp_path / "run"), str(cards / NAME)

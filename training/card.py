@@ -233,7 +233,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     )
     if curve := r.get("turn_curve"):
         low, high = min(curve["accuracy"]), max(curve["accuracy"])
-        what = f"accuracy over all turns, lowest and highest, {curve['pictures']:,} {data.noun}"
+        what = f"accuracy over {len(curve['angles'])} turns, lowest and highest, {curve['pictures']:,} {data.noun}"
         rows.append((what, f"{low:.2f} %, {high:.2f} %", ""))
     rows.append((f"equivariance error, own group {r['group']}", f"{r['equivariance_error']:.1e}", ""))
     if r["group"] != "p4":

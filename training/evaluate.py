@@ -97,8 +97,8 @@ class Run:
 
     @property
     def started(self) -> str:
-        """What started the training: batch norms on CPUs see the share of one process, so their number matters."""
-        processes = max(row.get("processes", 1) for row in self.rows)
+        """What started the training, by the processes of most epochs: on CPUs a batch norm sees the share of one."""
+        processes = statistics.mode([row["processes"] for row in self.rows if "processes" in row] or [1])
         return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
 
     @property

@@ -83,12 +83,15 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
         _check_ours(results, weights)
     config = hub_config(results, weights)
     _check_loads(config, weights, ours, results["dataset"]["name"])
-    if (folder / WEIGHTS_NAME).is_file() and not replace and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights):
+    others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
+    if others and not replace:
         raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
     texts = _texts(results, config, weights.stat().st_size, repo_id or _own_repo(results, ours), folder, ours)
     data = weights.read_bytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if others:
+            (folder / ONNX_NAME).unlink(missing_ok=True)
         atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
         for name, text in texts.items():
             atomic(folder / name, lambda path, text=text: path.write_text(text))

@@ -49,7 +49,7 @@ def draw_turn_curve(angles: Sequence[float], accuracy: Sequence[float], name: st
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" aria-labelledby="title desc" font-family="Helvetica, Arial, sans-serif" font-size="13">',
         f'<title id="title">{_escape(title)}</title>',
-        f'<desc id="desc">Between {min(accuracy):.2f} and {max(accuracy):.2f} percent over all angles.</desc>',
+        f'<desc id="desc">Between {min(accuracy):.2f} and {max(accuracy):.2f} percent at {len(angles)} angles.</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="22" fill="{INK}" font-weight="bold">{_escape(title)}</text>',
     ]
