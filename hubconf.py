@@ -1,7 +1,7 @@
-"""The networks for torch.hub: `torch.hub.load("eqzoo/eqzoo", "p4_cnn", pretrained=True)`, or a clone's path.
+"""torch.hub entry points: one for each network, such as `torch.hub.load("eqzoo/eqzoo", "p4_cnn", pretrained=True)`.
 
-`create_model` takes any name that `eqzoo.create_model` does: `torch.hub.load("eqzoo/eqzoo", "create_model",
-"hf-hub:<owner>/<repo>", pretrained=True)`.
+The entry point `create_model` takes any name that `eqzoo.create_model` takes: `torch.hub.load("eqzoo/eqzoo",
+"create_model", "hf-hub:<owner>/<repo>", pretrained=True)`.
 """
 
 from collections.abc import Callable as _Callable
@@ -13,16 +13,16 @@ import eqzoo as _eqzoo
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub"]
 
-# torch.hub lists every name here that can be called and does not begin with an underscore.
+# torch.hub lists every callable of this module whose name does not begin with an underscore.
 _HELP = """{summary}
 
 Arguments:
     pretrained: Whether to load trained weights: {checkpoints}.
-    checkpoint: Which of them, by the name of its data set; by default the first.
-    **kwargs: num_classes, in_chans, features_only and the arguments of the network's class. With other num_classes the
-        classifier stays fresh, with other in_chans the first filters are repeated or summed.
+    checkpoint: The tag of the checkpoint, the name of its data set; by default the first.
+    **kwargs: num_classes, in_chans, features_only and the arguments of the network's class. With another num_classes
+        the classifier is initialized anew; with another in_chans the first filters are repeated or summed.
 
-It takes (batch, channels, height, width), normalised by the mean and std in its pretrained_cfg, and gives logits.
+The input is (batch, channels, height, width), normalized by the mean and std in pretrained_cfg; the output is logits.
 """
 
 
@@ -31,7 +31,7 @@ def _entry(name: str) -> _Callable[..., _Any]:
         return _eqzoo.create_model(f"{name}.{checkpoint}" if checkpoint else name, pretrained, **kwargs)
 
     tags = [full.partition(".")[2] for full in _eqzoo.list_pretrained(f"{name}.*")]
-    checkpoints = ", ".join(tags) or "there are none yet, a file of them goes to checkpoint_path="
+    checkpoints = ", ".join(tags) or "there are none yet; pass a file of weights as checkpoint_path="
     build.__name__ = build.__qualname__ = name
     build.__doc__ = _HELP.format(summary=_model_entrypoint(name).__doc__, checkpoints=checkpoints)
     return build

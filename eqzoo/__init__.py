@@ -1,41 +1,92 @@
 """eqzoo: image networks that are equivariant by construction, under timm's registry."""
 
-from . import viz
-from .certificate import Certificate, certify
-from .count import multiply_adds
-from .equivariance import equivariance_error
-from .export import ExportError, ExportReport, export_onnx, export_pt2
-from .finetune import FineTuned, finetune
-from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
-from .hub import WeightsNotFoundError
-from .models import create_model, list_models, list_pretrained
-from .turns import turn, turn_curve
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ._common import __version__ as __version__
+
+if TYPE_CHECKING:
+    from . import viz
+    from .analysis import EquivarianceCheck, check_equivariance, multiply_adds, rotate, rotation_curve
+    from .engine import FineTuned, finetune
+    from .equivariance import equivariance_error
+    from .export import ExportError, ExportReport, export_onnx, export_pt2
+    from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
+    from .hub import WeightsNotFoundError
+    from .models import create_model, list_models, list_pretrained
 
 __all__ = [
     "P4",
     "P4M",
     "Z2",
     "Z2M",
-    "Certificate",
+    "EquivarianceCheck",
     "ExportError",
     "ExportReport",
     "FineTuned",
     "Group",
     "WeightsNotFoundError",
-    "certify",
+    "check_equivariance",
     "create_model",
     "cyclic",
     "dihedral",
     "equivariance_error",
-    "finetune",
     "export_onnx",
     "export_pt2",
+    "finetune",
     "list_models",
     "list_pretrained",
     "multiply_adds",
-    "turn",
-    "turn_curve",
+    "rotate",
+    "rotation_curve",
     "viz",
 ]
+
+_MODULES = {
+    "analysis": ("EquivarianceCheck", "check_equivariance", "multiply_adds", "rotate", "rotation_curve"),
+    "engine": ("FineTuned", "finetune"),
+    "equivariance": ("equivariance_error",),
+    "export": ("ExportError", "ExportReport", "export_onnx", "export_pt2"),
+    "groups": ("P4", "P4M", "Z2", "Z2M", "Group", "cyclic", "dihedral"),
+    "hub": ("WeightsNotFoundError",),
+    "models": ("create_model", "list_models", "list_pretrained"),
+}
+_SUBPACKAGES = (
+    "analysis",
+    "cli",
+    "data",
+    "engine",
+    "equivariance",
+    "export",
+    "groups",
+    "hub",
+    "layers",
+    "models",
+    "ops",
+    "viz",
+)
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name, or a sub-package such as ``eqzoo.data``, when it is first used (PEP 562)."""
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    if name in _SUBPACKAGES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_SUBPACKAGES})
+
+
+# Importing the networks registers them, so that timm.create_model knows them after `import eqzoo`. It imports torch and
+# timm, which takes seconds: the command `eqzoo` leaves it to those of its subcommands that need a network. No other
+# program has that name and imports this package: a script eqzoo.py would import itself.
+if Path(sys.argv[0] if sys.argv else "").stem != "eqzoo":
+    import_module(f"{__name__}.models")

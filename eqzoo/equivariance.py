@@ -1,7 +1,8 @@
-"""Measures how exactly a network keeps its promise: ``Φ(g x) = g Φ(x)`` for its features, ``Φ(g x) = Φ(x)`` at the end.
+"""Equivariance errors of networks and layers.
 
-An error is the relative L2 norm ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``: it has no unit, is about 1e-15 for an exact network in
-float64, and of the order of 1 for one that promises nothing.
+Features of an equivariant network satisfy ``Φ(g x) = g Φ(x)``, its logits ``Φ(g x) = Φ(x)``. The error is the relative
+L2 norm ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, without unit: about 1e-15 for an exact network in float64, of the order of 1 for
+a network that is not equivariant.
 """
 
 import copy
@@ -17,19 +18,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .groups import Group, transform
 
-__all__ = ["EquivarianceReport", "element_errors", "equivariance_error", "equivariance_report", "randomise_norms"]
+__all__ = ["EquivarianceReport", "element_errors", "equivariance_error", "equivariance_report", "randomize_norms"]
 
 
 @dataclass(frozen=True)
 class EquivarianceReport:
-    """The equivariance errors of a network, each largest over the pictures of the batch taken together.
+    """The equivariance errors of a network, each a norm over the whole batch.
 
     Args:
         group: The group.
-        logits: For every element that maps the pixel grid onto itself, the error of the network's output.
-        features: The same for ``forward_features``; empty if the group does not act on them.
-        layers: For every layer with a group, its own error given the input that it had in the network, largest over
-            the elements.
+        logits: The error of the output for each element that maps the pixel grid onto itself.
+        features: The same for ``forward_features``; empty if the group does not act on the features.
+        layers: The error of each layer that has a group, on the input that it receives in the network: the largest
+            over the elements.
     """
 
     group: Group
@@ -44,24 +45,24 @@ class EquivarianceReport:
 
 
 def equivariance_error(
-    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomise: bool = False, seed: int = 0
+    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomize: bool = False, seed: int = 0
 ) -> float:
-    """The largest equivariance error of a network: of its layers, features and output, over all elements.
+    """The largest equivariance error of a network, over its layers, features and output and over all elements.
 
     Args:
-        model: The network, or a single layer; it is copied and left as it is.
-        x: What it is fed; by default two pictures of noise of the network's ``input_size``.
-        group: The group; by default the network's own. Of a group that is no subgroup of the network's own, the output
-            alone is measured.
-        randomise: Whether to give norms and biases random values first, as `randomise_norms` does. Fresh ones are
-            symmetric by accident, and hide what training would break.
-        seed: The seed of the noise and of the random values.
+        model: The network, or a single layer; a copy is measured, the model itself is not changed.
+        x: The input; by default a batch of two noise images of the network's ``input_size``.
+        group: The group; by default the network's own. If it is not a subgroup of the network's own group, only the
+            output is measured.
+        randomize: Whether to draw norms and biases at random first, as `randomize_norms` does. Their initial values
+            are the same for all elements, which hides errors that appear with training.
+        seed: The seed of the noise images and of the random norms.
 
     Returns:
         ``max ‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, computed in float64 and evaluation mode on the CPU.
 
     Raises:
-        ValueError: If there is no group or no input size to take, or the output is not a finite field.
+        ValueError: If the model has no group or input size and none is given, or if its output is zero or not finite.
 
     Example:
         >>> import eqzoo
@@ -70,21 +71,21 @@ def equivariance_error(
         >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
         True
     """
-    return equivariance_report(model, x, group, randomise, seed).largest
+    return equivariance_report(model, x, group, randomize, seed).largest
 
 
 def equivariance_report(
-    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomise: bool = False, seed: int = 0
+    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomize: bool = False, seed: int = 0
 ) -> EquivarianceReport:
-    """The equivariance errors of a network, one by one; see `equivariance_error` for the arguments."""
+    """All equivariance errors of a network; the arguments are those of `equivariance_error`."""
     group = group or getattr(model, "group", None)
     if group is None:
-        raise ValueError(f"{type(model).__name__} has no group of its own; say which one to measure with group=")
+        raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
     x = (_noise(own, generator) if x is None else x.detach()).to("cpu", torch.float64)
-    if randomise:
-        randomise_norms(own, generator, x)
+    if randomize:
+        randomize_norms(own, generator, x)
     with torch.no_grad():
         own_group = getattr(own, "group", group)
         logits = element_errors(own, x, group, own_group)
@@ -96,20 +97,20 @@ def equivariance_report(
 
 
 @torch.no_grad()
-def randomise_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
-    """Makes norms and biases look trained, in place.
+def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
+    """Gives norms and biases random values, in place, as if they had been trained.
 
-    Parameters that are vectors are drawn uniformly from [0.5, 1.5). Running statistics become those of the given
-    pictures, so that the signal neither dies out nor explodes; then variances are multiplied by factors drawn alike,
-    and means moved by up to half a standard deviation.
+    One-dimensional parameters are drawn uniformly from [0.5, 1.5). Running statistics become those of the given
+    images, so that activations neither vanish nor explode; then variances are multiplied by factors uniform in
+    [0.5, 1.5), and means are shifted by up to half a standard deviation.
 
     Args:
         model: The network, in evaluation mode.
-        generator: The randomness.
-        x: What it is fed; needed only where norms keep running statistics.
+        generator: The random generator.
+        x: A batch of images; required if norms have running statistics.
 
     Raises:
-        ValueError: If there are running statistics and no pictures.
+        ValueError: If norms have running statistics and no images are given.
     """
 
     def factors(like: Tensor) -> Tensor:
@@ -122,11 +123,11 @@ def randomise_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     if not norms:
         return
     if x is None:
-        raise ValueError(f"{len(norms)} norms keep running statistics: pass x, pictures to take them from")
+        raise ValueError(f"{len(norms)} norms have running statistics: pass x, images to compute them from")
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
-        norm.train().momentum = None  # the mean over all batches, of which there is one
+        norm.train().momentum = None  # the cumulative mean, here of a single batch
     model(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
@@ -140,61 +141,86 @@ def randomise_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
 def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
     size = getattr(model, "input_size", None) or getattr(model, "pretrained_cfg", {}).get("input_size")
     if size is None:
-        raise ValueError(f"{type(model).__name__} does not say its input size; pass x")
+        raise ValueError(f"{type(model).__name__} has no input_size; pass x, a batch of images")
     return torch.randn(2, *size, generator=generator, dtype=torch.float64)
 
 
 def _features(model: nn.Module, x: Tensor) -> Tensor:
-    """The last features as a field, also of a fused network, which gives them as planes."""
+    """The last features as a field; a fused network returns them as planes."""
+    field: Callable[[Tensor], Tensor] | None = getattr(model, "feature_field", None)
+    if field is not None:
+        return field(x)
     y: Tensor = cast(Any, model).forward_features(x)
     group = getattr(model, "group", None)
     return y.unflatten(1, (-1, group.order)) if group and y.ndim == 4 else y
 
 
 def element_errors(
-    function: Callable[[Tensor], Tensor], x: Tensor, group: Group, own: Group | None = None
+    function: Callable[[Any], Any],
+    x: Any,
+    group: Group,
+    own: Group | None = None,
+    law: Callable[[Any, int], Any] | None = None,
 ) -> dict[int, float]:
-    """The error ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`` of any function of tensors, for each element on the pixel grid.
+    """The error ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`` of a function of tensors, for each element on the pixel grid.
 
     Args:
-        function: Φ. How an element acts on what it takes and gives is told by the shape: a regular field
-            ``(B, C, |H|, height, width)``, a picture or planes ``(B, C, height, width)``, or an invariant vector.
-        x: What it is fed.
+        function: Φ. The shapes of its input and output say how elements act on them: a regular field
+            ``(B, C, |H|, height, width)``, an image or planes ``(B, C, height, width)``, or an invariant vector.
+        x: The input.
         group: The group.
-        own: The group of the regular fields, if it is larger; by default the group.
+        own: The group of the regular fields, if ``group`` is a subgroup of it; by default ``group``.
+        law: How an element of ``own`` acts on the input and the output, where their shapes do not say it; fields may
+            then be tuples of tensors.
 
     Raises:
-        ValueError: If the output is zero everywhere or not finite, or there is no such action.
+        ValueError: If the output is zero everywhere or not finite, or the group does not act on a field of its shape.
 
     Example:
         >>> from eqzoo.groups import P4
-        >>> element_errors(lambda x: x.flip(-1), torch.rand(1, 1, 4, 4), P4)[2]  # mirrors and half turns commute
+        >>> element_errors(lambda x: x.flip(-1), torch.rand(1, 1, 4, 4), P4)[2]  # a flip and a 180° rotation commute
         0.0
     """
     own = own or group
+    act = partial(_act, group=group, own=own) if law is None else partial(_act_by, law, group=group, own=own)
     y = function(x)
-    norm = y.norm()
+    norm = _flat(y).norm()
     if norm == 0:
-        raise ValueError("the output is zero everywhere, so there is no relative error; feed another x")
+        raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")
     errors = {
-        g: ((function(_act(x, group, g, own)) - _act(y, group, g, own)).norm() / norm).item()
-        for g in group.grid_elements
+        g: ((_flat(function(act(x, g=g))) - _flat(act(y, g=g))).norm() / norm).item() for g in group.grid_elements
     }
-    # Asked of every element, because a NaN is neither larger nor smaller than any bound.
+    # Checked for every element: a NaN compares as neither larger nor smaller than any bound.
     if not all(math.isfinite(error) for error in errors.values()):
-        raise ValueError(f"the output is not finite, so its errors are {errors}; feed another x or mend the weights")
+        raise ValueError(f"the output is not finite, its errors are {errors}; pass another x, or check the weights")
     return errors
 
 
+def _flat(x: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """All numbers of a field in a row."""
+    return x.flatten() if isinstance(x, Tensor) else torch.cat([part.flatten() for part in x])
+
+
+def _act_by(law: Callable[[Any, int], Any], x: Any, group: Group, g: int, own: Group) -> Any:
+    """The action that a layer states, of the element of its own group."""
+    element = own.element(group.matrix(g))
+    if element is None:
+        raise ValueError(f"{own.name}, the group of the layer, has no element that is {group.describe(g)}")
+    return law(x, element)
+
+
 def _act(x: Tensor, group: Group, g: int, own: Group) -> Tensor:
-    """The action on what a layer takes or gives, told by its shape: a field of its own group, a picture, a vector."""
+    """The action of g on an input or output, by its shape: a field of ``own``, an image or an invariant vector."""
     if x.ndim < 4:
         return x
     if x.ndim == 4 or x.shape[2] == 1:
         return transform(x, group, g, "trivial")
     element = own.element(group.matrix(g))
     if element is None or x.shape[2] != own.order:
-        raise ValueError(f"no action of {group.name} on a field of shape {tuple(x.shape)}")
+        raise ValueError(
+            f"{group.name} does not act on a field of shape {tuple(x.shape)}; a regular field of {own.name} is "
+            f"(B, C, {own.order}, height, width)"
+        )
     return transform(x, own, element, "regular")
 
 
@@ -204,16 +230,18 @@ def _is_subgroup(group: Group, other: Group) -> bool:
 
 def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
     layers = {name: module for name, module in model.named_modules() if name and hasattr(module, "group")}
-    inputs: dict[str, Tensor] = {}
+    inputs: dict[str, Any] = {}
     handles = [module.register_forward_pre_hook(partial(_keep_input, inputs, name)) for name, module in layers.items()]
     model(x)
     for handle in handles:
         handle.remove()
-    return {
-        name: max(element_errors(layers[name], value, group, layers[name].group).values())
-        for name, value in inputs.items()
-    }
+    errors = {}
+    for name, value in inputs.items():
+        layer = layers[name]
+        law = getattr(layer, "transform_field", None)
+        errors[name] = max(element_errors(layer, value, group, layer.group, law).values())
+    return errors
 
 
-def _keep_input(inputs: dict[str, Tensor], name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+def _keep_input(inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
     inputs[name] = args[0]

@@ -1,14 +1,14 @@
-"""Finite point groups of the plane: cyclic (turns) and dihedral (turns and a mirror).
+"""Finite point groups of the plane: cyclic (rotations) and dihedral (rotations and reflections).
 
-An element is an integer ``i = m·n + r`` that stands for ``R^r M^m``: mirror first, then ``r`` turns of ``2π/n``.
-A turn is counter-clockwise as displayed, a mirror flips the width axis, and pixel (0, 0) is top left.
+An element is an integer ``i = m·n + r`` that stands for ``R^r M^m``: reflect if m is 1, then rotate by ``r·2π/n``.
+Rotations are counter-clockwise as displayed, the reflection flips the width axis, and pixel (0, 0) is top left.
 
 A group acts on feature fields by ``(g f)(x) = ρ(g) f(g⁻¹ x)``:
 
-* ``"trivial"``: images, ``(..., height, width)``; ρ does nothing.
+* ``"trivial"``: images, ``(..., height, width)``; ρ is the identity.
 * ``"regular"``: ``(..., |H|, height, width)``; ρ permutes the group axis, ``(g f)(h, x) = f(g⁻¹ h, g⁻¹ x)``.
 
-Filters transform as the fields that they are correlated with, so one function, `transform`, acts on both.
+A filter transforms like the field that it is correlated with, so `transform` serves both.
 
 References:
     Group Equivariant Convolutional Networks (Cohen and Welling, 2016), sections 4 and 6
@@ -30,11 +30,11 @@ Field = Literal["trivial", "regular"]
 
 @dataclass(frozen=True)
 class Group:
-    """A finite group of turns by multiples of ``2π/n`` and, where asked for, mirrors.
+    """A finite group of rotations by multiples of ``2π/n``, with or without reflections.
 
     Args:
-        rotations: The number of turns, n.
-        mirrors: Whether the group holds mirrors too; it then has ``2n`` elements.
+        rotations: The number of rotations, n.
+        reflections: Whether the group contains reflections; it then has ``2n`` elements instead of n.
 
     Raises:
         ValueError: If ``rotations`` is smaller than 1.
@@ -49,30 +49,30 @@ class Group:
     """
 
     rotations: int
-    mirrors: bool = False
+    reflections: bool = False
 
     def __post_init__(self) -> None:
         if self.rotations < 1:
-            raise ValueError(f"a group needs at least one turn (the identity), got rotations={self.rotations}")
+            raise ValueError(f"a group needs at least one rotation (the identity), got rotations={self.rotations}")
 
     @property
     def order(self) -> int:
         """The number of elements, ``|H|``."""
-        return self.rotations * (1 + self.mirrors)
+        return self.rotations * (1 + self.reflections)
 
     @property
     def name(self) -> str:
-        """The field's name: z2 and p4 for the wallpaper groups of the pixel grid, r<n> else; with an m for mirrors."""
-        return {1: "z2", 4: "p4"}.get(self.rotations, f"r{self.rotations}") + "m" * self.mirrors
+        """The group's name: ``z2`` and ``p4``, else ``r<n>``, with an ``m`` appended for reflections."""
+        return {1: "z2", 4: "p4"}.get(self.rotations, f"r{self.rotations}") + "m" * self.reflections
 
     @property
     def elements(self) -> range:
-        """All elements; 0 is the identity."""
+        """The elements 0 to ``order − 1``; 0 is the identity."""
         return range(self.order)
 
     @property
     def grid_elements(self) -> tuple[int, ...]:
-        """The elements that map the pixel grid onto itself: quarter turns, and mirrors followed by quarter turns."""
+        """The elements that map the pixel grid onto itself: rotations by multiples of 90°, reflected or not."""
         return tuple(g for g in self.elements if 4 * (g % self.rotations) % self.rotations == 0)
 
     @property
@@ -86,65 +86,65 @@ class Group:
         return divmod(g, self.rotations)
 
     def product(self, g: int, h: int) -> int:
-        """The element ``g h`` (first h, then g): ``R^r M^m · R^s M^k = R^(r ± s) M^(m + k)``, minus if m is 1."""
+        """The element ``g h`` (h acts first): ``R^r M^m · R^s M^k = R^(r ± s) M^(m + k)``, with minus if m is 1."""
         (m, r), (k, s) = self._split(g), self._split(h)
         return ((m + k) % 2) * self.rotations + (r + (-s if m else s)) % self.rotations
 
     def inverse(self, g: int) -> int:
-        """The element ``g⁻¹``; every mirror is its own inverse."""
+        """The element ``g⁻¹``; every reflection is its own inverse."""
         m, r = self._split(g)
         return g if m else -r % self.rotations
 
     def matrix(self, g: int) -> Tensor:
         """The action on positions: the orthogonal matrix of g on ``(row, column)`` vectors, ``(2, 2)`` float64.
 
-        ``R(θ) = [[cos θ, −sin θ], [sin θ, cos θ]]`` and ``M = diag(1, −1)``; quarter turns are exact integers.
+        ``R(θ) = [[cos θ, −sin θ], [sin θ, cos θ]]`` and ``M = diag(1, −1)``; 90° rotations are exact integers.
         """
         m, r = self._split(g)
         cos, sin = _cos_sin(r, self.rotations)
         flip = -1.0 if m else 1.0
         return torch.tensor([[cos, -sin * flip], [sin, cos * flip]], dtype=torch.float64, device="cpu")
 
-    def quarter_turns(self, g: int) -> tuple[int, bool]:
-        """The action on the pixel grid: how many quarter turns, and whether the width axis is mirrored before.
+    def quarter_rotations(self, g: int) -> tuple[int, bool]:
+        """The action on the pixel grid: the number of 90° rotations, and whether the width axis is flipped before them.
 
         Raises:
             ValueError: If g does not map the pixel grid onto itself.
         """
         m, r = self._split(g)
-        turns, rest = divmod(4 * r, self.rotations)
+        quarters, rest = divmod(4 * r, self.rotations)
         if rest:
             raise ValueError(
-                f"element {g} of {self.name} turns by {360 * r / self.rotations:g} degrees, which does not map the "
+                f"element {g} of {self.name} rotates by {360 * r / self.rotations:g} degrees, which does not map the "
                 f"pixel grid onto itself; the elements that do are {self.grid_elements}"
             )
-        return turns, bool(m)
+        return quarters, bool(m)
 
     def describe(self, g: int) -> str:
-        """What an element does to a picture, in words.
+        """What an element does to an image, in English.
 
         Example:
             >>> P4M.describe(0), P4M.describe(5)
-            ('as it is', 'mirrored, turned by 90 degrees')
+            ('as it is', 'reflected, rotated by 90°')
         """
         m, r = self._split(g)
-        words = ["mirrored"] * m + [f"turned by {360 * r / self.rotations:g} degrees"] * (r > 0)
+        words = ["reflected"] * m + [f"rotated by {360 * r / self.rotations:g}°"] * (r > 0)
         return ", ".join(words) or "as it is"
 
     def element(self, matrix: Tensor) -> int | None:
-        """The element whose matrix this is, or None: how a subgroup finds its elements in a larger group."""
+        """The element with this matrix (see `matrix`), or None; it embeds a subgroup in a larger group."""
         matches = (g for g in self.elements if torch.allclose(self.matrix(g), matrix.double(), atol=1e-9))
         return next(matches, None)
 
 
 def cyclic(rotations: int) -> Group:
-    """The cyclic group of turns by multiples of ``2π/rotations``."""
+    """The cyclic group of rotations by multiples of ``2π/rotations``."""
     return Group(rotations)
 
 
 def dihedral(rotations: int) -> Group:
-    """The dihedral group: the turns of `cyclic` and as many mirrors, ``2·rotations`` elements."""
-    return Group(rotations, mirrors=True)
+    """The dihedral group: the rotations of `cyclic` and as many reflections, ``2·rotations`` elements in all."""
+    return Group(rotations, reflections=True)
 
 
 Z2 = cyclic(1)
@@ -163,18 +163,18 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
         field: ``"trivial"`` or ``"regular"``.
 
     Returns:
-        The transformed field; a quarter turn swaps height and width.
+        The transformed field; a 90° rotation swaps height and width.
 
     Raises:
         ValueError: If g does not map the pixel grid onto itself, the field is unknown, or the group axis is not |H|.
 
     Example:
         >>> import torch
-        >>> transform(torch.tensor([[1, 2], [3, 4]]), P4, 1, "trivial")  # a quarter turn, counter-clockwise
+        >>> transform(torch.tensor([[1, 2], [3, 4]]), P4, 1, "trivial")  # a 90° rotation, counter-clockwise
         tensor([[2, 4],
                 [1, 3]])
     """
-    turns, mirrored = group.quarter_turns(g)
+    quarters, reflected = group.quarter_rotations(g)
     if field == "regular":
         if x.ndim < 3 or x.shape[-3] != group.order:
             raise ValueError(
@@ -183,21 +183,20 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
         x = x.index_select(-3, permutation(group, g).to(x.device))
     elif field != "trivial":
         raise ValueError(f"field is 'trivial' or 'regular', got {field!r}")
-    return torch.rot90(x.flip(-1) if mirrored else x, turns, (-2, -1))
+    return torch.rot90(x.flip(-1) if reflected else x, quarters, (-2, -1))
 
 
 def permutation(group: Group, g: int) -> Tensor:
-    """How g permutes the group axis of a regular field: entry h is the index of ``g⁻¹ h``, ``(|H|,)`` int64."""
+    """The permutation of the group axis of a regular field under g: entry h is ``g⁻¹ h``, ``(|H|,)`` int64."""
     inverse = group.inverse(g)
     return torch.tensor([group.product(inverse, h) for h in group.elements], device="cpu")
 
 
 @cache
 def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
-    """Where each entry of every transformed copy of a filter comes from.
+    """The gather index that expands a flattened filter to its orbit, all its transformed copies.
 
-    Entry ``[g, j]`` is the place in the flattened filter that the j-th entry of ``g·filter`` is read from, so the
-    orbit of any filter is one gather.
+    Entry ``[g, j]`` is the index in the flattened filter at which entry j of the flattened ``g·filter`` is read.
 
     Args:
         group: The group.
@@ -216,16 +215,16 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
             "use z2, z2m, r2, r2m, p4 or p4m"
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
-    # On the CPU whatever the default device is: the result is kept and shared by all layers.
-    places = torch.arange(math.prod(shape), device="cpu").reshape(shape)
-    return torch.stack([transform(places, group, g, field).flatten() for g in group.elements])
+    # On the CPU whatever the default device is: the result is cached and shared by all layers.
+    index = torch.arange(math.prod(shape), device="cpu").reshape(shape)
+    return torch.stack([transform(index, group, g, field).flatten() for g in group.elements])
 
 
 def _cos_sin(r: int, n: int) -> tuple[float, float]:
-    """Cosine and sine of ``2π r/n``, from an angle of at most an eighth of a turn.
+    """Cosine and sine of ``2π r/n``, computed from an angle of at most 45°.
 
-    So they are exact at the quarter turns, and turning an element by quarters or mirroring it swaps and negates its
-    entries without a change in the last bit.
+    They are exact at multiples of 90°, and matrices of elements that differ by a 90° rotation or a reflection have the
+    same entries up to order and sign, bit for bit.
     """
     quarter, rest = divmod(4 * r, n)  # the angle is (quarter + rest / n) · π/2
     eighth = math.pi / 2 * min(rest, n - rest) / n

@@ -1,16 +1,15 @@
-"""Where weights come from and go to: folders of the user's, shipped checkpoints, the Hugging Face Hub.
+"""Weights: the user's folders, the checkpoints shipped with the package, the Hugging Face Hub.
 
-**What a download is checked against.** huggingface_hub compares the size of a download, never its content, so every
-file from the Hub, a cached one too, is hashed here before a network sees it (SHA-256). It is held against all that is
-known of it:
+**What a download is checked against.** huggingface_hub compares the size of a download, not its content, so every file
+from the Hub, a cached one too, is hashed here (SHA-256) before it is loaded, and compared with
 
-* for a checkpoint of this package, the hash in the ``results.json`` that the package ships: it does not come from the
-  server, so a repo that was changed since is noticed too;
+* for a checkpoint of this package, the hash in the ``results.json`` that the package ships, which does not come from
+  the server, so that a changed repo is noticed;
 * for ``hf-hub:<owner>/<repo>``, the hash in the ``config.json`` of the same commit, where the repo states one;
 * the name under which the Hub stores a large file, which is its hash.
 
-A file that fails is removed from the cache and is an error. Files on this machine, in ``EQZOO_WEIGHTS`` or a folder of
-checkpoints, are their owner's and are not held against anything.
+A file that differs is removed from the cache, and is an error. Local files, in ``EQZOO_WEIGHTS`` or the folder of a
+checkpoint, are not checked.
 """
 
 import hashlib
@@ -49,22 +48,22 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".n
 
 
 class WeightsNotFoundError(FileNotFoundError):
-    """No weights in any of the places where they are looked for; the message names the places."""
+    """No weights in any of the places that are searched; the message names them."""
 
 
 class PushError(RuntimeError):
-    """Nothing was committed to the Hub; the message says why in one line."""
+    """Nothing was committed to the Hub; the message has the reason in one line."""
 
 
 def shipped_folder() -> Path:
-    """The folder of shipped checkpoints: ``model_cards/`` inside an installed package, else in the clone around it."""
+    """The folder of shipped checkpoints: ``model_cards/`` in the installed package, or in the clone."""
     package = Path(__file__).resolve().parent
     installed = package / "model_cards"
     return installed if installed.is_dir() else package.parent / "model_cards"
 
 
 def published_names() -> list[str]:
-    """The checkpoints that the package knows: the folders of `shipped_folder` with a config.json, weights or not."""
+    """The published checkpoints: the folders of `shipped_folder` with a config.json, with or without weights."""
     return sorted(path.parent.name for path in shipped_folder().glob(f"*/{CONFIG_NAME}"))
 
 
@@ -124,7 +123,7 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
 
 
 def base_model(name: str, repo_id: str | None) -> str | None:
-    """The Hub repo of a checkpoint that others start from, ``<owner>/<repo>``, or None if it is of none.
+    """The Hub repo of a checkpoint that a training starts from, ``<owner>/<repo>``, or None if it is in none.
 
     Args:
         name: The checkpoint, as `eqzoo.create_model` names it.
@@ -135,29 +134,28 @@ def base_model(name: str, repo_id: str | None) -> str | None:
 
 
 def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str | None = None) -> Path:
-    """Downloads the weights of a Hub repo, or takes them from the cache, and checks what they are.
+    """Downloads the weights of a Hub repo, or takes them from the cache, and checks their hash.
 
     Args:
         repo_id: ``<owner>/<repo>``, with ``@<revision>`` for another one than main.
         cache_dir: Where downloads are kept; by default huggingface_hub's own cache.
-        sha256: What the file is known to be; by default what the repo's config.json says of it.
+        sha256: The known hash of the file; by default that in the repo's config.json.
 
     Returns:
         The path of a safetensors file in the cache.
 
     Raises:
-        WeightsNotFoundError: If the Hub does not give it; the message says why.
-        ValueError: If it is another file than it should be; it is then no longer in the cache.
+        WeightsNotFoundError: If the Hub does not have it or cannot be reached; the message says why.
+        ValueError: If its hash is wrong; it is then removed from the cache.
     """
     path = _download(repo_id, WEIGHTS_NAME, cache_dir)
     if sha256 is None:
         repo, _, revision = repo_id.partition("@")
-        # The folder of a cached file is its commit; its config.json is then the one beside the weights. The Hub is
-        # asked for it only if the cache does not have it, and a repo without one says nothing about its weights.
+        # The folder of a cached file is named for its commit, from which the config.json is taken too: from the cache
+        # if it is there. A repo without config.json states no hash.
         revision = path.parent.name if re.fullmatch("[0-9a-f]{40}", path.parent.name) else revision
         try:
-            config = json.loads(_download(f"{repo}@{revision}", CONFIG_NAME, cache_dir).read_text())
-            sha256 = config.get("eqzoo", {}).get("weights_sha256")
+            sha256 = _stated_sha256(fetch_config(f"{repo}@{revision}", cache_dir))
         except WeightsNotFoundError:
             sha256 = None
     stored = path.resolve().name
@@ -188,25 +186,32 @@ def fetch_config(repo_id: str, cache_dir: str | Path | None = None) -> dict[str,
     return config
 
 
-def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace: bool = False) -> list[str]:
-    """Uploads what differs from a Hub repo, in one commit; makes the repo if it is not there.
+def _stated_sha256(config: object) -> str | None:
+    """The hash of the weights in a config.json, or None if there is none."""
+    entry = config.get("eqzoo") if isinstance(config, dict) else None
+    sha256 = entry.get("weights_sha256") if isinstance(entry, dict) else None
+    return sha256 if isinstance(sha256, str) else None
 
-    A commit is whole or not there: an upload that fails leaves the repo as it was, or new and empty.
+
+def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace: bool = False) -> list[str]:
+    """Uploads the files that differ from those of a Hub repo, in one commit; creates the repo if it does not exist.
+
+    A commit is atomic: a failed upload leaves the repo unchanged, or new and empty. Files are compared here by the
+    hashes that the Hub lists, not only by huggingface_hub when it commits: foreign weights must be found before.
 
     Args:
         files: The files by their names in the repo.
         repo_id: ``<owner>/<repo>``.
         message: The first line of the commit.
-        replace: Whether weights that are already there may be replaced by others; weights in files of other names are
-            then removed.
+        replace: Whether other weights in the repo may be replaced; weights in files of other names are then removed.
 
     Returns:
-        The names of the files that were uploaded or removed; none if the repo has them all.
+        The names of the files that were uploaded or removed; none if the repo is up to date.
 
     Raises:
         PushError: If nobody is logged in, the repo holds other weights, or the Hub refuses or cannot be reached.
     """
-    # Imported late, here and below: it takes a second that local weights do not need.
+    # Imported here and below when it is needed: importing it takes a second.
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     token = get_token()
@@ -241,7 +246,7 @@ def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace:
 
 
 def _contents(api: Any, repo_id: str) -> tuple[str | None, dict[str, Any]]:
-    """The last commit of a repo and its files by name; None and nothing if there is no such repo."""
+    """The last commit of a repo and its files by name; None and an empty mapping if there is no such repo."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
@@ -252,7 +257,7 @@ def _contents(api: Any, repo_id: str) -> tuple[str | None, dict[str, Any]]:
 
 
 def _same(there: Any, data: Path | bytes) -> bool:
-    """Whether a file of a repo has these bytes, by the hash that the Hub lists: SHA-256 of large files, else git's."""
+    """Whether a file of a repo has this content, by the hash that the Hub lists: SHA-256 of large files, else git's."""
     if there is None:
         return False
     content = data if isinstance(data, bytes) else data.read_bytes()
@@ -275,7 +280,7 @@ def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without huggingface_hub's warnings of each try, unless somebody has asked it for more than warnings."""
+    """Hides huggingface_hub's warnings of each retry, unless its verbosity was changed."""
     from huggingface_hub.utils.logging import get_verbosity, set_verbosity
 
     level = get_verbosity()
@@ -287,7 +292,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _explain(error: BaseException, repo_id: str) -> str:
-    """What went wrong at the Hub, in one line."""
+    """The cause of an error of the Hub, in one line."""
     from huggingface_hub.errors import (
         EntryNotFoundError,
         LocalEntryNotFoundError,
@@ -344,7 +349,7 @@ def _nowhere(name: str, reason: str) -> str:
     folder = os.environ.get("EQZOO_WEIGHTS")
     return (
         f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}); not in {shipped_folder()}, where an "
-        f"installed package has those of up to 2 MB and a clone all; and {reason}. Three ways on: pass "
+        f"installed package has those of up to 2 MB and a clone all; and {reason}. To fix this: pass "
         f"checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
         f"{name}/{WEIGHTS_NAME}, such as model_cards of a clone; or, for a published checkpoint, go online"
     )

@@ -1,5 +1,6 @@
-"""All tests run in float64 and from a fixed seed."""
+"""Fixtures of all tests: float64, a fixed seed, data sets, and the table of networks."""
 
+import csv
 import gzip
 from pathlib import Path
 
@@ -9,9 +10,13 @@ import torch
 from PIL import Image
 
 from eqzoo.data import Split
+from tests.digits import drawn_digits
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+# Every network and data set, its group and parameter count, and the figures of its paper, if it has one.
+with (ROOT / "tests" / "models" / "networks.csv").open() as file:
+    NETWORKS = list(csv.DictReader(file))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +29,7 @@ def _float64_and_seed():
 
 @pytest.fixture(scope="session")
 def mnist_dir(tmp_path_factory):
-    """A data folder with MNIST in it."""
+    """A data folder that contains MNIST."""
     packed = SHARED / "data" / "MNIST" / "raw"
     if not packed.is_dir():
         pytest.skip("no MNIST beside the checkout")
@@ -33,6 +38,12 @@ def mnist_dir(tmp_path_factory):
     for file in packed.glob("*.gz"):
         (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
     return raw.parents[1]
+
+
+@pytest.fixture(scope="session")
+def digits():
+    """200 digits drawn by code, rotated by any angle, in the format of rotated MNIST."""
+    return drawn_digits(200)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The group axioms, and that every action is a homomorphism, for every element."""
+"""The group axioms, and the group actions as homomorphisms, for all elements."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eqzoo.groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral, orbit, permutation, transform
-from tests import reference
+from tests.layers import reference
 
 GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
 ALL = [*GRID, cyclic(3), dihedral(3), cyclic(8), dihedral(8), cyclic(12), cyclic(16)]
@@ -35,16 +35,16 @@ def test_matrices_are_a_homomorphism_and_faithful(group):
         assert group.element(group.matrix(g)) == g
 
 
-def test_elements_are_a_mirror_of_the_width_and_then_counter_clockwise_turns():
-    picture = torch.tensor([[1, 2], [3, 4]])
-    assert transform(picture, P4M, 4, "trivial").tolist() == [[2, 1], [4, 3]]
-    assert transform(picture, P4M, 1, "trivial").tolist() == [[2, 4], [1, 3]]
-    assert transform(picture, P4M, 5, "trivial").tolist() == [[1, 3], [2, 4]]  # mirrored, then turned
+def test_elements_flip_the_width_and_then_rotate_counter_clockwise():
+    image = torch.tensor([[1, 2], [3, 4]])
+    assert transform(image, P4M, 4, "trivial").tolist() == [[2, 1], [4, 3]]
+    assert transform(image, P4M, 1, "trivial").tolist() == [[2, 4], [1, 3]]
+    assert transform(image, P4M, 5, "trivial").tolist() == [[1, 3], [2, 4]]  # reflected, then rotated
 
 
 @pytest.mark.parametrize("field", ["trivial", "regular"])
 @pytest.mark.parametrize("group", [*GRID, cyclic(8), dihedral(8)], ids=names)
-def test_the_action_is_a_homomorphism_and_the_reference(group, field):
+def test_the_action_is_a_homomorphism_and_agrees_with_the_reference(group, field):
     x = torch.randn(2, group.order, 3, 4)
     slow = reference.act if field == "trivial" else reference.act_regular
     for g, h in itertools.product(group.grid_elements, repeat=2):
@@ -90,7 +90,7 @@ def test_names_and_grid():
 
 
 def test_errors_say_what_would_work():
-    with pytest.raises(ValueError, match="at least one turn"):
+    with pytest.raises(ValueError, match="at least one rotation"):
         Group(0)
     with pytest.raises(ValueError, match="0 to 3"):
         P4.inverse(4)

@@ -1,10 +1,11 @@
-"""What the house holds to: who imports whom, and texts that are rendered, not typed."""
+"""Conventions of the repository: import order, vocabulary, style, and rendered files."""
 
 import ast
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,33 +14,21 @@ import eqzoo
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "eqzoo"
-# A room imports rooms before it, never after.
+TEXT = {".py", ".md", ".cpp", ".h", ".csv"}
+# A sub-package imports only those before it; equivariance and data import groups alone.
 ORDER = [
     "groups",
-    "turns",
-    "files",
+    "_common",
     "equivariance",
-    "ops",
-    "count",
-    "layers",
     "hub",
-    "models",
-    "sizes",
-    "onnx_ops",
-    "onnx_file",
-    "sources",
-    "reasons",
-    "export",
-    "certificate",
-    "convert",
     "data",
-    "recipe",
-    "run",
-    "engine",
+    "ops",
+    "layers",
+    "models",
+    "export",
+    "analysis",
     "viz",
-    "report",
-    "claim",
-    "finetune",
+    "engine",
     "cli",
     "__init__",
 ]
@@ -50,22 +39,41 @@ def room(path):
 
 
 def imported_rooms(path):
-    """The rooms of the package that a file imports, by its relative imports."""
+    """The sub-packages that a file imports, by its relative imports."""
     depth = len(path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level == depth:
-            yield from [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+            names = [node.module.partition(".")[0]] if node.module else [alias.name for alias in node.names]
+            yield from names
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_rooms_import_to_the_left_alone(path):
+def test_imports_are_in_order(path):
     for other in imported_rooms(path):
         assert ORDER.index(other) < ORDER.index(room(path)), f"{room(path)} imports {other}"
-    assert "import eqzoo" not in re.sub(r">>> .*", "", path.read_text())
+    absolute = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import | ast.ImportFrom)]
+    assert not [n for n in absolute if ast.unparse(n).startswith(("import eqzoo", "from eqzoo"))]
 
 
-def test_equivariance_imports_groups_alone():
+def test_leaves_import_groups_alone():
     assert set(imported_rooms(PACKAGE / "equivariance.py")) == {"groups"}
+    assert not set(imported_rooms(PACKAGE / "hub.py"))
+    assert {other for path in (PACKAGE / "data").glob("*.py") for other in imported_rooms(path)} <= {"groups"}
+
+
+def test_there_are_no_other_sub_packages():
+    found = {room(path) for path in PACKAGE.rglob("*.py")}
+    assert found == set(ORDER), "a new sub-package or a loose module: put it into the sub-package that it belongs to"
+
+
+def test_no_function_hides_its_module():
+    hidden = []
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        parent, _, name = module.rpartition(".")
+        if name != "__init__" and callable(getattr(import_module(parent), name, None)):
+            hidden.append(module)
+    assert not hidden
 
 
 @pytest.mark.parametrize("command", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join)
@@ -74,7 +82,7 @@ def test_style_and_types(command):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_cards_and_the_table_are_what_results_say():
+def test_cards_and_tables_are_rendered_from_the_results():
     sys.path.insert(0, str(ROOT / "training"))
     from publish import rendered
 
@@ -82,14 +90,14 @@ def test_cards_and_the_table_are_what_results_say():
         assert path.read_text() == text, f"{path} drifted; run python training/publish.py --render"
 
 
-def test_the_papers_tables_are_what_results_say():
+def test_the_reproduction_page_is_rendered_from_the_results():
     sys.path.insert(0, str(ROOT / "training"))
     from reproduce import page
 
     assert (ROOT / "docs" / "reproduction.md").read_text() == page(), "run training/reproduce.py --output it"
 
 
-def test_every_published_checkpoint_has_a_recipe_that_is_the_one_it_was_trained_by():
+def test_recipes_are_those_of_the_published_checkpoints():
     import json
 
     sys.path.insert(0, str(ROOT / "training"))
@@ -103,13 +111,25 @@ def test_every_published_checkpoint_has_a_recipe_that_is_the_one_it_was_trained_
         assert replace(load_recipe(name), seed=recipe.seed) == recipe
 
 
-def test_the_version_is_the_changelogs():
+def test_the_version_is_that_of_the_changelog():
     heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
     assert heading.split()[1] == eqzoo.__version__
     assert f"version: {eqzoo.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_importing_changes_nothing_of_timms():
+# Words that the vocabulary replaces: image, rotated, fixed orientation, equivariance check.
+AVOIDED = re.compile(r"\b(picture|turned|upright|certificate)\b", re.IGNORECASE)
+
+
+def test_avoided_words_are_rare():
+    folders = {"eqzoo": "*", "training": "*.py", "tests": "*.py", "docs": "*.md", "examples": "*"}
+    paths = [path for folder, pattern in folders.items() for path in (ROOT / folder).rglob(pattern)]
+    texts = [path for path in [*paths, ROOT / "README.md", ROOT / "hubconf.py"] if path.suffix in TEXT]
+    found = {path.relative_to(ROOT): len(AVOIDED.findall(path.read_text())) for path in texts}
+    assert sum(found.values()) < 60, {str(path): count for path, count in found.items() if count}
+
+
+def test_importing_does_not_change_timms_models():
     script = """
 import warnings; warnings.simplefilter("error")
 import timm
@@ -123,7 +143,7 @@ assert set(timm.list_pretrained()) - pretrained == set(eqzoo.list_pretrained())
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_no_file_is_large():
+def test_files_are_small():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     for name in tracked.splitlines():
         if (ROOT / name).is_file():

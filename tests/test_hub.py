@@ -90,15 +90,15 @@ def test_published_weights_that_cannot_be_had_are_not_replaced_by_others(monkeyp
 def test_other_classes_and_channels_keep_the_trunk():
     source = eqzoo.create_model("p4_cnn", pretrained=True).double().eval()
     model = eqzoo.create_model(NAME, pretrained=True, num_classes=4, in_chans=3).double().eval()
-    grey = torch.rand(2, 1, 28, 28)
-    torch.testing.assert_close(model.forward_features(grey.expand(-1, 3, -1, -1)), source.forward_features(grey))
-    assert model(grey.expand(-1, 3, -1, -1)).shape == (2, 4)
+    gray = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(model.forward_features(gray.expand(-1, 3, -1, -1)), source.forward_features(gray))
+    assert model(gray.expand(-1, 3, -1, -1)).shape == (2, 4)
 
 
 def test_nothing_found_names_the_three_ways(tmp_path, monkeypatch):
     monkeypatch.setattr("eqzoo.hub.shipped_folder", lambda: tmp_path)
     for build in (eqzoo.create_model, timm.create_model):
-        with pytest.raises(eqzoo.WeightsNotFoundError, match="Three ways on") as caught:
+        with pytest.raises(eqzoo.WeightsNotFoundError, match="To fix this") as caught:
             build(NAME, pretrained=True)
         for way in ("checkpoint_path=FILE.safetensors", "EQZOO_WEIGHTS", "go online"):
             assert way in str(caught.value)
@@ -130,7 +130,7 @@ def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
         eqzoo.create_model("p4_cnn.nope")
     with pytest.raises(ValueError, match=r"model.safetensors does not fit p4_cnn"):
         eqzoo.create_model("p4_cnn", pretrained=True, width=11)
-    with pytest.raises(FileNotFoundError, match=r"local-dir: takes a folder with config.json"):
+    with pytest.raises(FileNotFoundError, match=r"the folder of a checkpoint has config.json"):
         eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(ValueError, match="is not JSON"):
@@ -138,7 +138,7 @@ def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text('{"architecture": "p9_cnn"}')
     with pytest.raises(ValueError, match="the network 'p9_cnn', which neither eqzoo nor timm has"):
         eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    with pytest.raises(ValueError, match=r"names are <model>, <model>\.<checkpoint>, hf-hub:<repo>"):
+    with pytest.raises(ValueError, match=r"names are <model>, <model>\.<checkpoint>, hf-hub:<owner>/<repo>"):
         eqzoo.create_model("http://somewhere")
     monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path / "typo"))
     with pytest.raises(eqzoo.WeightsNotFoundError, match="which is no folder"):
@@ -176,7 +176,7 @@ def test_unfit_files_are_named(tmp_path):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match=r"does not fit p4_cnn_w11(?s:.*)or load 'local-dir:.*p4_cnn.rotmnist'"):
         eqzoo.create_model("p4_cnn_w11", checkpoint_path=SHIPPED)
-    with pytest.raises(FileNotFoundError, match="no file at"):
+    with pytest.raises(FileNotFoundError, match="no weights at"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "none.safetensors")
 
 

@@ -14,7 +14,7 @@ from tests.hub_server import TOKEN, Client, LoopbackHub
 NAME = "p4_cnn.rotmnist"
 REPO = f"eqzoo/{NAME}"
 SHIPPED = ROOT / "model_cards" / NAME
-FILES = {"README.md", "config.json", "model.safetensors", "results.json", "turn_curve.svg"}
+FILES = {"README.md", "config.json", "model.safetensors", "results.json", "rotation_curve.svg"}
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def make_run(folder, scale=1.0):
     results = json.loads((SHIPPED / "results.json").read_text())
     results["weights_sha256"] = hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
     accuracy = [97.5 + i % 6 / 10 for i in range(24)]
-    results["turn_curve"] = {"angles": list(range(0, 360, 15)), "accuracy": accuracy, "pictures": 1_000}
+    results["rotation_curve"] = {"angles": list(range(0, 360, 15)), "accuracy": accuracy, "images": 1_000}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return folder
 
@@ -188,7 +188,7 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(hub, client, tmp_path,
         assert "Traceback" not in error
         if name == NAME and "has sha256" not in error:
             assert error.startswith("WeightsNotFoundError")
-            assert "Three ways on" in error  # what to do
+            assert "To fix this" in error  # what to do
     hub.failing.clear()
     left = [name for name in whole_files(tmp_path / "cache") if name == "model.safetensors" or len(name) == 64]
     assert left == []

@@ -1,4 +1,4 @@
-"""The wheel: it holds the small weights and works away from the tree."""
+"""The wheel: its contents, and that it works outside the repository."""
 
 import os
 import runpy
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 
-def test_a_wheel_holds_the_weights_and_works_outside_the_tree(tmp_path):
+def test_the_wheel_contains_the_weights_and_works_outside_the_repository(tmp_path):
     command = [sys.executable, "-m", "pip", "wheel", ROOT, "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path]
     subprocess.run(command, check=True, cwd=tmp_path)
     (wheel,) = tmp_path.glob("eqzoo-*.whl")
@@ -22,7 +22,7 @@ def test_a_wheel_holds_the_weights_and_works_outside_the_tree(tmp_path):
     assert "eqzoo/py.typed" in names
     assert "eqzoo/model_cards/p4_cnn.rotmnist/model.safetensors" in names
     assert not [name for name in names if name.startswith(("tests", "training"))]
-    script = "import eqzoo, eqzoo_cli, sys; print(eqzoo.hub.shipped_folder()); eqzoo_cli.main(sys.argv[1:])"
+    script = "import eqzoo, eqzoo.cli.main as c, sys; print(eqzoo.hub.shipped_folder()); c.main(sys.argv[1:])"
     ran = subprocess.run(
         [sys.executable, "-c", script, "predict", ROOT / "examples" / "seven.png"],
         cwd=tmp_path,
@@ -36,7 +36,7 @@ def test_a_wheel_holds_the_weights_and_works_outside_the_tree(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["wheel", "sdist"])
-def test_large_weights_stay_in_git(tmp_path, target):
+def test_large_weights_are_not_packaged(tmp_path, target):
     hook = runpy.run_path(str(ROOT / "hatch_build.py"))
     for name, size in (("small", hook["WEIGHTS_LIMIT"]), ("large", hook["WEIGHTS_LIMIT"] + 1)):
         (tmp_path / "model_cards" / name).mkdir(parents=True)
@@ -56,7 +56,7 @@ def test_large_weights_stay_in_git(tmp_path, target):
     }
 
 
-def test_checkpoints_in_git_are_few_megabytes():
+def test_checkpoints_in_git_are_small():
     sizes = {path: path.stat().st_size for path in (ROOT / "model_cards").glob("*/*")}
     assert max(sizes.values()) <= 16e6, max(sizes, key=sizes.get)
     assert sum(sizes.values()) <= 120e6

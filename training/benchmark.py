@@ -1,10 +1,11 @@
-"""Times and weighs layers and networks against plain ones: `python training/benchmark.py models`.
+"""Benchmarks layers and networks against plain ones: `python training/benchmark.py models`.
 
-Suites: ``layers`` and ``models`` are timed, a training step and a forward pass in evaluation mode, as they are and
-deployed (`timm.utils.reparameterize_model`); ``layouts`` times networks on pictures with channels last against
-contiguous ones; ``memory`` is the peak of a training step, in a fresh process each. A subject and what it is compared
-with run in turns, so that both meet the same weather, and the ratio of the two medians is what counts. Prints a
-Markdown table; `--output DIR` writes it and the same as JSON.
+Suites: ``layers`` and ``models`` time a training step and a forward pass in evaluation mode, the latter also deployed
+(`timm.utils.reparameterize_model`); ``layouts`` times networks on images with channels last against contiguous ones;
+``irreps`` times group convolutions through the irreps of the group against expanded ones; ``transformers`` times octic
+ViTs against timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its own. A
+subject and its baseline run alternately, so that other load on the machine slows both; the result is the ratio of the
+medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as JSON.
 """
 
 import argparse
@@ -15,9 +16,7 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,35 +24,46 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import LAYERS, LAYOUTS, MEMORY, MODELS, Case, Subject
-from evaluate import machine
-from naive import stored
+from benchmark_cases import IRREPS, LAYERS, LAYOUTS, MEMORY, MODELS, TRANSFORMERS, Case, Subject
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
+from torch.utils.benchmark import timer
 
 import eqzoo
-from eqzoo.files import atomic
+from eqzoo._common import atomic
+from eqzoo.analysis import machine
+from eqzoo.engine.allocator import keep_freed_memory
+from eqzoo.ops import use_backend
 
-SUITES = {"layers": LAYERS, "models": MODELS, "layouts": LAYOUTS, "memory": MEMORY}
+SUITES = {
+    "layers": LAYERS,
+    "models": MODELS,
+    "layouts": LAYOUTS,
+    "irreps": IRREPS,
+    "memory": MEMORY,
+    "transformers": TRANSFORMERS,
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main() -> None:
-    """Parses, measures and prints."""
+    """Parses the arguments, measures and prints."""
     args = parse()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.weigh is not None:
+    if args.device == "cpu":
+        keep_freed_memory()  # as training does; the suite memory runs with settings of its own
+    if args.peak_of is not None:
         cases = {case.key: case for case in MEMORY}
-        case_key, _, which = args.weigh.rpartition("/")
-        print(peak(getattr(cases[case_key], which), args.batch_size or cases[case_key].batch, args))
+        case_key, _, which = args.peak_of.rpartition("/")
+        print(peak_memory(getattr(cases[case_key], which), args.batch_size or cases[case_key].batch, args))
         return
     cases = [case for case in SUITES[args.suite] if args.only in case.key]
     if not cases:
         raise SystemExit(
-            f"no case of {args.suite} has {args.only!r} in it: {', '.join(c.key for c in SUITES[args.suite])}"
+            f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
-    measure = weigh if args.suite == "memory" else clock
+    measure = compare_memory if args.suite == "memory" else compare_time
     rows = []
     for case in cases:
         for row in measure(case, args):
@@ -75,7 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases that have this in their name")
     parser.add_argument("--batch-size", type=int, help="another batch than the cases'")
-    parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, in turns (default: 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, alternately (default: 10)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="bfloat16 is autocast")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
@@ -84,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].md and .json"
     )
-    parser.add_argument("--weigh", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
     args = parser.parse_args()
     if args.suite == "layouts" and args.channels_last:
         parser.error("the suite layouts compares channels last with contiguous already; leave --channels-last out")
@@ -92,7 +102,7 @@ def parse() -> argparse.Namespace:
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
-    """What the numbers were made on, and how."""
+    """The machine, the versions and the options of the measurement."""
     return {
         "suite": args.suite,
         "machine": machine(torch.device(args.device)),
@@ -106,8 +116,8 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def clock(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Times a subject against what it is compared with: a row a task."""
+def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times a subject against its baseline: a row a task."""
     batch = args.batch_size or case.batch
     pair = {"ours": case.ours, "theirs": case.theirs}
     tasks: dict[str, Callable[[Subject], Callable[[], None]]] = {
@@ -117,7 +127,7 @@ def clock(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if case.deploys:
         tasks["inference, deployed"] = partial(inference, batch=batch, args=args, deployed=True)
     for task, prepare in tasks.items():
-        seconds = in_turns({key: prepare(subject) for key, subject in pair.items()}, args)
+        seconds = alternate({key: prepare(subject) for key, subject in pair.items()}, args)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
         target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
@@ -141,7 +151,9 @@ def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Mo
     memory_format = torch.channels_last if last else torch.contiguous_format
     module = subject.build().to(args.device, memory_format=memory_format)
     x = torch.randn(batch, *subject.input_shape, device=args.device)
-    return module, x.to(memory_format=memory_format) if x.ndim == 4 else x
+    if x.ndim == 5:
+        return module, x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2) if last else x
+    return module, x.to(memory_format=memory_format)
 
 
 def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
@@ -151,10 +163,10 @@ def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Cal
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-5)
     run = torch.compile(module) if args.compile else module
     labels = torch.zeros(batch, dtype=torch.int64, device=args.device)
-    x.requires_grad_(subject.is_layer)  # inside a network the gradient goes on to the layer below
+    x.requires_grad_(subject.is_layer)  # inside a network a layer computes the gradient of its input
 
     def step() -> None:
-        with stored() if subject.naive else nullcontext(), autocast(args):
+        with use_backend(subject.backend), autocast(args):
             y = run(x)
             loss = y.square().mean() if subject.is_layer else F.cross_entropy(y, labels)
         optimizer.zero_grad()
@@ -174,43 +186,46 @@ def inference(subject: Subject, batch: int, args: argparse.Namespace, deployed: 
 
     @torch.inference_mode()
     def step() -> None:
-        with stored() if subject.naive else nullcontext(), autocast(args):
+        with use_backend(subject.backend), autocast(args):
             run(x)
 
     return step
 
 
 def autocast(args: argparse.Namespace) -> torch.autocast:
-    """The precision that was asked for."""
+    """The precision of the options."""
     kind = torch.device(args.device).type
     return torch.autocast(kind, DTYPES[args.dtype], enabled=args.dtype != "float32")
 
 
-def in_turns(steps: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Runs all steps one after the other, after two rounds to warm up; seconds of every run."""
+def alternate(steps: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Runs all steps alternately, after two rounds to warm up; seconds of every run.
+
+    The clock is torch.utils.benchmark's, which synchronizes with the GPU. Its Timer measures one statement after the
+    other, with a warm-up before each, so that load on the machine may slow one alone: the loop is ours.
+    """
     seconds: dict[str, list[float]] = {key: [] for key in steps}
-    for turn in range(args.rounds + 2):
-        # Who goes first changes with every round, so that neither has the warmer cache.
-        for key in sorted(steps, reverse=bool(turn % 2)):
-            began = time.perf_counter()
+    for index in range(args.rounds + 2):
+        # The order changes with every round, so that neither always has the warmer cache.
+        for key in sorted(steps, reverse=bool(index % 2)):
+            start = timer()
             steps[key]()
-            if args.device.startswith("cuda"):
-                torch.cuda.synchronize()
-            if turn >= 2:
-                seconds[key].append(time.perf_counter() - began)
+            elapsed = timer() - start
+            if index >= 2:
+                seconds[key].append(elapsed)
     return seconds
 
 
-def weigh(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compares the peak memory of a training step, each in a process of its own."""
+def compare_memory(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Compares the peak memory of a training step of a subject and of its baseline."""
     batch = args.batch_size or case.batch
     options = [f"--device={args.device}", f"--dtype={args.dtype}", f"--batch-size={batch}"]
     options += ["--channels-last"] * args.channels_last + ["--compile"] * args.compile
     options += [f"--threads={args.threads}"] * bool(args.threads)
     peaks = {}
     for which in ("ours", "theirs"):
-        command = [sys.executable, __file__, "memory", f"--weigh={case.key}/{which}", *options]
-        # Freed memory goes back at once: what the step before left behind would hide what this one takes.
+        command = [sys.executable, __file__, "memory", f"--peak-of={case.key}/{which}", *options]
+        # Freed memory is returned at once: memory kept from the step before would hide what this one allocates.
         env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if ran.returncode:
@@ -233,12 +248,12 @@ def weigh(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     }
 
 
-def peak(subject: Subject, batch: int, args: argparse.Namespace) -> float:
+def peak_memory(subject: Subject, batch: int, args: argparse.Namespace) -> float:
     """The peak memory of the first training step, in bytes: the allocator's on a GPU, else the resident growth.
 
     Weights and the batch are there before; gradients and the optimizer's averages are part of the peak.
     """
-    # Libraries load and kernels are built here; what is compiled has to be for the batch that is measured.
+    # Loads libraries and builds kernels; a compiled graph has to be that of the measured batch size.
     training_step(subject, batch if args.compile else 2, args)()
     step = training_step(subject, batch, args)
     if args.device.startswith("cuda"):
@@ -248,28 +263,33 @@ def peak(subject: Subject, batch: int, args: argparse.Namespace) -> float:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # the kernel starts a new peak at what is resident now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to what is resident now
     before = resident("VmRSS")
     step()
     return resident("VmHWM") - before
 
 
 def resident(field: str) -> float:
-    """A line of the kernel's account of this process, in bytes."""
+    """A field of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def render(report: dict[str, Any]) -> str:
-    """The report as a Markdown table with what it was made on."""
+    """The report as a Markdown table below a line on machine, versions and options."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     layout = "channels last, " if report["channels_last"] else "" if report["suite"] == "layouts" else "contiguous, "
     kind = (
-        "Peak of one training step" if report["suite"] == "memory" else f"Medians of {report['rounds']} runs in turns"
+        "Peak of one training step"
+        if report["suite"] == "memory"
+        else f"Medians of {report['rounds']} runs alternately"
     )
     how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
     columns = list(report["rows"][0])
+    precision = "" if report["dtype"] == "float32" else f", {report['dtype']}"
     lines = [
+        f"# {report['suite'].capitalize()}{precision}, measured",
+        "",
         f"{kind}; {how}. {report['machine']}, {report['threads']} threads; {versions}.",
         "",
         f"| {' | '.join(columns)} |",

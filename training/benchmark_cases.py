@@ -1,4 +1,4 @@
-"""What the benchmark compares with what, and the ratios that are wanted, on a CPU and on CUDA."""
+"""The cases of the benchmark: subjects, baselines and target ratios, on a CPU and on CUDA."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,44 +11,45 @@ from torch import Tensor, nn
 import eqzoo
 from eqzoo import layers
 from eqzoo.groups import P4, P4M, Z2, Group
+from eqzoo.ops._backend import Backend
 
-__all__ = ["LAYERS", "LAYOUTS", "MEMORY", "MODELS", "Case", "Subject"]
+__all__ = ["IRREPS", "LAYERS", "LAYOUTS", "MEMORY", "MODELS", "TRANSFORMERS", "Case", "Subject"]
 
 Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A module to be measured.
+    """A module to measure.
 
     Args:
         name: What the tables call it.
-        build: Makes it.
+        build: Builds it.
         input_shape: The shape of one of its inputs.
         is_layer: Whether its input needs a gradient, and its output is not logits.
-        naive: Whether its operations store everything (see naive.py).
-        channels_last: Whether its pictures have their channels last in memory, whatever the command says.
+        channels_last: Whether its images or fields are channels last in memory, whatever the options say.
+        backend: The backend of its operations; ``"reference"`` stores every intermediate result.
     """
 
     name: str
     build: Callable[[], nn.Module]
     input_shape: tuple[int, ...]
     is_layer: bool = False
-    naive: bool = False
     channels_last: bool = False
+    backend: Backend = "auto"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Two modules and the ratio that is wanted between them.
+    """A subject, its baseline, and the target ratio of the two.
 
     Args:
         ours: The subject.
-        theirs: What it is compared with.
+        theirs: The baseline.
         batch: The batch size.
-        target: The ratio of a training step, time or memory, on a CPU and on CUDA; None where none was set.
+        target: The ratio of a training step, time or memory, on a CPU and on CUDA; None for no target.
         deployed_target: The ratio of the two after `timm.utils.reparameterize_model`, in evaluation mode.
-        deploys: Whether both are measured deployed, too.
+        deploys: Whether both are also measured deployed.
         limit: The peak memory in GB, on a CPU and on CUDA.
     """
 
@@ -62,12 +63,12 @@ class Case:
 
     @property
     def key(self) -> str:
-        """A name of its own."""
+        """A unique name."""
         return f"{self.ours.name} : {self.theirs.name}"
 
 
 class _OnPlanes(nn.Module):
-    """A plain convolution between fields, so that it takes what a group convolution takes."""
+    """A plain convolution of fields, with the input and output shapes of a group convolution."""
 
     def __init__(self, conv: nn.Conv2d, order: int) -> None:
         super().__init__()
@@ -78,13 +79,13 @@ class _OnPlanes(nn.Module):
         return self.conv(x.flatten(1, 2) if x.ndim == 5 else x).unflatten(1, (-1, self.order))
 
 
-def _network(name: str, naive: bool = False, title: str | None = None, **kwargs: Any) -> Subject:
+def _network(name: str, stored: bool = False, title: str | None = None, **kwargs: Any) -> Subject:
     cfg = timm.get_pretrained_cfg(name)
     return Subject(
-        title or (f"{name}, all stored" if naive else name),
+        title or (f"{name}, all stored" if stored else name),
         partial(eqzoo.create_model, name, **kwargs),
         tuple(cfg.input_size),
-        naive=naive,
+        backend="reference" if stored else "auto",
     )
 
 
@@ -101,7 +102,9 @@ def _layer(
 
 
 def _stored(subject: Subject) -> Subject:
-    return Subject(f"{subject.name}, all stored", subject.build, subject.input_shape, subject.is_layer, naive=True)
+    return Subject(
+        f"{subject.name}, all stored", subject.build, subject.input_shape, subject.is_layer, backend="reference"
+    )
 
 
 def _conv(group: Group, channels: int, side: int, kernel_size: int = 3) -> Case:
@@ -116,6 +119,23 @@ def _conv(group: Group, channels: int, side: int, kernel_size: int = 3) -> Case:
     return Case(ours, plain, 32, target=(1.05, 1.05) if channels >= 32 else None)
 
 
+def _irreps(group: Group, channels: int, side: int, kernel_size: int, batch: int) -> list[Case]:
+    """A group convolution through the irreps of the group against the expanded one, in either layout."""
+    ours = _layer(
+        layers.GroupConv2d, group, channels, side, channels, kernel_size, padding=kernel_size // 2, bias=False
+    )
+    irreps = replace(ours, name=f"{ours.name}, irreps", backend="irreps")
+    expanded = replace(ours, name="expanded", backend="eager")
+    return [
+        Case(
+            replace(irreps, name=f"{irreps.name}{', channels last' * last}", channels_last=last),
+            replace(expanded, name=f"expanded{', channels last' * last}", channels_last=last),
+            batch,
+        )
+        for last in (False, True)
+    ]
+
+
 def _twin(name: str, batch: int, **kwargs: Any) -> Case:
     """A network against the plain one with the same planes."""
     group = eqzoo.create_model(name).group
@@ -125,7 +145,7 @@ def _twin(name: str, batch: int, **kwargs: Any) -> Case:
 
 
 def _layout(name: str, batch: int) -> Case:
-    """A network on pictures with channels last against the same on contiguous ones."""
+    """A network on images with channels last against the same on contiguous ones."""
     ours = replace(_network(name, title=f"{name}, channels last"), channels_last=True)
     return Case(ours, _network(name, title="contiguous"), batch)
 
@@ -164,28 +184,44 @@ MODELS = [
     _twin("p4_resnet29", 32, width=32),
     _twin("p4_resnet18", 8, width=128, drop_rate=0.2),
     Case(_network("p4_e4net"), _network("p4_cnn_w19"), 128, target=(1.0, 1.0), deploys=True),
-    Case(_network("p4_e4net"), _network("p4_e4net", naive=True), 32),
+    Case(_network("p4_e4net"), _network("p4_e4net", stored=True), 32),
     Case(_network("p4_e4_resnet18"), _network("p4_resnet18"), 16, target=(0.8, 0.8), deploys=True),
     Case(_network("p4_alpha_f_cnn"), _network("p4_cnn"), 128, target=(1.6, 1.5), deploys=True),
     Case(_network("p4_alpha_cnn"), _network("p4_cnn"), 32, target=(6, 4), deploys=True),
-    Case(_network("p4_alpha_cnn"), _network("p4_alpha_cnn", naive=True), 8),
+    Case(_network("p4_alpha_cnn"), _network("p4_alpha_cnn", stored=True), 8),
     Case(_network("p4_asc_resnet29"), _network("p4_resnet29"), 32, target=(2.5, 1.8), deploys=True),
-    Case(_network("p4_asc_resnet29"), _network("p4_asc_resnet29", naive=True), 8),
-    Case(_network("r4_gsanet_t"), _network("r4_gsanet_t", naive=True), 8, target=(0.1, 0.1)),
+    Case(_network("p4_asc_resnet29"), _network("p4_asc_resnet29", stored=True), 8),
+    Case(_network("r4_gsanet_t"), _network("r4_gsanet_t", stored=True), 8, target=(0.1, 0.1)),
     Case(_network("r8_gsanet_t"), _network("r4_gsanet_t"), 2, target=(4, 4)),
     Case(_network("r16_gsanet_t"), _network("r4_gsanet_t"), 1, target=(16, 16)),
 ]
 
 MEMORY = [
     Case(_network("p4_alpha_cnn"), _network("p4_cnn"), 128, limit=(0.4, 0.4)),
-    Case(_network("p4_alpha_cnn"), _network("p4_alpha_cnn", naive=True), 16),
+    Case(_network("p4_alpha_cnn"), _network("p4_alpha_cnn", stored=True), 16),
     Case(_network("p4_alpha_allcnn"), _network("p4_allcnn"), 128, limit=(8, 6)),
     Case(_network("p4_asc_resnet29"), _network("p4_resnet29"), 64, target=(1.5, 1.5)),
     Case(_network("p4_e4net"), _network("p4_cnn_w19"), 128),
-    Case(_network("p4_e4net"), _network("p4_e4net", naive=True), 64),
-    Case(_network("r4_gsanet_t"), _network("r4_gsanet_t", naive=True), 8, target=(0.1, 0.1)),
+    Case(_network("p4_e4net"), _network("p4_e4net", stored=True), 64),
+    Case(_network("r4_gsanet_t"), _network("r4_gsanet_t", stored=True), 8, target=(0.1, 0.1)),
     Case(_network("r8_gsanet_t"), _network("r4_gsanet_t"), 4, target=(4, 4)),
     Case(_network("r16_gsanet_t"), _network("r4_gsanet_t"), 2, target=(16, 16)),
+]
+
+IRREPS = [
+    case
+    for group, channels, side, kernel_size, batch in (
+        (P4, 16, 32, 3, 16),
+        (P4, 32, 32, 3, 8),
+        (P4, 64, 16, 3, 8),
+        (P4, 128, 8, 3, 16),
+        (P4, 64, 16, 1, 16),
+        (P4M, 16, 32, 3, 4),
+        (P4M, 32, 16, 3, 8),
+        (P4M, 64, 8, 3, 8),
+        (P4M, 32, 16, 1, 16),
+    )
+    for case in _irreps(group, channels, side, kernel_size, batch)
 ]
 
 LAYOUTS = [
@@ -197,4 +233,19 @@ LAYOUTS = [
     _layout("p4_asc_resnet29", 16),
     _layout("p4_e4net", 64),
     _layout("p4_alpha_f_cnn", 64),
+]
+
+
+def _transformer(name: str, twin: str, depth: int, target: Pair) -> Case:
+    """An octic ViT against timm's of the same width, both with so many blocks: all alike, and a large one has 24."""
+    ours, theirs = (
+        Subject(f"{full}, {depth} blocks", partial(timm.create_model, full, depth=depth), (3, 224, 224))
+        for full in (name, twin)
+    )
+    return Case(ours, theirs, 4, target=target)
+
+
+TRANSFORMERS = [
+    _transformer("p4m_octic_vit_base_patch16_224", "deit3_base_patch16_224", 12, (0.71, 0.71)),
+    _transformer("p4m_octic_vit_large_patch16_224", "deit3_large_patch16_224", 8, (0.67, 0.67)),
 ]

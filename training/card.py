@@ -7,12 +7,13 @@ from typing import Any
 from card_data import DATASETS, DataSet, dataset
 from common import recipe_names, recipe_text
 from huggingface_hub import EvalResult, ModelCardData
-from papers import PAPERS, ROWS, Paper, Row
+
+from eqzoo.models.papers import PAPERS, Paper, Row, rows
 
 __all__ = ["render_card", "render_table"]
 
-EXACT = 1e-9  # the largest equivariance error, in float64, of a network that keeps its group
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the pictures that a file can hold, by their channels
+EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 
 
 def render_table(results: list[dict[str, Any]]) -> str:
@@ -37,7 +38,7 @@ def render_card(
         folder: A folder that holds it, as a reader would write it.
         ours: Whether it is a checkpoint of the zoo, which goes by its bare name.
     """
-    data, row, paper = dataset(r["dataset"]["name"]), ROWS.get(r["checkpoint"]), _paper(config["architecture"])
+    data, row, paper = dataset(r["dataset"]["name"]), rows().get(r["checkpoint"]), _paper(config["architecture"])
     sections = [
         f"---\n{_front_matter(r, config, data)}\n---",
         f"# {r['checkpoint']}",
@@ -45,7 +46,7 @@ def render_card(
         _use(r["checkpoint"], config, data, repo_id, folder, ours),
         f"## Results\n\n{_results(r, data, row, size)}",
         f"## Training\n\n{_training(r)}",
-        f"## Limits and intended use\n\n{_wrap(f'{data.use} {_turns(r)}')}",
+        f"## Limits and intended use\n\n{_wrap(f'{data.use} {_rotations(r)}')}",
         f"## Citation\n\n{_citation(paper)}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -58,18 +59,18 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
         "",
         f"{_wrap(f'Trained and tested on {data.text.format(**_counts(results[0]))}.')}",
         "",
-        "| checkpoint | group | parameters | test error | paper | same class at all quarter turns | error under p4 |",
+        "| checkpoint | group | parameters | test error | paper | same class at all 90° rotations | error under p4 |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in results:
-        row = ROWS.get(r["checkpoint"])
+        row = rows().get(r["checkpoint"])
         cells = [
             f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
             r["group"],
             f"{r['parameters']:,}",
             _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""),
-            f"{row.error} %" if row else "",
-            f"{r['same_class_at_all_quarter_turns']:.2f} %",
+            f"{row.error_text} %" if row else "",
+            f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -111,29 +112,29 @@ def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Pa
 def _promise(r: dict[str, Any]) -> str:
     group = r["group"]
     if group == "z2":
-        return "It makes no promise about turns: it is the plain baseline."
+        return "It is the baseline: equivariant to translations alone, not to rotations."
     if r["equivariance_error"] > EXACT:
-        return f"It keeps the group {group} approximately: the table of results has the error."
-    between = ", and approximate for the turns between them" if group.startswith("r") else ""
-    return f"It is exact for {_elements(group)} by construction (group {group}){between}."
+        return f"It is approximately equivariant under {group}: the table of results has the error."
+    between = ", and approximately to the rotations between them" if group.startswith("r") else ""
+    return f"It is exactly equivariant to {_elements(group)} by construction (group {group}){between}."
 
 
 def _elements(group: str) -> str:
-    """The symmetries of the pixel grid that a group promises, in words."""
+    """The elements of a group on the pixel grid, in words."""
     if group.startswith("z2"):
-        return "mirrors"
-    return "quarter turns" + " and mirrors" * group.endswith("m")
+        return "reflections"
+    return "90° rotations" + " and reflections" * group.endswith("m")
 
 
-def _turns(r: dict[str, Any]) -> str:
+def _rotations(r: dict[str, Any]) -> str:
     if r["group"] == "z2":
-        return "It keeps no turn, and no mirror: what it says of a turned picture is as good as its training made it."
+        return "It is equivariant to no rotation or reflection: its accuracy on rotated images depends on its training."
     if r["group"] == "z2m":
-        return "Exactness holds for mirrors; what it says of a turned picture is as good as its training made it."
-    curve = " The curve above shows how this one does." if "turn_curve" in r else ""
+        return "It is exact for reflections; its accuracy on rotated images depends on its training."
+    curve = " The curve above shows its accuracy there." if "rotation_curve" in r else ""
     return (
-        f"Exactness holds for {_elements(r['group'])} of the pixel grid; between quarter turns the network is only as "
-        f"stable as its training made it.{curve}"
+        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of 90° its accuracy "
+        f"depends on its training.{curve}"
     )
 
 
@@ -148,14 +149,14 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     channels, height, width = cfg["input_size"]
     labels = config["label_names"]
     mean, std = (", ".join(f"{value:g}" for value in cfg[key]) for key in ("mean", "std"))
-    of = f"; {data.pictures}" if data.pictures else ""
+    of = f"; {data.images}" if data.images else ""
     classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
     does = "transform" if channels in MODES else "code"
-    pictures = _wrap(
-        f"Pictures are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
-        f"standardised by mean {mean} and standard deviation {std}, as the {does} above does. {classes}"
+    images = _wrap(
+        f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
+        f"normalized by mean {mean} and standard deviation {std}, as in the {does} above. {classes}"
     )
-    shell = f"From a shell:\n\n    eqzoo predict picture.png --model {best}\n\n" if channels in MODES else ""
+    shell = f"From a shell:\n\n    eqzoo predict image.png --model {best}\n\n" if channels in MODES else ""
     return f"""## Use
 
 With [eqzoo](https://github.com/eqzoo/eqzoo) installed:
@@ -183,11 +184,11 @@ import torch
 model = torch.hub.load("eqzoo/eqzoo", "create_model", "{best}", pretrained=True, trust_repo=True).eval()
 ```
 
-{shell}{pictures}"""
+{shell}{images}"""
 
 
 def _read(best: str, channels: int, height: int, width: int) -> str:
-    """The code that makes the network and the pictures that it takes, ``x``."""
+    """The code that makes the network and the images that it takes, ``x``."""
     if channels in MODES:
         return f"""import eqzoo
 from PIL import Image
@@ -195,18 +196,18 @@ from timm.data import create_transform, resolve_model_data_config
 
 model = eqzoo.create_model("{best}", pretrained=True).eval()
 transform = create_transform(**resolve_model_data_config(model), is_training=False)
-x = transform(Image.open("picture.png").convert("{MODES[channels]}")).unsqueeze(0)"""
+x = transform(Image.open("image.png").convert("{MODES[channels]}")).unsqueeze(0)"""
     return f"""import eqzoo
 import torch
-from eqzoo.data import normalise
+from eqzoo.data import normalize
 
 model = eqzoo.create_model("{best}", pretrained=True).eval()
-pictures = torch.randint(0, 256, (1, {channels}, {height}, {width}))  # in place of yours, values of 0 to 255
-x = normalise(pictures, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)"""
+images = torch.randint(0, 256, (1, {channels}, {height}, {width}))  # in place of yours, values of 0 to 255
+x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)"""
 
 
 def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:
-    printed = f"{row.error} %" if row else ""
+    printed = f"{row.error_text} %" if row else ""
     several = r["seeds"] > 1 and r.get("test_error_std") is not None
     seed = f", seed {r['recipe']['seed']}" if "seed" in r["recipe"] else ""
     rows = [
@@ -223,31 +224,40 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     if validated:
         best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
         rows.append((f"validation error, {r['dataset']['valid']:,} {data.noun}", best, ""))
-    count = r.get("turned_pictures", r["dataset"]["test"])
-    of = f", first {count:,} {data.noun}" if count < r["dataset"]["test"] else ""
-    if turned := r.get("test_error_of_turned_copies"):
-        values = ", ".join(f"{error:.2f} %" for error in turned)
-        rows.append((f"test error when turned by 0, 90, 180, 270 degrees{of}", values, ""))
+    count = r.get("rotated_images", r["dataset"]["test"])
+    curve = r.get("rotation_curve")
+    # Results of before the sample was drawn do not say so: they are of the first images.
+    drawn = (curve or {}).get("sample")
+    which = f"{count:,} {data.noun} {drawn}" if drawn else f"the first {count:,} {data.noun}"
+    of = f", {which}" if count < r["dataset"]["test"] else ""
+    if rotated := r.get("test_error_of_rotated_copies"):
+        values = ", ".join(f"{error:.2f} %" for error in rotated)
+        rows.append((f"test error on images rotated by 0°, 90°, 180°, 270°{of}", values, ""))
     rows.append(
-        (f"{data.noun} with the same class at all four{of}", f"{r['same_class_at_all_quarter_turns']:.3f} %", "")
+        (
+            f"{data.noun} with the same predicted class at all four{of}",
+            f"{r['same_class_at_all_quarter_rotations']:.3f} %",
+            "",
+        )
     )
-    if curve := r.get("turn_curve"):
+    if curve:
         low, high = min(curve["accuracy"]), max(curve["accuracy"])
-        what = f"accuracy over {len(curve['angles'])} turns, lowest and highest, {curve['pictures']:,} {data.noun}"
+        which = f"{curve['images']:,} {data.noun} {drawn}" if drawn else f"the first {curve['images']:,} {data.noun}"
+        what = f"accuracy at {len(curve['angles'])} angles, lowest and highest, {which}"
         rows.append((what, f"{low:.2f} %, {high:.2f} %", ""))
-    rows.append((f"equivariance error, own group {r['group']}", f"{r['equivariance_error']:.1e}", ""))
+    rows.append((f"equivariance error, {r['group']}", f"{r['equivariance_error']:.1e}", ""))
     if r["group"] != "p4":
-        rows.append(("equivariance error, quarter turns (p4)", f"{r['equivariance_error_p4']:.1e}", ""))
+        rows.append(("equivariance error, p4", f"{r['equivariance_error_p4']:.1e}", ""))
     rows.append(("parameters", f"{r['parameters']:,}", ""))
     rows.append(("weights", f"{_bytes(size)}, {r.get('weights_dtype', 'float32')}", ""))
     if count := r.get("multiply_adds"):
-        rows.append(("multiply-adds a picture", f"{count:,}", ""))
+        rows.append(("multiply-adds an image", f"{count:,}", ""))
     if speed := r.get("throughput"):
         value = f"{speed['images_per_second']:,.0f} a second, batch {speed['batch_size']}, {speed['machine']}"
-        rows.append((f"{data.noun} classified", value, ""))
+        rows.append((f"throughput, {data.noun}", value, ""))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [("", "here", "paper"), ("---",) * 3, *rows])
     note = f"The paper's number: {row.note}. " if row else ""
-    picture = f"\n\n![Accuracy of {r['checkpoint']} over the angle of the turn](turn_curve.svg)" if curve else ""
+    image = f"\n\n![Accuracy of {r['checkpoint']} over the angle of rotation](rotation_curve.svg)" if curve else ""
     half = (
         " The weights were rounded to half precision before they were evaluated; the numbers are of the rounded ones."
         if r.get("weights_dtype", "float32") != "float32"
@@ -259,12 +269,12 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         if validated
         else f"No {data.noun} were held out for validation: the weights are those of the last epoch."
     )
-    measured = (
-        "The equivariance error is the largest relative change `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖` of layers, features and "
-        "logits over the elements of the group that map the pixel grid onto itself, in float64; "
-        "`eqzoo.equivariance_error(model)` measures it again."
+    definition = (
+        "The equivariance error is the relative error `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`, the largest of layers, features "
+        "and logits and of the elements of the group that map the pixel grid to itself, in float64; "
+        "`eqzoo.equivariance_error(model)` measures it."
     )
-    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {measured}')}{picture}"
+    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}"
 
 
 def _training(r: dict[str, Any]) -> str:
@@ -298,8 +308,8 @@ The implementation and these weights: eqzoo, https://github.com/eqzoo/eqzoo, fil
 
 def _paper(architecture: str) -> Paper | None:
     """The paper of a network: of its rows in the papers' tables, whatever the data set."""
-    rows = [row for name, row in ROWS.items() if name.partition(".")[0] == architecture]
-    return PAPERS[rows[0].paper] if rows else None
+    keys = [row.paper for name, row in rows().items() if name.partition(".")[0] == architecture]
+    return PAPERS[keys[0]] if keys else None
 
 
 def _counts(r: dict[str, Any]) -> dict[str, str]:

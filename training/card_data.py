@@ -1,4 +1,4 @@
-"""What the cards and the table of results say of each data set; counts and scores come from results.json."""
+"""The texts about data sets in cards and tables; counts and scores come from results.json."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ class DataSet:
 
     Args:
         title: Its name.
-        noun: What one of its pictures is called, in the plural.
+        noun: What one of its images is called, in the plural.
         text: What was trained and tested on; ``{train}``, ``{valid}`` and ``{test}`` stand for the counts.
         use: What a network trained on it is for, and where that ends.
         hub_id: The data set on the Hub that it is or is made from, or None.
         same_as_hub: Whether it is that data set, rather than made from it.
-        pictures: What a picture has to look like, beyond size and colour; may be empty.
+        images: What an image has to look like, beyond size and color; may be empty.
     """
 
     title: str
@@ -25,12 +25,12 @@ class DataSet:
     use: str
     hub_id: str | None = None
     same_as_hub: bool = False
-    pictures: str = ""
+    images: str = ""
 
 
 _BENCHMARK = (
     "A small network for a benchmark of research: to compare networks, to study equivariance, and to start fine-tuning "
-    "from. Every picture gets one of the classes, whatever it shows, and the probabilities are not calibrated."
+    "from. Every image gets one of the classes, whatever it shows, and the probabilities are not calibrated."
 )
 
 DATASETS = {
@@ -38,34 +38,32 @@ DATASETS = {
         "Rotated MNIST, regenerated",
         "digits",
         "rotated MNIST made anew from MNIST: {train} training and {valid} validation digits from MNIST's training "
-        "split, {test} test digits from the rest of it and MNIST's test split, each turned by a random angle with "
+        "split, {test} test digits from the rest of it and MNIST's test split, each rotated by a random angle with "
         "bicubic interpolation. It has the sizes and the law of the original set but not its digits, so numbers "
         "on the two are close, not the same",
         "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
         "ylecun/mnist",
-        pictures="white on black, with digits upright or turned by any angle, not transposed",
+        images="white on black, with digits rotated by any angle, not transposed",
     ),
     "cifar10": DataSet(
         "CIFAR-10",
-        "pictures",
-        "CIFAR-10: {train} training and {valid} validation pictures from its training split, and the {test} pictures "
+        "images",
+        "CIFAR-10: {train} training and {valid} validation images from its training split, and the {test} images "
         "of its test split, of ten kinds of animals and vehicles",
-        f"{_BENCHMARK} The objects of CIFAR-10 stand upright: a network can score well there and still be wrong on "
-        "turned pictures.",
+        f"{_BENCHMARK} CIFAR-10 has a fixed orientation: a network can be accurate there and not on rotated images.",
         "uoft-cs/cifar10",
         same_as_hub=True,
-        pictures="photographs of one object that fills the frame",
+        images="photographs of one object that fills the frame",
     ),
     "cifar100": DataSet(
         "CIFAR-100",
-        "pictures",
-        "CIFAR-100: {train} training and {valid} validation pictures from its training split, and the {test} pictures "
+        "images",
+        "CIFAR-100: {train} training and {valid} validation images from its training split, and the {test} images "
         "of its test split, of a hundred kinds of things",
-        f"{_BENCHMARK} The objects of CIFAR-100 stand upright: a network can score well there and still be wrong on "
-        "turned pictures.",
+        f"{_BENCHMARK} CIFAR-100 has a fixed orientation: a network can be accurate there and not on rotated images.",
         "uoft-cs/cifar100",
         same_as_hub=True,
-        pictures="photographs of one object that fills the frame",
+        images="photographs of one object that fills the frame",
     ),
     "pcam": DataSet(
         "PatchCamelyon",
@@ -77,7 +75,7 @@ DATASETS = {
         "its answers mean nothing until they are measured.",
         "1aurent/PatchCamelyon",
         same_as_hub=True,
-        pictures="patches at 10x magnification, 0.97 micrometres a pixel",
+        images="patches at 10x magnification, 0.97 micrometres a pixel",
     ),
 }
 
@@ -86,9 +84,9 @@ def dataset(name: str) -> DataSet:
     """The words for a data set; general ones for a data set that the zoo does not have."""
     return DATASETS.get(name) or DataSet(
         name,
-        "pictures",
-        f"the data set {name}: {{train}} training, {{valid}} validation and {{test}} test pictures",
-        f"Trained on one data set, {name}. Every picture gets one of its classes, whatever it shows, and the "
-        "probabilities are not calibrated. Whether it is good enough for a purpose has to be measured on pictures of "
+        "images",
+        f"the data set {name}: {{train}} training, {{valid}} validation and {{test}} test images",
+        f"Trained on one data set, {name}. Every image gets one of its classes, whatever it shows, and the "
+        "probabilities are not calibrated. Whether it is good enough for a purpose has to be measured on images of "
         "that purpose.",
     )

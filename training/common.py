@@ -1,4 +1,4 @@
-"""What the scripts share: finding recipes and reading data sets."""
+"""Recipes, data sets and networks by name, for the scripts."""
 
 import argparse
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def recipe_text(name: str) -> str:
-    """What there is to say of a recipe: what is the paper's, what is ours."""
+    """The text about a recipe: which settings are the paper's, which are ours."""
     return _entry(name).text
 
 
@@ -50,9 +50,9 @@ def _entry(name: str) -> Entry:
 
 
 def add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that say where data is."""
+    """Adds the arguments for the data folder."""
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the folder of data sets (default: data)")
-    parser.add_argument("--download", action="store_true", help="fetch what is missing there")
+    parser.add_argument("--download", action="store_true", help="download what is missing there")
 
 
 def read_splits(dataset: str, args: argparse.Namespace, **kwargs: Any) -> dict[str, AnySplit]:
@@ -64,7 +64,7 @@ def read_splits(dataset: str, args: argparse.Namespace, **kwargs: Any) -> dict[s
 
 
 def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
-    """The splits of a recipe's data set, with the pictures held out and kept that it names."""
+    """The splits of a recipe's data set, with the images held out and kept that it names."""
     return read_splits(
         recipe.dataset,
         args,
@@ -75,7 +75,7 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
 
 
 def build(recipe: Recipe, **kwargs: Any) -> nn.Module:
-    """The network of a recipe, with the classes and the standardisation of its data set.
+    """The network of a recipe, with the classes and the normalization of its data set.
 
     Args:
         recipe: The recipe.
@@ -87,7 +87,7 @@ def build(recipe: Recipe, **kwargs: Any) -> nn.Module:
 
 
 def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The pictures that a network takes: channels, height and width."""
+    """The input size of a network: channels, height and width."""
     cfg = timm.get_pretrained_cfg(model)
     if cfg is None:
         raise SystemExit(f"no network {model!r}; `eqzoo list` shows all names")
@@ -96,5 +96,5 @@ def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int
 
 
 def is_own(dataset: str) -> bool:
-    """Whether a data set is a folder or file of the user's, whose classes and channels the network takes over."""
+    """Whether a data set is the user's own folder or file, which determines the network's classes and channels."""
     return dataset not in DATASETS

@@ -1,7 +1,7 @@
 """Makes the Hub repo folder of an evaluated run: `python training/publish.py runs/p4_cnn.rotmnist/seed0`.
 
 Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors, config.json, results.json, the card
-README.md and turn_curve.svg; and renders the tables of results in README.md. A checkpoint of one's own, such as a
+README.md and rotation_curve.svg; and renders the tables of results in README.md. The user's own checkpoint, such as a
 fine-tuned network, goes to the folder that `--output` names. Nothing leaves the machine without `--push OWNER`, which
 makes the repo `OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can
 be given in place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have.
@@ -17,21 +17,22 @@ import timm
 import torch
 from card import render_card, render_table
 from card_data import DATASETS, dataset
+from rotation_curve import draw_rotation_curve
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from turn_curve import draw_turn_curve
 
 import eqzoo
-from eqzoo.claim import SETTINGS_NAME
-from eqzoo.files import atomic
-from eqzoo.finetune import REPORT_NAME
+from eqzoo._common import atomic
+from eqzoo.engine import checkpoint_config
+from eqzoo.engine.finetuning import REPORT_NAME
+from eqzoo.engine.run_directory import SETTINGS_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
-from eqzoo.sources import load_network
+from eqzoo.models.loading import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 START, END = "<!-- results: rendered by training/publish.py -->", "<!-- end of results -->"
-CARD_NAME, CURVE_NAME, ONNX_NAME = "README.md", "turn_curve.svg", "model.onnx"
+CARD_NAME, CURVE_NAME, ONNX_NAME = "README.md", "rotation_curve.svg", "model.onnx"
 REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, CURVE_NAME, ONNX_NAME)
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 
@@ -70,7 +71,7 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
         run: The folder of an evaluated run.
         folder: The folder to make.
         results: Its results, with what was said of the checkpoint besides.
-        repo_id: The Hub repo that the card of a checkpoint of one's own should name, or None.
+        repo_id: The Hub repo that the card of the user's own checkpoint should name, or None.
         replace: Whether other weights that are in the folder may be replaced.
 
     Raises:
@@ -103,7 +104,7 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
 
 
 def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
-    """The config.json that timm's ``hf-hub:`` and ``local-dir:`` read; our own entries stand under ``eqzoo``.
+    """The config.json of a checkpoint, see `eqzoo.engine.checkpoint_config`.
 
     Args:
         results: The results.json of the checkpoint.
@@ -133,25 +134,16 @@ def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
         cfg[key] = list(cfg[key]) * channels if len(cfg[key]) == 1 else list(cfg[key])
     cfg |= {"tag": results["checkpoint"].partition(".")[2], "num_classes": classes}
     cfg |= {"license": results.get("license", "mit")}
-    return {
-        "architecture": recipe["model"],
-        "num_classes": classes,
-        "num_features": model.num_features,
-        "global_pool": getattr(model.global_pool, "reduce", model.global_pool),  # a layer, or its name
-        "label_names": labels,
-        "model_args": args,
-        "pretrained_cfg": {
-            name: value
-            for name, value in cfg.items()
-            if value is not None and name not in ("architecture", "label_names", "state_dict")
-        },
-        "eqzoo": {
-            "version": results["versions"]["eqzoo"],
-            "group": results["group"],
-            "weights_dtype": _dtype(results),
-            "weights_sha256": results["weights_sha256"],
-        },
-    }
+    return checkpoint_config(
+        model,
+        cfg | {"architecture": recipe["model"]},
+        model_args=args,
+        label_names=labels,
+        group=results["group"],
+        weights_sha256=results["weights_sha256"],
+        weights_dtype=_dtype(results),
+        version=results["versions"]["eqzoo"],
+    )
 
 
 def rendered() -> dict[Path, str]:
@@ -180,9 +172,9 @@ def _texts(
         CONFIG_NAME: json.dumps(config, indent=2) + "\n",
         CARD_NAME: render_card(results, config, size, repo_id, place, ours),
     }
-    if curve := results.get("turn_curve"):
+    if curve := results.get("rotation_curve"):
         noun = dataset(results["dataset"]["name"]).noun
-        texts[CURVE_NAME] = draw_turn_curve(curve["angles"], curve["accuracy"], results["checkpoint"], noun)
+        texts[CURVE_NAME] = draw_rotation_curve(curve["angles"], curve["accuracy"], results["checkpoint"], noun)
     return texts
 
 
@@ -215,9 +207,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or finished folders to push")
     parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
-    parser.add_argument("--replace", action="store_true", help="replace other weights that are there, here and there")
+    parser.add_argument(
+        "--replace", action="store_true", help="replace different weights, in the folder and on the Hub"
+    )
     parser.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
-    own = parser.add_argument_group("a checkpoint of one's own")
+    own = parser.add_argument_group("the user's own checkpoint")
     own.add_argument(
         "--output", type=Path, metavar="DIR", help="the folder to make (default: model_cards/<checkpoint>)"
     )
@@ -231,9 +225,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     made = [run for run in args.run if _is_repo_folder(run)]
     own_flags = (args.output, args.checkpoint, args.label_names, args.license, args.base_model)
     if any(own_flags) and (made or len(args.run) != 1):
-        parser.error("what is said of a checkpoint of one's own goes with one run")
+        parser.error("what is said of the user's own checkpoint goes with one run")
     if any(own_flags[1:]) and not args.output:
-        parser.error("a checkpoint of one's own needs --output DIR; model_cards holds those of the zoo")
+        parser.error("the user's own checkpoint needs --output DIR; model_cards holds those of the zoo")
     if made and not (args.push or args.onnx):
         parser.error(f"{made[0]} is a finished folder; there is nothing to do with it without --push OWNER or --onnx")
     return args
@@ -254,7 +248,7 @@ def _way_to_results(run: Path) -> str:
     """How a run without results comes to have them."""
     if (run / REPORT_NAME).is_file():
         return (
-            "the network was fine-tuned without test pictures, and a card has a test error: fine-tune it into a new "
+            "the network was fine-tuned without test images, and a card has a test error: fine-tune it into a new "
             "folder with some, by --test 0.15 or a folder test"
         )
     if (run / SETTINGS_NAME).is_file():

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from papers import PAPERS, ROWS, Row
 
 import eqzoo
-from eqzoo.files import atomic
+from eqzoo._common import atomic
+from eqzoo.models.papers import PAPERS, Row, rows
 
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
 DATASETS = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
@@ -45,28 +45,30 @@ def page() -> str:
         "refute the papers' numbers, and rows of different recipes do not rank their networks.",
     ]
     for key, paper in PAPERS.items():
-        rows = {name: row for name, row in ROWS.items() if row.paper == key}
+        listed = {name: row for name, row in rows().items() if row.paper == key}
+        if not listed:
+            continue  # a paper whose networks are not trained again here
         notes: dict[str, str] = {}
-        for name, row in rows.items():
+        for name, row in listed.items():
             notes.setdefault(dataset(name).removesuffix(", augmented"), row.note)
         parts.append(f"## [{paper.title}]({paper.url}) ({paper.short})")
-        parts.append(table(rows, ours))
+        parts.append(table(listed, ours))
         parts.append("\n".join(f"- {name}: {note}." for name, note in notes.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def table(rows: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
+def table(listed: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
     """A paper's table."""
     lines = [
         "| network | data | parameters, paper | parameters | error, paper | error | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, row in rows.items():
+    for name, row in listed.items():
         model = name.partition(".")[0]
         result = ours.get(name)
         count = parameters(model, name) if result is None else result["parameters"]
         lines.append(
-            f"| {model} | {dataset(name)} | {row.parameters} | {count:,} | {row.error} | {error(result)} "
+            f"| {model} | {dataset(name)} | {row.parameters} | {count:,} | {row.error_text} | {error(result)} "
             f"| {'' if result is None else result['seeds']} |"
         )
     return "\n".join(lines)

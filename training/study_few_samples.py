@@ -1,12 +1,11 @@
-"""What equivariance buys with few pictures: `python training/study_few_samples.py --data-dir DATA`.
+"""Accuracy from few training images, equivariant and plain: `python training/study_few_samples.py --data-dir DATA`.
 
-Trains networks on 100 and 300 pictures of each class of rotated MNIST and CIFAR-10, with the same pictures, steps and
-augmentation, and tests them on pictures turned by every 45 degrees. Writes docs/few_samples.json and the table
-docs/few_samples.md. A run that is there already is not repeated, so the same command goes on after it was stopped;
-`--render` makes the table anew from the JSON alone.
+Trains networks on 100 and 300 images of each class of rotated MNIST and CIFAR-10, with the same images, steps and
+augmentation, and tests them on images rotated by multiples of 45°. Writes docs/few_samples.json and .md.
+Finished runs are not repeated, so the same command resumes the study; `--render` only writes the page from the JSON.
 
-The plain network that trains on turned pictures for as many steps is given the better of two learning rates, by 1,000
-pictures that are neither trained nor tested on.
+The plain network that trains on rotated images for the same number of steps has the better of two learning rates on
+1,000 validation images.
 """
 
 import argparse
@@ -18,14 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from common import add_data_arguments, read_splits
-from evaluate import machine
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 import eqzoo
-from eqzoo.data import AnySplit, Split, normalise, per_class
+from eqzoo._common import atomic
+from eqzoo.analysis import machine
+from eqzoo.data import AnySplit, Split, normalize, per_class
 from eqzoo.engine import Recipe, predictions, top1, train
-from eqzoo.files import atomic
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 ANGLES = range(0, 360, 45)
@@ -34,29 +33,35 @@ EPOCHS = {100: 16, 300: 5}  # about 240 steps each
 TEST_SIZE, CHOICE_SIZE = 2_000, 1_000
 
 
-_INTRODUCTION = """# Few pictures
+_INTRODUCTION = """# Few training images
+
+How much less training data and time does an equivariant network need? Networks with about the same number of parameters
+are trained from random weights on the same images, 100 or 300 of each class. They are tested on 2,000 test images,
+rotated by 0°, 45° ... 315°.
+
+- On rotated digits p4_cnn is far more accurate after the same number of steps. A ResNet with four times as many steps
+  comes close and stays below.
+- On CIFAR-10, whose images have a fixed orientation, nothing is gained: trained on rotated images, the two networks are
+  equal within the spread, and the spread of p4_cnn is larger. Without rotations in training, the ResNet is the most
+  accurate on images in their fixed orientation, and the least accurate on rotated ones. If your images have a fixed
+  orientation, try a plain network as well.
+- All networks are far from convergence: this compares small budgets, not final accuracies.
+
+Training uses Adam, batches of 64, a cosine schedule, and three seeds, each of which draws other training images. Unless
+the table says otherwise, all networks take the same number of steps, and every training image is rotated by a random
+angle. `timm ResNet` is `timm.models.resnet.ResNet` with one basic block for each stage, 8 to 28 channels, and a stem of
+one 3 x 3 convolution. Where the table names a learning rate, it is the better of 0.005 and 0.02 on 1,000 validation
+images. With four times the steps only 0.02 was tried, and without rotations only 0.005, the rate of p4_cnn's own
+recipe. On a CPU a step of p4_cnn takes two to three times as long as one of the ResNet, so with four times the steps
+the ResNet has at least as much time.
 
 Made by `python training/study_few_samples.py --data-dir data` on {machine}, with torch {torch}.
 
-Networks of the same number of parameters, from random weights, on the same pictures: 100 or 300 of each class,
-drawn anew for each of three seeds. Adam, batches of 64, a cosine; the same number of steps, but where the table
-says otherwise; and unless it says so, every training picture turned by a random angle. `timm ResNet` is
-`timm.models.resnet.ResNet` with one basic block a stage, 8 to 28 channels and a stem of one 3 x 3 convolution; it
-has the better of the learning rates 0.005 and 0.02, by 1,000 validation pictures, in the rows that name it; with four
-times the steps only 0.02 was tried, and without turns only 0.005, which is that of p4_cnn's own recipe. A step of
-p4_cnn takes two to three times as long on a CPU, so four times the steps give the ResNet no less time.
-
-Accuracy on 2,000 test pictures, turned by 0, 45 ... 315 degrees: mean ± standard deviation of the seeds.
-
-On turned digits p4_cnn is far ahead after the same steps; the ResNet comes near it with four times as many, and stays
-behind. On CIFAR-10 there is nothing in it: where all train on turned pictures the two are alike within the spread, and
-p4_cnn has the larger one. Pictures that stand upright, in training and in the test, are told apart best by the ResNet
-that never saw a turn, and it is the worst on turned ones; where a task has an upright and keeps it, try a plain network
-as well. All are far from converged: this is what a small budget buys, not where training ends."""
+Accuracy: mean ± standard deviation over the seeds."""
 
 
 class Arm(NamedTuple):
-    """A network and how it is trained: on turned pictures or not, from which rates the best, for how many steps."""
+    """A network and how it is trained: on rotated images or not, from which rates the best, for how many steps."""
 
     title: str
     model: str
@@ -66,18 +71,18 @@ class Arm(NamedTuple):
     times: int = 1
 
 
-P4 = Arm("p4_cnn", "p4_cnn", "turns", (5e-3,), (100, 300))
-P4_UPRIGHT = Arm("p4_cnn, no turns in training", "p4_cnn", "none", (5e-3,), (100,))
-RESNET = Arm("timm ResNet", "resnet", "turns", (5e-3, 2e-2), (100, 300))
-RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", "turns", (2e-2,), (100,), 4)
-RESNET_UPRIGHT = Arm("timm ResNet, no turns in training", "resnet", "none", (5e-3,), (100,))
+P4 = Arm("p4_cnn", "p4_cnn", "rotations", (5e-3,), (100, 300))
+P4_UNROTATED = Arm("p4_cnn, no rotations in training", "p4_cnn", "none", (5e-3,), (100,))
+RESNET = Arm("timm ResNet", "resnet", "rotations", (5e-3, 2e-2), (100, 300))
+RESNET_LONG = Arm("timm ResNet, 4 times the steps", "resnet", "rotations", (2e-2,), (100,), 4)
+RESNET_UNROTATED = Arm("timm ResNet, no rotations in training", "resnet", "none", (5e-3,), (100,))
 
-# The digits of rotated MNIST are turned already; the pictures of CIFAR-10 stand upright.
+# The digits of rotated MNIST are rotated already; the images of CIFAR-10 have a fixed orientation.
 TASKS: dict[str, tuple[str, tuple[Arm, ...]]] = {
-    "rotmnist": ("Rotated MNIST", (P4, RESNET, RESNET_LONG, RESNET_UPRIGHT)),
+    "rotmnist": ("Rotated MNIST", (P4, RESNET, RESNET_LONG, RESNET_UNROTATED)),
     "cifar10": (
         "CIFAR-10",
-        (P4._replace(sizes=(100,)), RESNET._replace(sizes=(100,)), RESNET_UPRIGHT, P4_UPRIGHT),
+        (P4._replace(sizes=(100,)), RESNET._replace(sizes=(100,)), RESNET_UNROTATED, P4_UNROTATED),
     ),
 }
 
@@ -111,7 +116,7 @@ def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:
 
 
 def split_up(splits: dict[str, AnySplit]) -> dict[str, Split]:
-    """Training pictures, some test pictures, and validation pictures to choose the learning rate by."""
+    """Training images, some test images, and validation images to choose the learning rate by."""
     found = {}
     for name, size in (("train", None), ("test", TEST_SIZE), ("valid", CHOICE_SIZE)):
         split = splits[name]
@@ -130,7 +135,7 @@ def build(arm: Arm, task: str) -> nn.Module:
     model = ResNet(
         BasicBlock, (1, 1, 1, 1), 10, channels, stem_type="deep", stem_width=width // 2, channels=(width, 14, 20, 28)
     )
-    # The stem of small pictures, one layer at full size: behind timm's own 1 x 1 pixel would be left at the end.
+    # The stem of small images, one layer at full size: behind timm's own 1 x 1 pixel would be left at the end.
     model.conv1, model.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
     model.pretrained_cfg = {"mean": mean, "std": std}
     return model
@@ -149,7 +154,7 @@ def one_run(
         arm.model, task, arm.times * EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,
         warmup_epochs=1, samples_per_class=size,
     )  # fmt: skip
-    # Each seed draws pictures of its own, the same for all networks.
+    # Each seed draws images of its own, the same for all networks.
     order = torch.randperm(len(splits["train"]), generator=torch.Generator().manual_seed(seed))
     chosen = per_class(splits["train"][order], size)
     model = train(recipe, lambda: build(arm, task), {"train": chosen}, folder, "cpu", 0).eval()
@@ -169,10 +174,10 @@ def one_run(
 
 
 def accuracy(model: nn.Module, split: Split, angle: float) -> float:
-    """The share of right answers on turned pictures, in percent."""
+    """The share of right answers on rotated images, in percent."""
     cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     hits = [
-        predictions(model, eqzoo.turn(normalise(part, cfg["mean"], cfg["std"], torch.float32), angle))
+        predictions(model, eqzoo.rotate(normalize(part, cfg["mean"], cfg["std"], torch.float32), angle))
         for part in split.images.split(250)
     ]
     return top1(torch.cat(hits), split.labels)
@@ -190,7 +195,7 @@ def page(table: dict[str, Any]) -> str:
     for task, (title, arms) in TASKS.items():
         parts += ["", f"## {title}", ""]
         parts += [
-            "| pictures a class | network | parameters | steps | as they are | mean over the turns | worst turn |"
+            "| images of each class | network | parameters | steps | at 0° | mean over the rotations | worst rotation |"
         ]
         parts += ["|---|---|---|---|---|---|---|"]
         for size in EPOCHS:
@@ -201,7 +206,7 @@ def page(table: dict[str, Any]) -> str:
 
 
 def best_rate(runs: list[dict[str, Any]], task: str, size: int, arm: Arm) -> list[dict[str, Any]]:
-    """The runs of an arm at the rate that is best on the pictures to choose by, a run a seed."""
+    """The runs of an arm at the rate that is best on the images to choose by, a run a seed."""
     mine = [r for r in runs if (r["task"], r["per_class"], r["arm"]) == (task, size, arm.title)]
     by_rate = [[r for r in mine if r["lr"] == rate] for rate in arm.rates]
     return max(by_rate, key=lambda found: statistics.mean([r["choice"] for r in found]) if found else -1)

@@ -1,7 +1,7 @@
 """Trains a network by its recipe: `python training/train.py p4_cnn.rotmnist --data-dir DATA`.
 
-The run goes to `runs/<recipe>/seed<seed>/`; the same command goes on with a run that was stopped. Several processes
-share a run: `torchrun --nproc_per_node=2 training/train.py ...`. `--list` prints the recipes.
+The run goes to `runs/<recipe>/seed<seed>/`; the same command resumes an interrupted run. Several processes share a
+run: `torchrun --nproc_per_node=2 training/train.py ...`. `--list` prints the recipes.
 """
 
 import argparse
@@ -26,11 +26,13 @@ def main() -> None:
     parser.add_argument("--list", nargs="?", const="*", metavar="PATTERN", help="print the recipes, and stop")
     parser.add_argument("--seed", type=int, help="another seed than the recipe's")
     parser.add_argument("--epochs", type=int, help="another length than the recipe's")
-    parser.add_argument("--dataset", help="another data set: a folder of pictures or a .npz file in the data folder")
+    parser.add_argument("--dataset", help="another data set: a folder of images or a .npz file in the data folder")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other values, as JSON: lr=0.01")
     parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<model>.<data set>/seed<seed>)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    parser.add_argument("--workers", type=int, default=4, help="processes that read what is not in memory (default: 4)")
+    parser.add_argument(
+        "--workers", type=int, default=4, help="processes that read images that are not in memory (default: 4)"
+    )
     parser.add_argument("--track", metavar="TRACKER", help="log to trackio, tensorboard or another of accelerate's too")
     add_data_arguments(parser)
     args = parser.parse_args()
@@ -67,8 +69,8 @@ def print_recipes(pattern: str) -> None:
 
 def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     """The recipe with the values that the command line gives."""
-    # The pictures that a recipe holds out and keeps are those of its own data set, and so are the weights that it
-    # starts from: they may have learned what is validated or tested on elsewhere.
+    # The sizes of the splits are those of the recipe's data set, and the weights that it starts from may have been
+    # trained on images that another data set validates or tests on.
     changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None} if args.dataset else {}
     keys = [field.name for field in dataclasses.fields(Recipe)]
     for item in args.set:
@@ -78,13 +80,13 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
         try:
             changes[key] = json.loads(value)
         except json.JSONDecodeError:
-            changes[key] = value  # a word needs no quotes
+            changes[key] = value  # a string needs no quotes
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
     return dataclasses.replace(recipe, **changes | {name: value for name, value in named.items() if value is not None})
 
 
 def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:
-    """The recipe with as many classes and channels as the pictures of an own data set have."""
+    """The recipe with the numbers of classes and channels of the user's data set."""
     sizes = {"num_classes": num_classes(splits), "in_chans": splits["train"].shape[0]}
     return dataclasses.replace(recipe, model_args=sizes | recipe.model_args)
 

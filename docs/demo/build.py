@@ -19,14 +19,14 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PAGE = ["index.html", "style.css", "picture.js", "chart.js", "demo.js"]
+PAGE = ["index.html", "style.css", "image.js", "chart.js", "demo.js"]
 CHECKPOINTS = {"p4_cnn": "p4_cnn.rotmnist", "z2_cnn": "z2_cnn.rotmnist"}
 RUNTIME = "onnxruntime-web@1.30.0"
 # What `npm view onnxruntime-web@1.30.0 dist.integrity` says.
 RUNTIME_SHA512 = "q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ=="
 # What a static Space of the Hugging Face Hub wants beside the page; other hosts do not mind it.
 SPACE = """---
-title: Turn the digit
+title: Rotate the digit
 emoji: 🔄
 colorFrom: blue
 colorTo: yellow
@@ -35,7 +35,7 @@ pinned: false
 license: mit
 ---
 
-An equivariant network and a plain one read the digit that you draw, at every angle.
+An equivariant network and a plain one classify the digit that you draw, at every angle.
 """
 # The part of the runtime without a GPU, as a classic script, what loads its WebAssembly, and that.
 SCRIPT, LOADER, WASM = "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"

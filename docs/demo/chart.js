@@ -15,7 +15,7 @@ function tag(name, attributes, text) {
  * Draws the chart anew.
  *
  * @param holder Where it goes.
- * @param networks Objects with name, colour, dash and probabilities: for each angle, for each digit.
+ * @param networks Objects with name, color, dash and probabilities: for each angle, for each digit.
  * @param digit Whose probability is drawn.
  * @param now The index of the angle of the slider.
  */
@@ -42,16 +42,16 @@ function drawChart(holder, networks, digit, now) {
   networks.forEach((network, k) => {
     const points = network.probabilities.map((p, i) => `${x(i).toFixed(1)},${y(p[digit]).toFixed(1)}`);
     points.push(`${x(count).toFixed(1)},${y(network.probabilities[0][digit]).toFixed(1)}`);
-    svg.append(tag("polyline", { points: points.join(" "), fill: "none", stroke: network.colour, "stroke-width": 2.5, "stroke-dasharray": network.dash, "stroke-linejoin": "round" }));
+    svg.append(tag("polyline", { points: points.join(" "), fill: "none", stroke: network.color, "stroke-width": 2.5, "stroke-dasharray": network.dash, "stroke-linejoin": "round" }));
     for (let i = now % (count / 4); i < count; i += count / 4) {
-      svg.append(tag("circle", { cx: x(i), cy: y(network.probabilities[i][digit]), r: 4.5, fill: k ? "var(--panel)" : network.colour, stroke: network.colour, "stroke-width": 2 }));
+      svg.append(tag("circle", { cx: x(i), cy: y(network.probabilities[i][digit]), r: 4.5, fill: k ? "var(--panel)" : network.color, stroke: network.color, "stroke-width": 2 }));
     }
     const level = top + plot + 30 + row * (k + 0.7);
-    svg.append(tag("text", { x: 0, y: level, style: `fill: ${network.colour}; font-weight: 700` }, network.name.slice(0, 2)));
+    svg.append(tag("text", { x: 0, y: level, style: `fill: ${network.color}; font-weight: 700` }, network.name.slice(0, 2)));
     const each = narrow ? count / 12 : count / 36;
     for (let i = 0; i < count; i += each) {
       const wrong = best[k][i] !== digit;
-      const style = wrong ? `fill: ${network.colour}; font-weight: 700; text-decoration: underline` : "";
+      const style = wrong ? `fill: ${network.color}; font-weight: 700; text-decoration: underline` : "";
       svg.append(tag("text", { x: x(i), y: level, "text-anchor": "middle", style, class: wrong ? "" : "faint" }, String(best[k][i])));
     }
   });

@@ -1,16 +1,16 @@
 "use strict";
-// The page: what is drawn goes through both networks at all angles at once; the slider only looks up.
+// The page: both networks classify the drawing at all angles as one batch; the slider only looks up the result.
 
 const STEP = 10; // degrees between angles
 const COUNT = 360 / STEP;
 const NETWORKS = [
-  { id: "p4", name: "p4_cnn", colour: "var(--p4)", dash: "" },
-  { id: "z2", name: "z2_cnn", colour: "var(--z2)", dash: "7 4" },
+  { id: "p4", name: "p4_cnn", color: "var(--p4)", dash: "" },
+  { id: "z2", name: "z2_cnn", color: "var(--z2)", dash: "7 4" },
 ];
 
 const page = Object.fromEntries(["pad", "seen", "angle", "angle-text", "play", "status", "chart", "samples", "clear"].map((id) => [id, document.getElementById(id)]));
 const pen = page.pad.getContext("2d", { willReadFrequently: true });
-let pictures = null; // at every angle
+let images = null; // at every angle
 let busy = false, stale = false;
 let playing = null;
 
@@ -36,8 +36,8 @@ async function load() {
 /** The probabilities of all digits at all angles. */
 async function classify(network) {
   const input = new Float32Array(COUNT * SIDE * SIDE);
-  pictures.forEach((picture, i) => {
-    for (let j = 0; j < picture.length; j++) input[i * picture.length + j] = (picture[j] - network.mean) / network.std;
+  images.forEach((image, i) => {
+    for (let j = 0; j < image.length; j++) input[i * image.length + j] = (image[j] - network.mean) / network.std;
   });
   const { logits } = await network.session.run({ image: new ort.Tensor("float32", input, [COUNT, 1, SIDE, SIDE]) });
   return Array.from({ length: COUNT }, (_, i) => softmax(Array.from(logits.data.slice(10 * i, 10 * i + 10))));
@@ -50,7 +50,7 @@ function softmax(logits) {
   return powers.map((value) => value / sum);
 }
 
-/** Reads the drawing; what is drawn meanwhile is read as soon as this is done. */
+/** Classifies the drawing; if it changes meanwhile, classifies it again. */
 async function read() {
   if (!NETWORKS.every((network) => network.session)) return;
   if (busy) { stale = true; return; }
@@ -58,14 +58,14 @@ async function read() {
   do {
     stale = false;
     const ink = inkOf(page.pad), place = measure(ink);
-    pictures = place && allAngles(ink, place, STEP);
+    images = place && allAngles(ink, place, STEP);
     for (const network of NETWORKS) network.probabilities = place ? await classify(network) : null;
   } while (stale);
   busy = false;
   show();
 }
 
-/** The digit that the equivariant network believes in over all angles. */
+/** The digit with the largest probability in the equivariant network, summed over all angles. */
 function believed() {
   const sums = Array(10).fill(0);
   for (const p of NETWORKS[0].probabilities) p.forEach((value, digit) => { sums[digit] += value; });
@@ -79,19 +79,19 @@ function show() {
   const view = page.seen.getContext("2d");
   const image = view.createImageData(SIDE, SIDE);
   for (let i = 0; i < SIDE * SIDE; i++) {
-    const value = pictures ? 255 * pictures[now][i] : 0;
+    const value = images ? 255 * images[now][i] : 0;
     image.data.set([value, value, value, 255], 4 * i);
   }
   view.putImageData(image, 0, 0);
   const done = NETWORKS.every((network) => network.probabilities);
   for (const network of NETWORKS) showCard(network, now, done);
   if (!done) {
-    page.status.textContent = NETWORKS[0].session ? "Draw a digit, or take one." : page.status.textContent;
+    page.status.textContent = NETWORKS[0].session ? "Draw or choose a digit." : page.status.textContent;
     page.chart.replaceChildren();
     return;
   }
   const [exact, plain] = NETWORKS.map((network) => spread(network, now));
-  page.status.textContent = `Over quarter turns of this picture a probability changes by at most ${exact} in p4_cnn and ${plain} in z2_cnn.`;
+  page.status.textContent = `Under rotations of this image by 90° a probability changes by at most ${exact} in p4_cnn and ${plain} in z2_cnn.`;
   drawChart(page.chart, NETWORKS, believed(), now);
 }
 
@@ -105,10 +105,10 @@ function showCard(network, now, done) {
   const best = network.probabilities.map((p) => p.indexOf(Math.max(...p)));
   write("digit", best[now]);
   write("share", `${(100 * network.probabilities[now][best[now]]).toFixed(1)} %`);
-  write("same", `same answer at ${best.filter((digit) => digit === best[now]).length} of ${COUNT} angles`);
+  write("same", `same prediction at ${best.filter((digit) => digit === best[now]).length} of ${COUNT} angles`);
 }
 
-/** The largest change of a probability over the quarter turns of the picture of the slider. */
+/** The largest change of a probability over the 90° rotations of the image of the slider. */
 function spread(network, now) {
   let most = 0;
   for (let digit = 0; digit < 10; digit++) {

@@ -1,4 +1,4 @@
-"""The commands behind `eqzoo`, a module each: ``run(args)`` takes the parsed arguments and returns an answer."""
+"""The `eqzoo` command, a module for each subcommand: ``run(args)`` returns an `Answer`."""
 
 from ._answer import Answer
 

@@ -1,4 +1,4 @@
-"""What a command answers, and tables that fit a terminal."""
+"""The answer of a command, and tables that fit the terminal."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ _GAP = "   "
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command answers.
+    """The answer of a command.
 
     Args:
-        text: For people.
-        data: The same for programs: what ``--json`` prints.
-        code: The exit code: 0, or 1 where the answer is no.
+        text: The output.
+        data: The same as data, which ``--json`` prints.
+        code: The exit code: 0, or 1 for a negative answer.
     """
 
     text: str
@@ -35,9 +35,9 @@ def table(
 
     Args:
         rows: The rows; the first may be a heading.
-        right: The columns that are set to the right.
-        flexible: The columns whose text may be broken into lines where the table is wider than the terminal.
-        width: The width to fit, in characters; by default the terminal's, and no limit in a pipe.
+        right: The columns that are aligned to the right.
+        flexible: The columns whose text is wrapped if the table is wider than the terminal.
+        width: The largest width, in characters; by default the terminal's, and no limit in a pipe.
 
     Example:
         >>> print(table([["name", "n"], ["p4_cnn", "12"]], right={1}))
@@ -68,7 +68,7 @@ def table(
 
 
 def _terminal_width() -> int | None:
-    """The width of the terminal, in characters; None in a pipe, where lines are for programs."""
+    """The width of the terminal, in characters; None in a pipe."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return None
     return shutil.get_terminal_size().columns

@@ -1,4 +1,6 @@
-"""What the registry knows of networks without building them."""
+"""Facts about networks from the registry, without building them."""
+
+import re
 
 import timm
 import torch
@@ -14,13 +16,13 @@ __all__ = [
 
 
 def registered_tags(model: str) -> dict[str, PretrainedCfg]:
-    """The data sets that a network has a configuration for, trained or not."""
+    """The configurations of a network by data set, with or without weights."""
     names = timm.list_models(model, include_tags=True)
     return {name.partition(".")[2]: timm.get_pretrained_cfg(name) for name in names if "." in name}
 
 
 def published_tags(model: str) -> list[str]:
-    """The data sets that there are weights for."""
+    """The data sets that a network has published weights for."""
     return [tag for tag, cfg in registered_tags(model).items() if cfg.has_weights]
 
 
@@ -30,8 +32,9 @@ def module_of(model: str) -> str:
 
 
 def group_name(model: str) -> str:
-    """The group that the name promises."""
-    return model.partition("_")[0]
+    """The group of a network, by its name: the first word, or z2 (translations alone) where that is no group."""
+    first = model.partition("_")[0]
+    return first if re.fullmatch(r"(z2|p4|r\d+)m?", first) else "z2"
 
 
 def count_parameters(model: torch.nn.Module) -> int:

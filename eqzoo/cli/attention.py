@@ -1,34 +1,34 @@
-"""`eqzoo attention`: a figure of what a network attends to."""
+"""`eqzoo attention`: draws the attention of a layer."""
 
 import argparse
 import re
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from ..files import atomic
+from .._common import atomic
 from ..groups import Z2, Group, cyclic, dihedral
 from ..hub import WeightsNotFoundError
-from ..models import EquivariantNet, create_model
+from ..models import EquivariantNet
+from ..models.loading import load_network
 from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
-from ._pictures import copies, pretrained
+from ._images import transformed_copies
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Draws the attention of a layer for a picture and its turned copies."""
+    """Draws the attention of a layer for an image and its rotated copies."""
     output = Path(args.output)
     _check_output(output)
     if args.dpi < 1:
         raise ValueError(f"--dpi counts pixels an inch, got {args.dpi}")
     model = _network(args)
-    (picture,) = copies(args.picture, model, Z2, args.invert)
+    (image,) = transformed_copies(args.image, model, Z2, args.invert)
     group = None if args.group is None else _group(args.group)
     place = None if args.place is None else (args.place[0], args.place[1])
-    seen = attention(model, picture, args.layer, place, args.head, args.pose, group)
+    seen = attention(model, image, args.layer, place, args.head, args.pose, group)
     figure = attention_maps(seen)
     atomic(output, lambda path: figure.savefig(path, format=output.suffix[1:].lower(), dpi=args.dpi))
     layers = list(attention_layers(model))
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Answer:
         ["layer", f"{seen.layer} ({layers.index(seen.layer) + 1} of {len(layers)} with attention)"],
         ["shows", seen.quantity],
         ["copies", ", ".join(seen.group.describe(g) for g in seen.elements)],
-        ["error of turning", f"{seen.error:.1e}"],
+        ["equivariance error", f"{seen.error:.1e}"],
         ["wrote", str(output)],
     ]
     data = shown | {
@@ -59,15 +59,15 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _network(args: argparse.Namespace) -> EquivariantNet:
     if args.checkpoint and args.untrained:
-        raise ValueError("--checkpoint and --untrained say opposite things; give one of them")
-    if args.checkpoint or args.untrained:
-        torch.manual_seed(0)
-        return cast(EquivariantNet, create_model(args.name, checkpoint_path=args.checkpoint)).eval()
+        raise ValueError("--checkpoint and --untrained exclude each other; give one of them")
+    torch.manual_seed(0)
     try:
-        return pretrained(args.name)
+        if args.checkpoint:
+            return load_network(args.checkpoint, args.name).network
+        return load_network(args.name, pretrained=not args.untrained).network
     except WeightsNotFoundError as error:
         raise ValueError(
-            f"name weights with --checkpoint FILE, or draw what random ones attend to with --untrained: {error}"
+            f"give weights with --checkpoint FILE, or draw the attention of random ones with --untrained: {error}"
         ) from error
 
 
@@ -75,7 +75,9 @@ def _group(name: str) -> Group:
     """A group by the name that `Group.name` gives it."""
     match = re.fullmatch(r"(?:(z2)|(p4)|r([1-9]\d?))(m?)", name)
     if match is None:
-        raise ValueError(f"--group is z2m, r2, r2m, p4, p4m or r<number of turns>, with an m for mirrors; got {name!r}")
+        raise ValueError(
+            f"--group is z2m, r2, r2m, p4, p4m or r<number of rotations>, with an m for reflections; got {name!r}"
+        )
     rotations = 1 if match[1] else 4 if match[2] else int(match[3])
     return dihedral(rotations) if match[4] else cyclic(rotations)
 

@@ -12,8 +12,10 @@ import torch
 from timm.utils import reparameterize_model
 from torch import nn
 
-from ..models import EquivariantNet, create_model, list_models
-from ..report import machine
+from ..analysis.cost import machine
+from ..models import EquivariantNet, list_models
+from ..models.loading import load_network
+from ..models.resolve import resolve
 from ._answer import Answer, table
 
 __all__ = ["run"]
@@ -22,7 +24,7 @@ _WARM_UP = 2
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Times networks as they are, deployed and compiled, in turns."""
+    """Times networks as they are, deployed and compiled, alternately."""
     if args.rounds < 1 or min(args.batch_sizes) < 1 or (args.threads is not None and args.threads < 1):
         raise ValueError("--rounds, --batch-sizes and --threads are at least 1")
     device = _device(args.device)
@@ -60,20 +62,21 @@ def _device(name: str | None) -> torch.device:
 
 
 def _twin(name: str) -> str | None:
-    """The network for translations alone that has the rest of the name."""
-    twin = f"z2_{name.partition('.')[0].partition('_')[2]}"
-    return twin if twin in list_models() and twin != name.partition(".")[0] else None
+    """The network of the same name for the group z2, translations alone."""
+    model = resolve(name).architecture
+    twin = f"z2_{model.partition('_')[2]}"
+    return twin if twin in list_models() and twin != model else None
 
 
 def _forms(
     names: list[str], device: torch.device, sizes: list[int]
 ) -> tuple[dict[tuple[str, str], nn.Module], list[str]]:
-    """The forms of all networks, compiled for each batch size if there are any; what cannot be had is noted."""
+    """Every network in each form, compiled for each batch size; a note for each that does not compile."""
     forms: dict[tuple[str, str], nn.Module] = {}
     notes = []
     for name in names:
         torch.manual_seed(0)
-        model = cast(EquivariantNet, create_model(name)).to(device).eval()
+        model: EquivariantNet = load_network(name, pretrained=False).network.to(device)
         forms[name, "eager"] = model
         forms[name, "deployed"] = deployed = reparameterize_model(copy.deepcopy(model))
         if not sizes:
@@ -85,7 +88,7 @@ def _forms(
                 for size in sizes:
                     run(torch.zeros(size, *model.input_size, device=device))
             forms[name, "compiled"] = run
-        except Exception as error:  # every back end fails in its own way: without a compiler, without Triton
+        except Exception as error:  # every backend raises its own: without a compiler, without Triton
             notes.append(f"{name} does not compile here: {str(error).strip().splitlines()[0]}")
             torch._dynamo.reset()
     return forms, notes
@@ -95,15 +98,18 @@ def _forms(
 def _clock(
     forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int
 ) -> list[dict[str, Any]]:
-    """Times all forms one after the other, round by round, after two rounds to warm up."""
+    """Times all forms alternately, in rounds, after two rounds of warm-up.
+
+    Not by torch.utils.benchmark, which times one form after the other: on a shared machine their ratio would drift.
+    """
     print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
     batches = {key: torch.randn(size, *cast(Any, forms[key[0], "eager"]).input_size, device=device) for key in forms}
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in forms}
-    for turn in range(rounds + _WARM_UP):
-        # Who goes first changes with every round, so that none has the warmer cache.
-        for key in list(forms) if turn % 2 else list(forms)[::-1]:
+    for index in range(rounds + _WARM_UP):
+        # The order is reversed in every other round, so that no form always finds the warmer cache.
+        for key in list(forms) if index % 2 else list(forms)[::-1]:
             taken = _seconds(lambda key=key: forms[key](batches[key]), device)  # type: ignore[misc]
-            if turn >= _WARM_UP:
+            if index >= _WARM_UP:
                 seconds[key].append(taken)
     return [
         {
@@ -111,7 +117,7 @@ def _clock(
             "form": form,
             "batch": size,
             "seconds": statistics.median(times),
-            "pictures_per_second": size / statistics.median(times),
+            "images_per_second": size / statistics.median(times),
         }
         for (name, form), times in seconds.items()
     ]
@@ -126,7 +132,7 @@ def _seconds(step: Callable[[], object], device: torch.device) -> float:
 
 
 def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | None) -> dict[str, Any]:
-    """The ratio of the time to that of the plain network in the same form."""
+    """The ratio of the time to that of the z2 network in the same form."""
     same = (
         other["seconds"]
         for other in entries
@@ -137,18 +143,18 @@ def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | N
 
 
 def _text(data: dict[str, Any]) -> str:
-    heading = ["network", "form", "batch", "ms", "pictures/s", "times the plain one's"]
+    heading = ["network", "form", "batch", "ms", "images/s", "time ratio"]
     rows = [
         [
             row["network"],
             row["form"],
             str(row["batch"]),
             f"{1e3 * row['seconds']:.2f}",
-            f"{row['pictures_per_second']:,.0f}",
+            f"{row['images_per_second']:,.0f}",
             f"{row['ratio']:.2f} x {row['against']}" if row["ratio"] else "",
         ]
         for row in data["rows"]
     ]
     machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
-    made = f"Medians of {data['rounds']} runs in turns; {machine}."
+    made = f"Medians of {data['rounds']} runs, alternately; {machine}."
     return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

@@ -1,14 +1,14 @@
-"""`eqzoo check`: whether a network keeps its group exactly."""
+"""`eqzoo check`: whether a network is equivariant, up to round-off."""
 
 import argparse
 
-from ..certificate import certify
+from ..analysis.check import check_equivariance
 from ._answer import Answer
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Gives the certificate of a network; the answer is no where it is not exact."""
-    certificate = certify(args.source, args.group, args.model, args.size, args.tolerance, args.pretrained)
-    return Answer(str(certificate), certificate.as_dict(), 0 if certificate.exact else 1)
+    """Prints the equivariance check; the exit code is 1 where the network is not exact."""
+    report = check_equivariance(args.source, args.group, args.model, args.size, args.tolerance, args.pretrained)
+    return Answer(str(report), report.as_dict(), 0 if report.exact else 1)

@@ -5,21 +5,21 @@ import contextlib
 import io
 from typing import Any
 
-from ..models import list_models, list_pretrained
 from ._answer import Answer
+from ._names import network_names
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Prints the script; the names of networks are written into it, since asking for them takes seconds."""
+    """Prints the script, which contains the names of networks: completing them starts no process."""
     try:
         import shtab
     except ImportError as error:
         raise ImportError(
             "completion scripts are written by shtab, which is not installed: pip install shtab"
         ) from error
-    names = [*list_models(), *list_pretrained()]
+    names = network_names()
     for action in _actions(args.parser):
         if action.metavar == "NAME":
             action.choices = names

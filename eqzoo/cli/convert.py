@@ -1,15 +1,27 @@
-"""`eqzoo convert`: another project's weights as weights of a network here."""
+"""`eqzoo convert`: converts a checkpoint of another project."""
 
 import argparse
+import json
+from typing import Any
 
-from ..convert import convert
+from ..models.conversion import convert
 from ._answer import Answer
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Writes another project's checkpoint as weights of a network here."""
-    convert(args.source, args.path, args.model, args.output, args.upright)
-    text = f"wrote {args.output}; eqzoo.create_model({args.model!r}, checkpoint_path={args.output!r}) reads it"
+    """Writes the weights of another project's checkpoint for a network of eqzoo."""
+    settings = dict(map(_setting, args.set or ()))
+    text = convert(args.source, args.path, args.model, args.output, args.untransposed, settings)
     return Answer(text, {"source": args.source, "model": args.model, "output": args.output})
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ValueError(f"--set takes NAME=VALUE such as num_heads=3, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value  # a word

@@ -1,21 +1,21 @@
-"""`eqzoo export`: a network as a file for other runtimes."""
+"""`eqzoo export`: writes a network as ONNX or as a torch program."""
 
 import argparse
 
-from ..export import ExportError, export_onnx, export_pt2
-from ..sources import load_network
+from ..export.programs import ExportError, export_onnx, export_pt2
+from ..models.loading import load_network
 from ._answer import Answer
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Writes a network to a file; the answer is no where the file would be wrong."""
+    """Writes and checks a file; the exit code is 1 where the network cannot be exported correctly."""
     source = load_network(args.source, args.model)
     if not source.trained and not args.untrained:
         raise ValueError(
-            f"{source.name} has no published weights, and random ones are hardly wanted; give a checkpoint's folder or "
-            "file, or add --untrained"
+            f"{source.name} has no published weights; give a checkpoint's folder or file, or add --untrained to export "
+            "random weights"
         )
     try:
         if args.output.endswith(".pt2"):

@@ -1,17 +1,17 @@
-"""`eqzoo finetune`: a network for pictures of one's own."""
+"""`eqzoo finetune`: fine-tunes a network on the user's images."""
 
 import argparse
 import json
 from typing import Any
 
-from ..finetune import finetune
+from ..engine.finetuning import finetune
 from ._answer import Answer, table
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Trains a network on pictures of one's own and says how good it is."""
+    """Trains a network on the user's images and prints its metrics."""
     named = {
         "epochs": args.epochs,
         "batch_size": args.batch_size,
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Answer:
             workers=args.workers,
             **recipe | _settings(args.set),
         )
-    except FloatingPointError as error:  # what the user can mend, with another rate
+    except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
     return Answer(_text(result.report, args.output), result.report | {"output": args.output})
 
@@ -55,21 +55,21 @@ def _settings(items: list[str]) -> dict[str, Any]:
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:
-            found[key] = value  # a word needs no quotes
+            found[key] = value  # a string needs no quotes
     return found
 
 
 def _text(report: dict[str, Any], folder: str) -> str:
-    curve = report["turn_curve"]["accuracy"]
+    curve = report["rotation_curve"]["accuracy"]
     rows = [
         ["started from", report["start"] or "random weights"],
-        ["pictures", ", ".join(f"{count:,} to {use}" for use, count in report["pictures"].items())],
+        ["images", ", ".join(f"{count:,} to {use}" for use, count in report["images"].items())],
         ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
-        ["measured on", report["measured_on"]],
+        ["evaluated on", report["evaluated_on"]],
         ["accuracy", f"{report['accuracy']:.2f} %"],
         ["mean F1 of the classes", f"{report['macro_f1']:.2f} %"],
-        ["accuracy of turned pictures", f"{min(curve):.2f} to {max(curve):.2f} %"],
-        ["same answer at all quarter turns", f"{report['same_class_at_all_quarter_turns']:.2f} %"],
-        ["wrote", f"{folder}: report.md has all of it, by class"],
+        ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
+        ["same prediction at all 90° rotations", f"{report['same_class_at_all_quarter_rotations']:.2f} %"],
+        ["wrote", f"{folder}; report.md has the metrics of each class"],
     ]
     return "\n".join([table(rows, flexible={1}), *report["notes"]])

@@ -1,4 +1,4 @@
-"""`eqzoo info`: what there is to know about a network."""
+"""`eqzoo info`: group, size, cost, paper, checkpoints and layers of a network."""
 
 import argparse
 import itertools
@@ -10,25 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..count import multiply_adds
+from ..analysis.cost import multiply_adds
+from ..analysis.sizes import refusal, weightless
 from ..groups import Group
 from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
-from ..models import EquivariantNet, create_model
-from ..sizes import refusal, weightless
+from ..models import EquivariantNet
+from ..models.loading import load_network
+from ..models.papers import PAPERS, paper_of, rows
+from ..models.resolve import ModelSource, resolve
 from ._answer import Answer, table
-from ._families import claim, paper_of
 from ._networks import count_parameters, module_of, registered_tags
 
 __all__ = ["run"]
 
-_SPANS = (8, 16, 32)  # how far from its own side a network is tried, in pixels
+_SPANS = (8, 16, 32)  # how far from the network's own side others are tried, in pixels
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Describes a network; for a checkpoint, with its results."""
-    model = weightless(args.name)
-    name = str(model.pretrained_cfg["architecture"])
-    tag = args.name.partition(".")[2]
+    source = resolve(args.name)
+    model = weightless(source)
+    name = source.architecture
+    tag = "" if source.config else args.name.partition(".")[2]
     paper = paper_of(name, module_of(name))
     data: dict[str, Any] = {
         "name": args.name,
@@ -37,12 +40,12 @@ def run(args: argparse.Namespace) -> Answer:
         "elements": model.group.order,
         "exact_for": [model.group.describe(g) for g in model.group.grid_elements],
         "parameters": count_parameters(model),
-        "multiply_adds": multiply_adds(create_model(args.name), model.input_size),
+        "multiply_adds": multiply_adds(load_network(args.name, pretrained=False).network, model.input_size),
         "input_size": [*model.input_size],
         "sides": _sides(model),
         "num_classes": model.num_classes,
         "paper": {"authors": paper.short, "title": paper.title, "url": paper.url} if paper else None,
-        "checkpoints": [_own(model, args.name)] if model.pretrained_cfg.get("source") else [
+        "checkpoints": [_own(model, source)] if source.config else [
             _checkpoint(f"{name}.{other}", cfg.hf_hub_id) for other, cfg in registered_tags(name).items()
             if not tag or other == tag
         ],
@@ -60,7 +63,7 @@ def _summary(name: str) -> str:
 
 
 def _sides(model: EquivariantNet) -> dict[str, Any]:
-    """The sides of square pictures that the network takes, near its own; it refuses those that break its group."""
+    """The sides near the network's own of the square images that it accepts, because it is equivariant on them."""
     own = model.input_size[1]
     taken: list[int] = []
     low = high = own
@@ -76,9 +79,13 @@ def _sides(model: EquivariantNet) -> dict[str, Any]:
 def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
     """Where the weights of a checkpoint are, and its results where they lie beside them."""
     found: dict[str, Any] = {"name": name, "where": None, "results": None, "paper": None}
-    printed = claim(name)
+    printed = rows().get(name)
     if printed:
-        found["paper"] = {"authors": printed.paper.short, "parameters": printed.parameters, "error": printed.error}
+        found["paper"] = {
+            "authors": PAPERS[printed.paper].short,
+            "parameters": printed.parameters,
+            "error": printed.error,
+        }
         found["paper"]["spread"] = printed.spread
     try:
         path = Path(find_weights(name, None))  # without a Hub repo, nothing is fetched
@@ -90,23 +97,22 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
     return found
 
 
-def _own(model: EquivariantNet, source: str) -> dict[str, Any]:
-    """A checkpoint that is named by its folder or by its repo on the Hub: its classes, and its results in a folder."""
+def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
+    """A checkpoint that is named by its folder, file or repo: its classes, and the results beside it."""
     cfg = model.pretrained_cfg
     label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    found: dict[str, Any] = {"name": label, "where": source, "results": None, "paper": None}
+    found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None}
     found["classes"] = list(cfg.get("label_names") or ())
-    if cfg["source"] == "local-dir":
-        folder = Path(source.removeprefix("local-dir:"))
-        found["where"] = str(folder / WEIGHTS_NAME)
-        results = folder / RESULTS_NAME
+    if source.folder:
+        found["where"] = str(source.weights or source.folder / WEIGHTS_NAME)
+        results = source.folder / RESULTS_NAME
         found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
     return found
 
 
 @torch.no_grad()
 def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
-    """The stem, the blocks and the head, or every layer that has parameters or a group of its own, in order of use."""
+    """The stem, the blocks and the head, or every layer with parameters or a group, in order of execution."""
     rows: list[dict[str, Any]] = []
     handles = []
     for name, module in model.named_modules():
@@ -135,14 +141,14 @@ def _note(rows: list[dict[str, Any]], name: str, module: nn.Module, _: object, o
 
 
 def _text(data: dict[str, Any], group: Group) -> str:
-    between = "" if group.on_grid else "; approximate for its other turns"
+    between = "" if group.on_grid else "; approximate for its other rotations"
     facts = [
         ["network", data["name"]],
         ["", data["summary"]],
         ["group", f"{data['group']}, {data['elements']} element" + "s" * (data["elements"] > 1)],
         ["exact for", ("translations alone" if group.order == 1 else "; ".join(data["exact_for"][1:])) + between],
         ["parameters", f"{data['parameters']:,}"],
-        ["multiply-adds a picture", f"{data['multiply_adds']:,}"],
+        ["multiply-adds an image", f"{data['multiply_adds']:,}"],
         ["input", " x ".join(map(str, data["input_size"])) + f", {data['num_classes']} classes"],
         ["sides", _sides_text(data["sides"])],
     ]
@@ -176,7 +182,7 @@ def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
     results = entry["results"] or {}
     for key, words in (
         ("test_error", "test error"),
-        ("same_class_at_all_quarter_turns", "same class at all quarter turns"),
+        ("same_class_at_all_quarter_rotations", "same class at all 90° rotations"),
     ):
         if key in results:
             rows.append([words, f"{results[key]:.2f} %"])

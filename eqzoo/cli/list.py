@@ -4,17 +4,19 @@ import argparse
 import sys
 from typing import Any
 
+import timm
+
+from ..analysis.sizes import weightless
 from ..models import list_models, list_pretrained
-from ..sizes import weightless
+from ..models.papers import paper_of
 from ._answer import Answer, table
-from ._families import paper_of
-from ._networks import count_parameters, group_name, module_of, published_tags, registered_tags
+from ._networks import count_parameters, group_name, module_of, published_tags
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Lists names; a table on a terminal, names alone in a pipe."""
+    """Lists networks or checkpoints: as a table on a terminal, names alone in a pipe."""
     names = (list_pretrained if args.pretrained else list_models)(args.pattern)
     if not names:
         raise ValueError(f"nothing matches {args.pattern!r}; `eqzoo list` shows all names")
@@ -26,14 +28,13 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _entry(name: str, parameters: bool) -> dict[str, Any]:
     model, _, tag = name.partition(".")
-    tags = registered_tags(model)
     paper = paper_of(model, module_of(model))
     entry = {
         "name": name,
         "group": group_name(model),
-        "family": paper.family if paper else "one's own",
+        "family": paper.family if paper else "user's own",
         "paper": paper.short if paper else None,
-        "input_size": [*next(cfg for t, cfg in tags.items() if not tag or t == tag).input_size],
+        "input_size": [*timm.get_pretrained_cfg(name).input_size],
         "checkpoints": [tag] if tag else published_tags(model),
     }
     return entry | {"parameters": count_parameters(weightless(name))} if parameters else entry

@@ -1,4 +1,4 @@
-"""`eqzoo predict`: what networks see in a picture and in its turned copies."""
+"""`eqzoo predict`: the predictions of networks for an image and its rotated copies."""
 
 import argparse
 from dataclasses import dataclass
@@ -9,34 +9,35 @@ from torch import Tensor
 
 from ..groups import P4, P4M, Group
 from ..models import EquivariantNet
+from ..models.loading import load_network
 from ._answer import Answer, table
-from ._pictures import copies, pretrained
+from ._images import transformed_copies
 
 __all__ = ["run"]
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Prints what networks see in a picture and in its turned copies, a row a copy and a column a network."""
-    models = [pretrained(name) for name in args.model]
-    group = P4M if any(model.group.mirrors for model in models) else P4
-    columns = [_view(model, copies(args.picture, model, group, args.invert)) for model in models]
+    """Prints predictions: a row for each copy of the image, a column for each network."""
+    models = [load_network(name, pretrained=True).network for name in args.model]
+    group = P4M if any(model.group.reflections for model in models) else P4
+    columns = [_predict(model, transformed_copies(args.image, model, group, args.invert)) for model in models]
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
-        rows.append([group.describe(g), *(column.answer(g) for column in columns)])
+        rows.append([group.describe(g), *(column.text(g) for column in columns)])
     rows.append(["largest change of a probability", *(f"{column.change:.1e}" for column in columns)])
-    data = {"picture": args.picture, "networks": [column.data(group) for column in columns]}
+    data = {"image": args.image, "networks": [column.data(group) for column in columns]}
     return Answer(table(rows), data)
 
 
 @dataclass(frozen=True)
-class _View:
+class _Prediction:
     name: str
     labels: tuple[str, ...]
     probabilities: Tensor  # (elements, classes)
 
-    def answer(self, g: int) -> str:
-        value, place = self.probabilities[g].max(0)
-        return f"{self.labels[int(place)]}  {100 * value:6.2f} %"
+    def text(self, g: int) -> str:
+        value, index = self.probabilities[g].max(0)
+        return f"{self.labels[int(index)]}  {100 * value:6.2f} %"
 
     @property
     def change(self) -> float:
@@ -59,8 +60,8 @@ class _View:
 
 
 @torch.no_grad()
-def _view(model: EquivariantNet, x: Tensor) -> _View:
+def _predict(model: EquivariantNet, x: Tensor) -> _Prediction:
     cfg = model.pretrained_cfg
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
     name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    return _View(name, tuple(labels), model.double()(x).softmax(1))
+    return _Prediction(name, tuple(labels), model.double()(x).softmax(1))

@@ -1,15 +1,17 @@
-"""Data: sets by name, folders and files, pictures, and their augmentation."""
+"""Data sets, image files, preprocessing and augmentation."""
 
-from .augment import AUGMENTATIONS, augment, draw
+from .augmentation import AUGMENTATIONS, augment, draw
+from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
+from .datasets import DATASETS, load_splits, npz
 from .folder import image_folder
-from .own import divided, read_pictures
-from .pictures import load_picture, normalise, pixels, preprocess
+from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
-from .sets import DATASETS, load_splits, npz
-from .split import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, stratified
+from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, stratified
+from .user_data import complete_splits, read_images
 
 __all__ = [
     "AUGMENTATIONS",
+    "CELL_CLASSES",
     "DATASETS",
     "AnySplit",
     "Split",
@@ -17,19 +19,20 @@ __all__ = [
     "augment",
     "batches",
     "check",
-    "divided",
+    "chula_rbc12_cells",
+    "complete_splits",
     "draw",
     "hold_out",
     "image_folder",
-    "load_picture",
+    "load_image",
     "load_splits",
-    "normalise",
+    "normalize",
     "npz",
     "num_classes",
     "per_class",
     "pixels",
     "preprocess",
-    "read_pictures",
+    "read_images",
     "rotmnist",
     "rotmnist_from_amat",
     "stratified",

@@ -1,4 +1,4 @@
-"""Folders of pictures: a sub-folder for each class, and around them ``train``, ``val`` and ``test`` or nothing."""
+"""Image folders: one sub-folder per class, inside ``train``, ``val`` and ``test`` or without them."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,45 +9,43 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .pictures import load_picture, preprocess, says_grey
-from .split import AnySplit, Split, Streamed
+from .images import is_grayscale, load_image, preprocess
+from .splits import AnySplit, Split, Streamed
 
 __all__ = ["MEMORY_LIMIT", "folder_channels", "image_folder"]
 
 T = TypeVar("T")
-MEMORY_LIMIT = 2**31  # bytes of a split that is still held in memory
-SHOWN = 10  # how many broken pictures an error names
+MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
+SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
 
 
 def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = False) -> dict[str, AnySplit]:
-    """Reads a folder with a sub-folder for each split, and in it one for each class.
+    """Reads an image folder, laid out as ``<split>/<class>/<image>``.
 
-    The classes are the names of the sub-folders of ``train``, in order. ``val`` may be missing (then validation
-    pictures are held out of the training ones) and ``test`` too. Pictures of any size and format are scaled and cropped
-    to the network's size, alike from every side.
+    The classes are the sorted names of the sub-folders of ``train``; ``val`` and ``test`` are optional. Images of any
+    size and format are scaled and center-cropped to the input size, see `preprocess`.
 
     Args:
         path: The folder.
         input_size: Channels (1, 3 or 4), height and width.
-        flat: Whether a folder without ``train`` may hold the class folders itself; all its pictures are then
-            ``train``.
+        flat: Whether the layout ``<class>/<image>`` is accepted too; all images are then in ``train``.
 
     Returns:
-        The splits; parts of more than 2 GiB are streamed.
+        The splits; those of more than 2 GiB are streamed.
 
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
-        ValueError: If there are no classes, a class has no pictures, a split has other classes, or pictures cannot be
-            read; pictures that are streamed are opened for this, but not decoded.
+        ValueError: If there are no classes, a class has no images, the splits differ in their classes, or files cannot
+            be read. Of a streamed split, only the headers of the files are checked.
     """
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
     if folders["train"] is None and flat and _classes(path):
         folders = {"train": path}
     if folders["train"] is None:
-        alone = " or, without train, <class>/<picture>" if flat else ""
+        alone = " or, without train, <class>/<image>" if flat else ""
         raise FileNotFoundError(
-            f"{path} has no folder train; the layout is train/<class>/<picture>, val/..., test/...{alone}"
+            f"{path} has no folder train; the layout is train/<class>/<image>, val/..., test/...{alone}"
         )
     classes = _classes(folders["train"])
     listed = {name: _listed(folder, classes) for name, folder in folders.items() if folder}
@@ -63,17 +61,17 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
 
 
 def folder_channels(path: Path) -> int:
-    """1 if the headers of all pictures below a folder say that they are grey, else 3; broken ones do not count."""
+    """1 if all images below a folder are grayscale by their headers, else 3; unreadable files are ignored."""
     with ThreadPoolExecutor() as pool:
-        return 1 if all(_tried(pool, _grey, _pictures(path))[0]) else 3
+        return 1 if all(_tried(pool, _gray, _images(path))[0]) else 3
 
 
-def _grey(path: Path) -> bool:
-    with Image.open(path) as picture:
-        return says_grey(picture)
+def _gray(path: Path) -> bool:
+    with Image.open(path) as image:
+        return is_grayscale(image)
 
 
-def _pictures(folder: Path) -> list[Path]:
+def _images(folder: Path) -> list[Path]:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     return sorted(
@@ -86,7 +84,7 @@ def _pictures(folder: Path) -> list[Path]:
 
 
 def _hidden(name: str) -> bool:
-    """Whether a file or folder is one that programs leave behind."""
+    """Whether a file or folder is hidden, or left behind by an archiver."""
     return name.startswith(".") or name == "__MACOSX"
 
 
@@ -99,19 +97,19 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:
-    """The picture files of a split and their labels."""
+    """The image files of a split and their labels."""
     if not classes or _classes(folder) != classes:
         raise ValueError(
-            f"{folder} holds the class folders {list(_classes(folder))}; needed is one for each class, the same in "
-            f"every split, as in train: {list(classes)}"
+            f"{folder} has the class folders {list(_classes(folder))}; they have to be the same in every split, here "
+            f"{list(classes)} as in train"
         )
     files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):
-        found = _pictures(folder / name)
+        found = _images(folder / name)
         if not found:
             from torchvision.datasets.folder import IMG_EXTENSIONS
 
-            raise ValueError(f"the class folder {folder / name} holds no pictures ({', '.join(IMG_EXTENSIONS)})")
+            raise ValueError(f"the class folder {folder / name} contains no images ({', '.join(IMG_EXTENSIONS)})")
         files += found
         labels += [label] * len(found)
     return files, torch.tensor(labels)
@@ -124,40 +122,40 @@ def _read(
     classes: tuple[str, ...],
     input_size: tuple[int, int, int],
 ) -> tuple[AnySplit | None, list[str]]:
-    """A split, in memory or streamed; or None and what is wrong with its files."""
+    """A split, in memory or streamed, or None if files are unreadable; and a description of each of these."""
     reader = _Reader(files, input_size)
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
-        pictures, broken = _tried(pool, reader.picture, files)
-        return None if broken else Split(torch.stack(pictures), labels, classes), broken
-    _, broken = _tried(pool, _grey, files)
+        images, broken = _tried(pool, reader.image, files)
+        return None if broken else Split(torch.stack(images), labels, classes), broken
+    _, broken = _tried(pool, _gray, files)
     return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes), broken
 
 
 class _Reader:
-    """Reads picture i of a list at a size."""
+    """Reads file i of a list, scaled and cropped to the input size."""
 
     def __init__(self, files: list[Path], input_size: tuple[int, int, int]) -> None:
         self.files = files
         self.input_size = input_size
 
     def __call__(self, index: int) -> Tensor:
-        return self.picture(self.files[index])
+        return self.image(self.files[index])
 
-    def picture(self, path: Path) -> Tensor:
-        """A picture as bytes, at the size."""
+    def image(self, path: Path) -> Tensor:
+        """An image of the input size, uint8."""
         channels, *size = self.input_size
-        picture = preprocess(load_picture(path, channels), (size[0], size[1]))
-        return picture.round().clamp(0, 255).to(torch.uint8)
+        image = preprocess(load_image(path, channels), (size[0], size[1]))
+        return image.round().clamp(0, 255).to(torch.uint8)
 
 
 def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]) -> tuple[list[T], list[str]]:
-    """What a function makes of the files that it can read, and what is wrong with the others."""
+    """The results of a function for the files that it can read, and a description of each that it cannot."""
 
     def attempt(path: Path) -> tuple[list[T], str]:
         try:
             return [read(path)], ""
-        except Exception as error:  # every format of Pillow's raises its own on a broken file
-            said = str(error).removeprefix(f"{path} is not a picture that Pillow can read: ")
+        except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
+            said = str(error).removeprefix(f"{path} is not an image that Pillow can read: ")
             return [], f"{path} ({said if path.stat().st_size else 'the file is empty'})"
 
     results = list(pool.map(attempt, files))

@@ -1,11 +1,10 @@
-"""Rotated MNIST, made from MNIST or read from its original files.
+"""Rotated MNIST, generated from MNIST or read from its original files.
 
-The original rotated MNIST (Larochelle et al., 2007) is 62,000 digits turned by angles uniform in [0, 2π), in text files
-whose server is often down, with the digits transposed. `rotmnist` makes a set of the same sizes from MNIST: 10,000
-training and 2,000 validation digits drawn from MNIST's training split, and 50,000 test digits, MNIST's whole test
-split and 40,000 of the remaining training digits. Every digit is used once, upright before its turn, and turned with
-bicubic interpolation. The draw and the angles come from a fixed seed: the set is the same everywhere, but it is not
-the original.
+The original rotated MNIST (Larochelle et al., 2007) has 62,000 digits, rotated by angles uniform in [0, 2π) and stored
+transposed in text files. `rotmnist` generates a data set of the same sizes from MNIST: 10,000 training and 2,000
+validation digits from MNIST's training split, and 50,000 test digits, which are MNIST's test split and 40,000 more
+digits of its training split. Each MNIST digit is used at most once and rotated with bicubic interpolation. Digits and
+angles are drawn with a fixed seed, so the generated set is the same everywhere; it is not the original set.
 """
 
 import os
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .split import Split
+from .splits import Split
 
 __all__ = ["rotmnist", "rotmnist_from_amat"]
 
@@ -26,17 +25,17 @@ AMAT_ROWS = {"train_valid": 12_000, "test": 50_000}
 
 
 def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[str, Split]:
-    """Makes rotated MNIST from MNIST: the splits ``train``, ``valid`` and ``test``.
+    """Generates rotated MNIST from MNIST.
 
     Args:
-        data_dir: The folder that holds ``MNIST/raw``, as torchvision lays it out.
-        download: Whether torchvision may fetch MNIST into it.
+        data_dir: The folder that contains ``MNIST/raw``, in torchvision's layout.
+        download: Whether torchvision may download MNIST.
 
     Returns:
-        The splits; pictures ``(n, 1, 28, 28)`` uint8, white on black.
+        The splits ``train``, ``valid`` and ``test``; images ``(n, 1, 28, 28)`` uint8, white on black.
 
     Raises:
-        FileNotFoundError: If MNIST is not in ``data_dir`` and may not be downloaded.
+        FileNotFoundError: If MNIST is not in ``data_dir`` and is not downloaded.
 
     References:
         An Empirical Evaluation of Deep Architectures on Problems with Many Factors of Variation
@@ -48,8 +47,8 @@ def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[s
         parts = [MNIST(data_dir, train=train, download=download) for train in (True, False)]
     except RuntimeError as error:
         raise FileNotFoundError(
-            f"no MNIST in {Path(data_dir) / 'MNIST' / 'raw'}: put its four files there, name the folder that has them "
-            "with --data-dir, or pass --download to fetch them"
+            f"no MNIST in {Path(data_dir) / 'MNIST' / 'raw'}: put its four files there, set --data-dir to the "
+            "folder that contains them, or pass --download"
         ) from error
     train, test = ((part.data.numpy(), part.targets.numpy()) for part in parts)
     # RandomState, because its streams are frozen for good; torch's and numpy's new generators promise none.
@@ -59,32 +58,33 @@ def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[s
     chosen = order[: len(angles) - len(test[1])]
     images = np.concatenate([train[0][chosen], test[0]])
     labels = np.concatenate([train[1][chosen], test[1]])
-    turned = np.stack([_turn(image, angle) for image, angle in zip(images, angles, strict=True)])
-    return _split(turned, labels)
+    rotated = np.stack([_rotate(image, angle) for image, angle in zip(images, angles, strict=True)])
+    return _split(rotated, labels)
 
 
 def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
-    """Reads the original rotated MNIST, and stands its transposed digits upright.
+    """Reads the original files of rotated MNIST, whose digits are stored transposed.
 
     Args:
         folder: The folder with ``mnist_all_rotation_normalized_float_train_valid.amat`` (12,000 rows of 784 pixels and
             a class) and ``mnist_all_rotation_normalized_float_test.amat`` (50,000 rows).
 
     Returns:
-        The splits ``train`` (the first 10,000 rows), ``valid`` (the next 2,000) and ``test``, as `rotmnist` does.
+        The splits ``train`` (the first 10,000 rows), ``valid`` (the next 2,000) and ``test``, in the format of
+        `rotmnist`, not transposed.
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file holds something else.
+        ValueError: If a file has other contents.
     """
     rows = []
     for part, count in AMAT_ROWS.items():
         path = Path(folder) / f"mnist_all_rotation_normalized_float_{part}.amat"
         if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; rotated MNIST's archive holds it, or use rotmnist()")
+            raise FileNotFoundError(f"{path} is missing; rotmnist() generates a similar set from MNIST")
         rows.append(_read_amat(path, count))
     table = np.concatenate(rows)
-    # Pixels are stored as multiples of 1/256 and columns first.
+    # Pixels are stored as multiples of 1/256, in column-major order.
     pixels = np.rint(table[:, :-1] * 256).clip(0, 255).astype(np.uint8)
     return _split(pixels.reshape(-1, 28, 28).swapaxes(1, 2), table[:, -1].astype(np.int64))
 
@@ -92,7 +92,7 @@ def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
 def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     values = np.array(path.read_text().split(), dtype=np.float64)
     if values.size != count * 785:
-        raise ValueError(f"{path} holds {values.size} numbers, not {count} rows of 784 pixels and a class")
+        raise ValueError(f"{path} has {values.size} numbers, not {count} rows of 784 pixels and a class")
     table = values.reshape(count, 785)
     pixels, classes = table[:, :-1], table[:, -1]
     if np.any(pixels < 0) or np.any(pixels > 1) or not np.all(np.isin(classes, np.arange(10))):
@@ -100,7 +100,7 @@ def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return table
 
 
-def _turn(image: np.ndarray[Any, Any], angle: float) -> np.ndarray[Any, Any]:
+def _rotate(image: np.ndarray[Any, Any], angle: float) -> np.ndarray[Any, Any]:
     return np.asarray(Image.fromarray(image).rotate(angle, resample=Image.Resampling.BICUBIC))
 
 

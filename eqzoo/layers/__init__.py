@@ -1,11 +1,18 @@
-"""Equivariant layers, one mechanism a file."""
+"""Equivariant layers, one mechanism per file."""
 
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from .conv import GroupConv2d, LiftingConv2d
+from .depthwise_conv import DepthwiseGroupConv2d
 from .dilation_attention import DilationSelfAttention2d, LiftingDilationSelfAttention2d
+from .dropout import Dropout
 from .e4 import E4Layer2d
+from .field_norm import FieldLayerNorm2d, FieldLayerScale2d, FieldResponseNorm2d
+from .irreps import Irreps, OcticLayer, channels_of, transform_irreps
 from .norm import GroupBatchNorm2d, GroupLayerNorm2d
+from .octic import OcticGELU, OcticInvariants, OcticLayerNorm, OcticLinear, OcticParts, OcticResidual
+from .octic_block import OcticAttention, OcticBlock, OcticMlp
+from .octic_embed import OcticPatchEmbed2d, OcticPosition2d
 from .pointwise import PointwiseConv2d
 from .pool import GlobalPool, GroupPool, HalvingPool2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from .self_attention import GroupSelfAttention2d, LiftingSelfAttention2d
@@ -15,8 +22,13 @@ __all__ = [
     "AffineSelfConv2d",
     "AttentiveGroupConv2d",
     "AttentiveLiftingConv2d",
+    "DepthwiseGroupConv2d",
     "DilationSelfAttention2d",
+    "Dropout",
     "E4Layer2d",
+    "FieldLayerNorm2d",
+    "FieldLayerScale2d",
+    "FieldResponseNorm2d",
     "GlobalPool",
     "GroupBatchNorm2d",
     "GroupConv2d",
@@ -26,12 +38,27 @@ __all__ = [
     "GroupSqueezeExcite",
     "HalvingPool2d",
     "InputAttention2d",
+    "Irreps",
     "LiftingConv2d",
     "LiftingDilationSelfAttention2d",
     "LiftingSelfAttention2d",
+    "OcticAttention",
+    "OcticBlock",
+    "OcticGELU",
+    "OcticInvariants",
+    "OcticLayer",
+    "OcticLayerNorm",
+    "OcticLinear",
+    "OcticMlp",
+    "OcticParts",
+    "OcticPatchEmbed2d",
+    "OcticPosition2d",
+    "OcticResidual",
     "PointwiseConv2d",
     "SimpleAffineSelfConv2d",
     "SpatialAdaptiveAvgPool2d",
     "SpatialPool2d",
     "StandAloneSelfAttention2d",
+    "channels_of",
+    "transform_irreps",
 ]

@@ -1,4 +1,4 @@
-"""The one rule of exact sampling, and the error that names its fix."""
+"""The condition under which strided windows are equivariant."""
 
 from torch import Tensor, nn
 
@@ -10,30 +10,30 @@ __all__ = ["check_size"]
 def check_size(
     module: nn.Module, group: Group, x: Tensor, span: int, stride: int, padding: int, exact: bool = True
 ) -> None:
-    """Raises unless a sliding window sees the same places of a picture and of its transformed copies.
+    """Raises ValueError unless a strided window samples an image and its transformed copies at the same pixels.
 
-    A window of ``span`` pixels that starts at the first pixel must end at the last one, along every axis that the
-    group reverses: ``(side + 2·padding − span) % stride == 0``. Half turns and quarter turns reverse both axes, a
-    mirror alone reverses the width, translations none.
+    The first window starts at the first pixel, and the last one has to end at the last pixel, along each axis that the
+    group reverses: ``(side + 2·padding − span) % stride == 0``. Rotations reverse both axes, a reflection alone
+    reverses the width, and translations reverse none.
 
     Args:
-        module: The layer, for the message.
-        group: The group that the layer promises.
+        module: The layer, named in the error.
+        group: The group under which the layer is to be equivariant.
         x: The input, ``(..., height, width)``.
-        span: The side of the window, counted with its dilation, in pixels.
+        span: The side of the window including its dilation, in pixels.
         stride: The step of the window, in pixels.
         padding: The zeros added to each side, in pixels.
-        exact: Whether the group must be kept; False only asks that the window fits.
+        exact: Whether to check the condition; with False, only that the window fits into the image.
 
     Raises:
-        ValueError: If the window is larger than the input or the sampled places change with the turn.
+        ValueError: If the window is larger than the padded input, or the condition does not hold.
     """
     height, width = x.shape[-2:]
     room = min(height, width) + 2 * padding - span
     if room < 0:
         raise ValueError(
             f"{module} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels of "
-            f"padding a side; give a picture that is at least {-room} pixels larger here, or a larger padding"
+            f"padding a side; give an image that is at least {-room} pixels larger here, or a larger padding"
         )
     if stride == 1 or not exact:
         return
@@ -45,6 +45,6 @@ def check_size(
         if rest:
             raise ValueError(
                 f"{module} would break {group.name}: at {axis} {side} its last window ends {rest} pixels before the "
-                f"edge, so a transformed picture is sampled at other places. It is exact at {axis} {side - rest} or "
+                f"edge, so a transformed image is sampled at other places. It is exact at {axis} {side - rest} or "
                 f"{side - rest + stride} here; or use stride 1 and then a pool whose size divides the side"
             )

@@ -1,4 +1,4 @@
-"""How a field lies in memory: its channels first, or last as in torch's channels_last."""
+"""Memory layout of fields: contiguous, or channels last."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ __all__ = ["from_planes", "group_last", "is_channels_last", "laid_out_as", "to_p
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether the channels of a picture or field are its fastest axis in memory, with the group axis the next one.
+    """Whether the channels of an image or field are its fastest axis in memory, followed by the group axis.
 
-    A field ``(B, C, |H|, height, width)`` then lies as ``(B, height, width, |H|, C)``: its planes with the group axis
-    slow are in `torch.channels_last`, and so is the field with its group axis behind the width. Where torch compiles
-    or exports, the answer is no: strides are then guesses, and the compiler chooses layouts of its own.
+    A field ``(B, C, |H|, height, width)`` in this layout is stored as ``(B, height, width, |H|, C)``, so its planes
+    ``(B, |H|·C, height, width)`` are in `torch.channels_last`. False while torch compiles or exports: strides are then
+    only guesses, and the compiler chooses layouts itself.
     """
     if x.ndim not in (4, 5) or torch.compiler.is_compiling():
         return False
@@ -29,9 +29,9 @@ def group_last(x: Tensor) -> Tensor:
 
 
 def to_planes(x: Tensor) -> Tensor:
-    """The planes of a field, ``(B, C·|H|, height, width)``, with channels last as ``(B, |H|·C, height, width)``.
+    """The planes of a field, ``(B, C·|H|, height, width)``; with channels last, ``(B, |H|·C, height, width)``.
 
-    They are a view of a field in either layout; pictures are planes already.
+    They are a view in both layouts. Images are returned as they are.
     """
     if x.ndim != 5:
         return x
@@ -39,19 +39,19 @@ def to_planes(x: Tensor) -> Tensor:
 
 
 def from_planes(y: Tensor, channels: int, order: int, channels_last: bool) -> Tensor:
-    """The field ``(B, C, |H|, height, width)`` that planes of `to_planes` are a view of."""
+    """The field ``(B, C, |H|, height, width)`` of planes in the order of `to_planes`."""
     if channels_last:
         return with_channels_last(y).unflatten(1, (order, channels)).transpose(1, 2)
     return y.unflatten(1, (channels, order))
 
 
 def laid_out_as(x: Tensor, y: Tensor) -> Tensor:
-    """A field y, copied to channels last if a field x has them so and y has not."""
+    """The field y, copied to channels last if x is in that layout and y is not."""
     if not is_channels_last(x) or is_channels_last(y):
         return y
     return from_planes(y.transpose(1, 2).flatten(1, 2), y.shape[1], y.shape[2], channels_last=True)
 
 
 def with_channels_last(planes: Tensor) -> Tensor:
-    """Planes in `torch.channels_last`, which a convolution of a batch of one does not always give."""
+    """Planes in `torch.channels_last`; a convolution of a batch of one does not always return that layout."""
     return planes if is_channels_last(planes) else planes.to(memory_format=torch.channels_last)

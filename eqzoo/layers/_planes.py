@@ -1,4 +1,4 @@
-"""A layer of fields inside a network of planes."""
+"""Adapter from planes to fields, for fused networks."""
 
 import copy
 
@@ -11,9 +11,9 @@ class Planes(nn.Module):
     """Applies a layer of regular fields to planes, for fused networks.
 
     Args:
-        layer: The layer, from ``(B, C, |H|, height, width)`` or, without an order, from pictures. It is copied: timm
-            goes on fusing the children of the layer that it has replaced.
-        order: The number of elements, ``|H|``; None for a layer that takes pictures.
+        layer: The layer, which takes fields ``(B, C, |H|, height, width)`` or, if ``order`` is None, images. It is
+            copied, because timm continues to fuse the children of the layer that this one replaces.
+        order: The order of the group, ``|H|``; None for a layer that takes images.
 
     Shape:
         ``(B, C·|H|, height, width)`` to ``(B, C'·|H|, height', width')``.
@@ -29,7 +29,7 @@ class Planes(nn.Module):
         return y.flatten(1, 2)
 
     def fuse(self) -> "Planes":
-        """The same again, so that a fused network may be fused once more."""
+        """A copy, so that fusing a fused network changes nothing."""
         return Planes(self.layer, self.order)
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Affine self convolutions: local self-attention with filters, and the variants that it is compared with."""
+"""Affine self convolution, its simple variant, and stand-alone self-attention."""
 
 from typing import ClassVar, Literal, cast
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group, orbit
-from ..ops.affine_attention import AffineBank, AffineBanks, affine_attention
+from ..ops import AffineBank, AffineBanks, affine_attention
+from ._kept import KeepsBanks, kept
 from ._layout import laid_out_as
 from .conv import GroupConv2d
 
@@ -17,13 +18,13 @@ ScoreScale = Literal["total", "head"]
 _IDENTITY = AffineBank(None, None)
 
 
-class AffineMap(nn.Module):
-    """The parameters ψ and β of one affine map, and their copies under all elements.
+class AffineMap(KeepsBanks):
+    """The parameters ψ and β of one affine map, and their orbits.
 
     Args:
         group: The point group H.
         channels: The number of regular fields, C.
-        kernel_size: The side k of the neighbourhood, in pixels.
+        kernel_size: The side k of the neighborhood, in pixels.
     """
 
     psi_index: Tensor
@@ -43,8 +44,9 @@ class AffineMap(nn.Module):
         nn.init.normal_(self.psi)
         nn.init.normal_(self.beta)
 
+    @kept
     def bank(self) -> AffineBank:
-        """``(P·ψ)(R, d)`` and ``(P·β)(d)`` for all elements P."""
+        """``(P·ψ)(R, d)`` and ``(P·β)(d)`` for all elements P: ``(C, |H|, |H|, k²)`` and ``(C, |H|, k²)``."""
         order = self.group.order
         psi = self.psi.flatten(1).index_select(1, self.psi_index)
         beta = self.beta.flatten(1).index_select(1, self.beta_index)
@@ -55,7 +57,7 @@ class AffineMap(nn.Module):
 
 
 class _SelfConv2d(nn.Module):
-    """What all variants share: heads, score scale, output projection and fusing."""
+    """Base class of the variants: heads, score scale, output projection and fusing."""
 
     head_multiple: ClassVar[int] = 1
 
@@ -64,12 +66,12 @@ class _SelfConv2d(nn.Module):
     ) -> None:
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, for the neighbourhood to have a centre, got {kernel_size}")
+            raise ValueError(f"kernel_size must be odd, so that the neighborhood has a center, got {kernel_size}")
         if num_heads < 1 or channels % (num_heads * self.head_multiple):
             parts = "a whole" if self.head_multiple == 1 else "an even"
             raise ValueError(
                 f"each head needs {parts} number of channels, got {channels} channels for {num_heads} heads; "
-                f"take a number of channels that {num_heads * self.head_multiple} divides, or other heads"
+                f"take a number of channels that {num_heads * self.head_multiple} divides, or another num_heads"
             )
         if scale not in ("total", "head"):
             raise ValueError(f"scale is 'total' or 'head', got {scale!r}")
@@ -82,15 +84,15 @@ class _SelfConv2d(nn.Module):
 
     @property
     def score_factor(self) -> float:
-        """What scores are multiplied by: one over all channels, or over those of one head."""
+        """The factor of the scores: 1 over the number of channels, or over that of one head."""
         return 1 / self.channels if self.scale == "total" else self.num_heads / self.channels
 
     def embeddings(self) -> tuple[GroupConv2d, GroupConv2d, GroupConv2d | None]:
-        """The 1 x 1 convolutions of queries, keys and values; no values where the mapped keys are the values."""
+        """The 1 x 1 convolutions of queries, keys and values; the last is None if the mapped keys are the values."""
         raise NotImplementedError
 
     def banks(self) -> AffineBanks:
-        """The affine maps behind the embeddings."""
+        """The affine maps applied to the embeddings."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ class _SelfConv2d(nn.Module):
         return out
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``, with all filter banks computed beforehand."""
+        """The equivalent layer on planes ``(B, C·|H|, height, width)``, with all filter banks stored."""
         return _PlaneSelfConv2d(self)
 
     def extra_repr(self) -> str:
@@ -119,35 +121,35 @@ class _SelfConv2d(nn.Module):
 
 
 class AffineSelfConv2d(_SelfConv2d):
-    """Self-attention of every place to its neighbours, through affine maps: a convolution with data-dependent filters.
+    """Affine self convolution: local self-attention whose queries, keys and values pass through affine maps.
 
-    With Q, K, V 1 x 1 group convolutions of f, P the output element, ``P·`` its action on filters and d the offset of a
-    neighbour::
+    Q, K and V are 1 x 1 group convolutions of f, P is the output element, ``P·`` its action on filters, and d the
+    offset of a neighbor::
 
         q(P, x)    = Σ_R Q(R, x) ψ_Q(P⁻¹R) + β_Q
         k(P, x, d) = Σ_R K(R, x + d) (P·ψ_K)(R, d) + (P·β_K)(d)        and v likewise, with V
         α(P, x, d) = softmax_d(scale · Σ_{c in head} q_c(P, x) k_c(P, x, d))
         out(P, x)  = W_O Σ_d α(P, x, d) v(P, x, d)
 
-    ψ is a function on the whole group and β one on the plane, added once. Embeddings are padded with zeros, and
-    neighbours outside the picture take part: their key is β_K. With ψ_Q, β_Q and β_V zero and W_O the identity, the
-    layer is the depthwise group convolution of V with ``ψ_V / k²``.
+    ψ is a function on the group and the offsets, β a function on the offsets alone. Embeddings are padded with zeros,
+    so a neighbor outside the image has the key ``P·β_K`` and takes part in the softmax. If ψ_Q, β_Q and β_V are zero
+    and W_O is the identity, the layer is the depthwise group convolution of V with the filters ``ψ_V / k²``.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        channels: The number of regular fields that come in and go out, C.
-        kernel_size: The side k of the neighbourhood, in pixels, odd.
-        num_heads: The number of heads, which divides C; a head owns contiguous channels.
-        scale: Whether scores are divided by the channels of all heads together (``"total"``: the letter of the paper,
-            one over d_k) or by those of one head (``"head"``).
+        channels: The number of input and output fields, C.
+        kernel_size: The side k of the neighborhood, in pixels, odd.
+        num_heads: The number of heads; it divides C, and each head has C/num_heads consecutive channels.
+        scale: ``"total"``: scores are divided by the number of channels C, as the paper prints it (1/d_k);
+            ``"head"``: by the number of channels of a head.
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; every ψ is ``(C, |H|, k, k)`` and every β ``(C, 1, k, k)``, with
         ``k = 1`` for the queries.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, k is even, the heads do not divide C, the scale is
-            unknown, or the input has another shape.
+        ValueError: If the group does not map the pixel grid onto itself, k is even, num_heads does not divide C, the
+            scale is unknown, or the input has another shape.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), sections 3.1 and 3.2, equations 9 to 13, 20 to 24 and 33
@@ -176,17 +178,17 @@ class AffineSelfConv2d(_SelfConv2d):
 
 
 class SimpleAffineSelfConv2d(_SelfConv2d):
-    """The affine self convolution with one embedding and one affine map for queries, keys and values.
+    """Affine self convolution with one embedding and one affine map for queries, keys and values.
 
-    With E a 1 x 1 group convolution of f, ``t(P, x, d) = Σ_R E(R, x + d) (P·ψ)(R, d) + (P·β)(d)`` are keys and values,
-    and ``t(P, x, 0)`` is the query; the rest is `AffineSelfConv2d`. Half its parameters, and about its accuracy.
+    E is a 1 x 1 group convolution of f. ``t(P, x, d) = Σ_R E(R, x + d) (P·ψ)(R, d) + (P·β)(d)`` are the keys and the
+    values, and ``t(P, x, 0)`` is the query; all else is as in `AffineSelfConv2d`. It has about half its parameters.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        channels: The number of regular fields that come in and go out, C.
-        kernel_size: The side k of the neighbourhood, in pixels, odd.
-        num_heads: The number of heads, which divides C; a head owns contiguous channels.
-        scale: Whether scores are divided by the channels of all heads together (``"total"``) or of one (``"head"``).
+        channels: The number of input and output fields, C.
+        kernel_size: The side k of the neighborhood, in pixels, odd.
+        num_heads: The number of heads; it divides C, and each head has C/num_heads consecutive channels.
+        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; ψ is ``(C, |H|, k, k)`` and β ``(C, 1, k, k)``.
@@ -215,27 +217,28 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
 
     def banks(self) -> AffineBanks:
         bank = self.map.bank()
-        centre = slice(self.kernel_size**2 // 2, self.kernel_size**2 // 2 + 1)
-        at_centre = AffineBank(*(None if part is None else part[..., centre] for part in bank))
-        return AffineBanks(at_centre, bank, None)
+        center = slice(self.kernel_size**2 // 2, self.kernel_size**2 // 2 + 1)
+        at_center = AffineBank(*(None if part is None else part[..., center] for part in bank))
+        return AffineBanks(at_center, bank, None)
 
 
 class StandAloneSelfAttention2d(_SelfConv2d):
-    """Local self-attention with factorised relative positions: no filters, only an embedding added to the keys.
+    """Stand-alone self-attention: local self-attention with a factorized embedding of relative positions in the keys.
 
-    With Q, K, V 1 x 1 group convolutions of f: ``α(P, x, d) = softmax_d(scale · Q(P, x)·(K(P, x + d) + (P·e)(d)))`` for
-    every head, and ``out(P, x) = W_O Σ_d α(P, x, d) V(P, x + d)``. In each head e depends on the row of d alone in the
-    first half of the channels, and on its column alone in the second.
+    Q, K and V are 1 x 1 group convolutions of f. For each head,
+    ``α(P, x, d) = softmax_d(scale · Q(P, x)·(K(P, x + d) + (P·e)(d)))`` and
+    ``out(P, x) = W_O Σ_d α(P, x, d) V(P, x + d)``. In each head e depends only on the row of d in the first half of the
+    channels, and only on its column in the second half.
 
-    The paper has this layer for translations only. It is exact for every group of the pixel grid, for ``P·e`` turns
-    with the output element; under a quarter turn of it, rows become columns.
+    The paper defines the layer for translations. Here the output element P acts on the embedding (a 90° rotation maps
+    rows to columns), which makes it exact for every group of the pixel grid.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        channels: The number of regular fields that come in and go out, C.
-        kernel_size: The side k of the neighbourhood, in pixels, odd.
-        num_heads: The number of heads; each has an even number of channels.
-        scale: Whether scores are divided by the channels of all heads together (``"total"``) or of one (``"head"``).
+        channels: The number of input and output fields, C.
+        kernel_size: The side k of the neighborhood, in pixels, odd.
+        num_heads: The number of heads; each has an even number of consecutive channels.
+        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; e is stored as rows ``(C/2, 1, k, 1)`` and columns
@@ -285,7 +288,7 @@ class StandAloneSelfAttention2d(_SelfConv2d):
 
 
 class _PlaneSelfConv2d(nn.Module):
-    """A self convolution on planes for inference: plain 1 x 1 convolutions, the affine maps as buffers.
+    """A fused self convolution on planes: plain 1 x 1 convolutions, and the affine maps as buffers.
 
     The affine map of the queries is folded into their convolution.
     """
@@ -331,7 +334,7 @@ class _PlaneSelfConv2d(nn.Module):
 
 
 def _fold(conv: nn.Conv2d, bank: AffineBank) -> nn.Conv2d:
-    """Puts the affine map of a single place into the 1 x 1 convolution before it, in place."""
+    """Folds the 1 x 1 affine map of the queries into the convolution before it, in place."""
     if bank.psi is None or bank.beta is None or conv.bias is None:
         return conv
     psi, fields = bank.psi.squeeze(-1), (bank.psi.shape[0], bank.psi.shape[1])

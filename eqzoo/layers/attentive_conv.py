@@ -1,4 +1,4 @@
-"""Attentive group convolutions: group convolutions that weigh their responses, or their input, by learned attention."""
+"""Attentive lifting and group convolutions: attention on the responses or on the input."""
 
 import math
 from typing import Literal, get_args
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit
-from ..ops.attentive_conv import attend_input, attentive_conv
+from ..ops import attend_input, attentive_conv
+from ._kept import KeepsBanks, kept
 from .conv import _OrbitConv2d
 
 __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "InputAttention2d"]
@@ -15,27 +16,28 @@ __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "Input
 Attention = Literal["full", "channel", "spatial", "input", "pose"]
 
 
-class InputAttention2d(nn.Module):
-    """Suppresses parts of a field or a picture by attention computed from it: ``f ↦ (1 − α) f``.
+class InputAttention2d(KeepsBanks):
+    """Attention on the input of a convolution: ``f ↦ (1 − α) f``.
 
-    * ``"input"``: ``α = α^C α^X``. ``α^C = σ(φ(mean_x f) + φ(max_x f))`` weighs channels and poses, with φ two 1 x 1
-      group convolutions and a ReLU between; ``α^X = σ(ψ ⋆ [mean_c, max_c](α^C f))`` weighs places and poses.
-    * ``"pose"``: ``α = σ(ψ ⋆ f)`` with a 1 x 1 group convolution ψ to one field: weighs the poses at every place.
+    * ``"input"``: ``α = α^C α^X``. The channel attention is ``α^C = σ(φ(mean_x f) + φ(max_x f))``, one weight for each
+      channel and pose, where φ is two 1 x 1 group convolutions with a ReLU between them. The spatial attention is
+      ``α^X = σ(ψ ⋆ [mean_c, max_c](α^C f))``, one weight for each position and pose.
+    * ``"pose"``: ``α = σ(ψ ⋆ f)`` with a 1 x 1 group convolution ψ to one field: one weight for each position and pose.
 
-    On a picture φ mixes channels alone, and ``α^X`` takes the largest of the poses of a lifting convolution ψ.
+    On an image, φ mixes channels only, and ψ is a lifting convolution whose maximum over poses is taken.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of fields or channels, C.
-        field: ``"regular"`` or, for a picture, ``"trivial"``.
+        in_channels: The number of fields of a regular field, or of channels of an image, C.
+        field: ``"regular"`` or, for an image, ``"trivial"``.
         attention: ``"input"`` or ``"pose"``.
-        hidden_channels: The number of fields between the two layers of φ; by default half of C, at least 1.
-        attention_size: The side of ψ, in pixels, odd.
-        attention_dilation: The step between the taps of ψ, in pixels.
+        hidden_channels: The number of hidden fields of φ; by default half of C, at least 1.
+        attention_size: The side of the filters ψ, in pixels, odd.
+        attention_dilation: The dilation of ψ, in pixels.
 
     Shape:
-        ``(B, C, |H|, height, width)`` or, for a picture, ``(B, C, height, width)`` to the same. With S = |H|, or 1
-        for a picture, the weights are ``(hidden, C·S, 1, 1)``, ``(C, hidden·S, 1, 1)`` and ``(1, 2·S, n, n)``.
+        ``(B, C, |H|, height, width)`` or, for an image, ``(B, C, height, width)`` to the same. With S = |H|, or 1
+        for an image, the weights are ``(hidden, C·S, 1, 1)``, ``(C, hidden·S, 1, 1)`` and ``(1, 2·S, n, n)``.
 
     Raises:
         ValueError: If a name is unknown, a size is out of range, or the input has another shape.
@@ -43,8 +45,8 @@ class InputAttention2d(nn.Module):
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.4, equation 20
         https://arxiv.org/abs/2002.03830
-        Co-Attentive Equivariant Neural Networks (Romero and Hoogendoorn, 2020): attention over poses, with a softmax
-        where there is a sigmoid here
+        Co-Attentive Equivariant Neural Networks (Romero and Hoogendoorn, 2020): attention over poses, there with a
+        softmax in place of the sigmoid
         https://arxiv.org/abs/1911.07849
 
     Example:
@@ -68,7 +70,7 @@ class InputAttention2d(nn.Module):
     ) -> None:
         super().__init__()
         if attention not in ("input", "pose"):
-            raise ValueError(f"attention on the input is 'input' or 'pose', got {attention!r}")
+            raise ValueError(f"attention of InputAttention2d is 'input' or 'pose', got {attention!r}")
         if field not in ("regular", "trivial"):
             raise ValueError(f"field is 'regular' or 'trivial', got {field!r}")
         channel = attention == "input"
@@ -84,7 +86,7 @@ class InputAttention2d(nn.Module):
         self.reduce = nn.Parameter(torch.empty(hidden, in_channels * poses, 1, 1)) if channel else None
         self.expand = nn.Parameter(torch.empty(in_channels, hidden * poses, 1, 1)) if channel else None
         self.spatial = nn.Parameter(torch.empty(1, maps * poses, side, side))
-        # On a picture the channel attention has one pose, whatever the group.
+        # On an image the channel attention has a single pose, for every group.
         one_pose = torch.zeros(1, 1, dtype=torch.int64)
         pose_index = orbit(group, 1, field) if field == "regular" else one_pose
         self.register_buffer("pose_index", pose_index, persistent=False)
@@ -92,12 +94,13 @@ class InputAttention2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws all weights uniformly from ``±1/√fan_in``, fan_in = planes in x n²."""
+        """Draws all weights uniformly from ``±1/√fan_in``, with ``fan_in`` = input planes · n²."""
         for weight in self.parameters():
             _draw(weight)
 
+    @kept
     def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """The filter banks of φ's two layers and of ψ, as `eqzoo.ops.attend_input` takes them."""
+        """The filter banks of the two layers of φ and of ψ, the arguments of `eqzoo.ops.attend_input`."""
         reduce = None if self.reduce is None else _filter_bank(self.reduce, self.pose_index)
         expand = None if self.expand is None else _filter_bank(self.expand, self.pose_index)
         return reduce, expand, _filter_bank(self.spatial, self.orbit_index)
@@ -112,7 +115,7 @@ class InputAttention2d(nn.Module):
         return y.unflatten(1, lead) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``, with its filters written out."""
+        """The equivalent layer on planes ``(B, C·|H|, height, width)``, with all transformed filters stored."""
         return _FusedInputAttention(self)
 
     def extra_repr(self) -> str:
@@ -123,8 +126,8 @@ class InputAttention2d(nn.Module):
         )
 
 
-class _ResponseAttention(nn.Module):
-    """The weights of the attention on responses, and what they become under all elements."""
+class _ResponseAttention(KeepsBanks):
+    """The parameters of the attention on responses, and their orbits."""
 
     orbit_index: Tensor
     pose_index: Tensor
@@ -153,6 +156,7 @@ class _ResponseAttention(nn.Module):
         for weight in self.parameters():
             _draw(weight)
 
+    @kept
     def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         reduce = None if self.reduce is None else _matrix_bank(self.reduce, self.pose_index)
         expand = None if self.expand is None else _matrix_bank(self.expand, self.pose_index)
@@ -160,7 +164,7 @@ class _ResponseAttention(nn.Module):
 
 
 class _AttentiveConv2d(_OrbitConv2d):
-    """What attentive lifting and group convolution share."""
+    """Base class of attentive lifting and group convolutions."""
 
     def __init__(
         self,
@@ -183,7 +187,9 @@ class _AttentiveConv2d(_OrbitConv2d):
         if attention not in get_args(Attention):
             raise ValueError(f"attention is one of {', '.join(map(repr, get_args(Attention)))}, got {attention!r}")
         if chunk < 1:
-            raise ValueError(f"chunk counts the fields whose responses are made at once, at least 1; got {chunk}")
+            raise ValueError(
+                f"chunk is the number of fields whose responses are in memory at once, at least 1; got {chunk}"
+            )
         self.attention_dilation = attention_dilation
         self.chunk = chunk
         self.attention: InputAttention2d | _ResponseAttention
@@ -213,7 +219,7 @@ class _AttentiveConv2d(_OrbitConv2d):
         return y.unflatten(1, (self.out_channels, self.group.order))
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``, with its filters written out."""
+        """The equivalent layer on planes ``(B, C·|H|, height, width)``, with all transformed filters stored."""
         if isinstance(self.attention, InputAttention2d):
             return nn.Sequential(self.attention.fuse(), super().fuse())
         return _FusedAttentiveConv(self)
@@ -225,27 +231,27 @@ class _AttentiveConv2d(_OrbitConv2d):
 
 
 class AttentiveLiftingConv2d(_AttentiveConv2d):
-    """Correlates a picture with every transformed copy of its filters, and weighs what it sums by attention.
+    """Lifting convolution with attention on the responses of its filters to each channel, or on its input.
 
-    ``out(h) = Σ_c (1 − α(h, c)) f̃(h, c) + b`` with ``f̃(h, c) = f(c) ⋆ (h·ψ)(c)``: the attention of
-    `AttentiveGroupConv2d` without the poses of the input, of which a picture has none.
+    ``out(h) = Σ_c (1 − α(h, c)) f̃(h, c) + b`` with the responses ``f̃(h, c) = f(c) ⋆ (h·ψ)(c)``. The attention is that
+    of `AttentiveGroupConv2d`, without the axis of input poses, which an image does not have.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of channels of the picture, C.
-        out_channels: The number of regular fields, C'.
+        in_channels: The number of image channels, C.
+        out_channels: The number of output fields, C'.
         kernel_size: The side of the square filter, in pixels, odd or even.
         stride: The step between outputs, in pixels.
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one a field.
-        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        bias: Whether to add a bias, one per field.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
         attention: ``"full"``, ``"channel"``, ``"spatial"``, ``"input"`` or ``"pose"``.
-        hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
+        hidden_channels: The hidden width of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, in pixels, odd.
-        attention_dilation: The step between the taps of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are made at once in eager torch and, where they are
-            many, in exported networks.
+        attention_dilation: The dilation of the filters of the spatial attention, in pixels.
+        chunk: The number of output fields whose responses are in memory at once in eager torch and in large exported
+            networks.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
@@ -267,50 +273,48 @@ class AttentiveLiftingConv2d(_AttentiveConv2d):
 
 
 class AttentiveGroupConv2d(_AttentiveConv2d):
-    """Correlates a regular field with every transformed copy of its filters, and weighs what it sums by attention.
+    """Group convolution with attention on the responses of its filters to each channel and pose, or on its input.
 
     ``out(h) = Σ_c Σ_h' (1 − α(h, h', c)) f̃(h, h', c) + b`` with the responses
     ``f̃(h, h', c) = f(c, h') ⋆ (h·ψ)(c, h')``. With ``attention``
 
     * ``"full"``: ``α = α^C α^X``. The channel attention
       ``α^C(h, h', c) = σ(φ(mean_x f̃) + φ(max_x f̃))`` is a perceptron ``φ = W₂(h⁻¹h') ReLU(W₁(h⁻¹h') ·)`` over c for
-      every h and h'; the spatial one is ``α^X(x, h, h') = σ(Σ (h·ψ^X)(h') ⋆ [mean_c, max_c](α^C f̃))``. Every output
-      field has weights of its own.
+      every h and h'; the spatial one is ``α^X(x, h, h') = σ(Σ (h·ψ^X)(h') ⋆ [mean_c, max_c](α^C f̃))``. Each output
+      field has its own attention weights.
     * ``"channel"``: ``α = α^C``. ``"spatial"``: ``α = α^X``, computed from f̃.
-    * ``"input"`` and ``"pose"``: α depends on the input alone, see `InputAttention2d`; then an ordinary convolution.
+    * ``"input"`` and ``"pose"``: `InputAttention2d`, followed by an ordinary group convolution.
 
-    The sigmoids suppress, so that the untouched response is the direct branch. Turning the input turns the output and
-    permutes its group axis, with every attention.
+    α suppresses: where it is 0, the layer is the group convolution. The layer is equivariant with each attention.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of regular fields that come in, C.
-        out_channels: The number of regular fields that go out, C'.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
         kernel_size: The side of the square filter, in pixels, odd or even.
         stride: The step between outputs, in pixels.
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one a field.
-        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        bias: Whether to add a bias, one per field.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
         attention: ``"full"``, ``"channel"``, ``"spatial"``, ``"input"`` or ``"pose"``.
-        hidden_channels: The width of the perceptron of the channel attention; by default half of C, at least 1.
+        hidden_channels: The hidden width of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, n, in pixels, odd.
-        attention_dilation: The step between the taps of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are made at once in eager torch and, where they are
-            many, in exported networks.
-            The responses of a field take C·|H| times the memory of the field; the kernels store none.
+        attention_dilation: The dilation of the filters of the spatial attention, in pixels.
+        chunk: The number of output fields whose responses are in memory at once in eager torch and in large exported
+            networks. The responses of one field take C·|H| times the memory of the field; the kernels store none.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``. The weight is ``(C', C·|H|, k, k)``; on
         responses W₁ is ``(C', hidden, C, |H|)``, W₂ ``(C', C, hidden, |H|)`` and ψ^X ``(C', 2·|H|, n, n)``.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, an argument is out of range, the input has another
-            shape, or the stride would sample another grid after a turn.
+        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, the input has
+            another shape, or the stride would sample other pixels of a rotated input.
 
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.2, equations 16 to 19, and
-        section 3.3, the branch that suppresses
+        section 3.3
         https://arxiv.org/abs/2002.03830
 
     Example:
@@ -324,7 +328,7 @@ class AttentiveGroupConv2d(_AttentiveConv2d):
 
 
 class _FusedInputAttention(nn.Module):
-    """`InputAttention2d` on planes, for fused networks."""
+    """Fused `InputAttention2d`, on planes."""
 
     reduce: Tensor | None
     expand: Tensor | None
@@ -342,7 +346,7 @@ class _FusedInputAttention(nn.Module):
 
 
 class _FusedAttentiveConv(nn.Module):
-    """Attention on responses, on planes, for fused networks."""
+    """Fused convolution with attention on responses, on planes."""
 
     filters: Tensor
     reduce: Tensor | None
@@ -364,7 +368,7 @@ class _FusedAttentiveConv(nn.Module):
 
 
 def _filter_bank(weight: Tensor, index: Tensor) -> Tensor:
-    """All transformed copies of filters: ``(C', C·S, k, k)`` and ``(|H|, S·k·k)`` to ``(C'·|H|, C·S, k, k)``."""
+    """The orbits of filters: ``(C', C·S, k, k)`` and an index ``(|H|, S·k·k)`` to ``(C'·|H|, C·S, k, k)``."""
     out, planes, *sides = weight.shape
     order, length = index.shape
     bank = weight.reshape(out, -1, length).index_select(2, index.flatten()).unflatten(2, (order, length))
@@ -372,7 +376,7 @@ def _filter_bank(weight: Tensor, index: Tensor) -> Tensor:
 
 
 def _matrix_bank(weight: Tensor, index: Tensor) -> Tensor:
-    """All transformed copies of matrices over poses: ``(C', M, N, S)`` and ``(|H|, S)`` to ``(C'·|H|, S, M, N)``."""
+    """The orbits of matrices over poses: ``(C', M, N, S)`` and an index ``(|H|, S)`` to ``(C'·|H|, S, M, N)``."""
     order, poses = index.shape
     bank = weight.index_select(3, index.flatten()).unflatten(3, (order, poses))
     return bank.permute(0, 3, 4, 1, 2).flatten(0, 1)
@@ -386,13 +390,15 @@ def _draw(weight: Tensor) -> None:
 def _hidden(hidden_channels: int | None, in_channels: int) -> int:
     hidden = max(1, in_channels // 2) if hidden_channels is None else hidden_channels
     if hidden < 1:
-        raise ValueError(f"hidden_channels, the width of the channel attention, is at least 1; got {hidden_channels}")
+        raise ValueError(
+            f"hidden_channels, the hidden width of the channel attention, is at least 1; got {hidden_channels}"
+        )
     return hidden
 
 
 def _odd(attention_size: int) -> int:
     if attention_size < 1 or attention_size % 2 == 0:
         raise ValueError(
-            f"attention_size is odd, so that attention keeps the side of the map and its centre; got {attention_size}"
+            f"attention_size is odd, so that the attention map has the size of the field; got {attention_size}"
         )
     return attention_size

@@ -1,4 +1,4 @@
-"""Lifting and group convolutions: plain convolutions with the whole orbit of every filter."""
+"""Lifting and group convolutions, computed as plain convolutions with the orbits of the filters."""
 
 import math
 from typing import ClassVar
@@ -8,14 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit
+from ..ops import expand_filters, group_conv2d
+from ..ops.group_convolution import through_irreps
 from ._exact import check_size
+from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GroupConv2d", "LiftingConv2d"]
 
 
-class _OrbitConv2d(nn.Module):
-    """What lifting and group convolution share: parameters, the filter bank by one gather, and fusing."""
+class _OrbitConv2d(KeepsBanks):
+    """Base class of lifting and group convolutions: parameters, filter bank and fusing."""
 
     in_field: ClassVar[Field]
     orbit_index: Tensor
@@ -49,41 +52,52 @@ class _OrbitConv2d(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = planes in x k², as torch does."""
+        """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = input planes · k², as torch does."""
         bound = 1 / math.sqrt(self.in_planes * self.kernel_size**2)
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
+    @kept
     def filters(self) -> Tensor:
         """The filter bank ``(C'·|H|, planes in, k, k)``: for each filter, its copies under all elements."""
+        return self._orbit()
+
+    def _orbit(self) -> Tensor:
         order, k = self.group.order, self.kernel_size
         if order == 1:
             return self.weight
-        weight = self.weight.reshape(self.out_channels, 1, self.in_channels, -1).expand(-1, order, -1, -1)
-        index = self.orbit_index.expand(self.out_channels, -1, self.in_channels, -1)
-        return weight.gather(3, index).reshape(self.out_channels * order, self.in_planes, k, k)
+        weight = self.weight.reshape(self.out_channels, self.in_channels, -1)
+        copies = expand_filters(weight, self.orbit_index, order)
+        return copies.reshape(self.out_channels * order, self.in_planes, k, k)
 
+    @kept
     def expanded_bias(self) -> Tensor | None:
-        """The bias of the filter bank, ``(C'·|H|,)``: one value a field, so that turning cannot change it."""
+        """The bias of the filter bank, ``(C'·|H|,)``: one value per field, the same for all elements."""
         return None if self.bias is None else self.bias.repeat_interleave(self.group.order)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        return self._expanded(x)
+
+    def _expanded(self, x: Tensor) -> Tensor:
         last = is_channels_last(x)
         filters, bias = self._filters_channels_last() if last else (self.filters(), self.expanded_bias())
         y = F.conv2d(to_planes(x), filters, bias, self.stride, self.padding, self.dilation)
         return from_planes(y, self.out_channels, self.group.order, last)
 
+    @kept
     def _filters_channels_last(self) -> tuple[Tensor, Tensor | None]:
         """The filter bank and bias of planes ``(|H|·C, height, width)``, whose group axis is slow."""
         order, k = self.group.order, self.kernel_size
-        filters = self.filters().reshape(self.out_channels, order, self.in_channels, -1, k, k)
+        filters = self._orbit().reshape(self.out_channels, order, self.in_channels, -1, k, k)
         filters = filters.permute(1, 0, 3, 2, 4, 5).reshape(-1, self.in_planes, k, k)
+        if not self.training:  # a convolution would copy them at every call
+            filters = filters.contiguous(memory_format=torch.channels_last)
         return filters, None if self.bias is None else self.bias.repeat(order)
 
     def fuse(self) -> nn.Module:
-        """The same map as a plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
         conv = nn.Conv2d(
             self.in_planes,
             self.out_channels * self.group.order,
@@ -120,8 +134,8 @@ class _OrbitConv2d(nn.Module):
 class LiftingConv2d(_OrbitConv2d):
     """Correlates an image with every transformed copy of its filters.
 
-    ``out(h) = f ⋆ (h·ψ) + b``. The output is a regular field: turning the image turns the maps and permutes the
-    group axis.
+    ``out(h) = f ⋆ (h·ψ) + b``. The output is a regular field: rotating the image rotates the maps and permutes
+    the group axis.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
@@ -131,15 +145,15 @@ class LiftingConv2d(_OrbitConv2d):
         stride: The step between outputs, in pixels.
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one a field.
-        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        bias: Whether to add a bias, one per field.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, the input has another shape, or the stride would sample
-            another grid after a turn: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride
+            samples other pixels of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 10
@@ -159,27 +173,27 @@ class LiftingConv2d(_OrbitConv2d):
 class GroupConv2d(_OrbitConv2d):
     """Correlates a regular field with every transformed copy of its filters.
 
-    ``out(h) = Σ_h' f(h') ⋆ (h·ψ)(h') + b`` with ``(h·ψ)(h') = h·ψ(h⁻¹h')``: a turn of the input turns the maps and
-    permutes the group axis, of the output as of the input.
+    ``out(h) = Σ_h' f(h') ⋆ (h·ψ)(h') + b`` with ``(h·ψ)(h') = h·ψ(h⁻¹h')``. Input and output are regular
+    fields: a rotation rotates their maps and permutes their group axis.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of regular fields that come in, C.
-        out_channels: The number of regular fields that go out, C'.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
         kernel_size: The side of the square filter, in pixels, odd or even.
         stride: The step between outputs, in pixels.
         padding: The zeros added to each side, in pixels.
         dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one a field.
-        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        bias: Whether to add a bias, one per field.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C·|H|, k, k)``, read
         as ``(C', C, |H|, k, k)``.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, the input has another shape, or the stride would sample
-            another grid after a turn: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride
+            samples other pixels of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 11
@@ -194,3 +208,9 @@ class GroupConv2d(_OrbitConv2d):
     """
 
     in_field = "regular"
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
+        if not through_irreps(x, self.weight, self.group):
+            return self._expanded(x)
+        return group_conv2d(x, self.weight, self.bias, self.group, self.stride, self.padding, self.dilation)

@@ -1,7 +1,7 @@
-"""Self-attention on the dilation-translation group: one neighbourhood for each scale.
+"""Self-attention on the dilation-translation group: one neighborhood for each scale.
 
-Dilations change areas, so sums over a scaled neighbourhood need the Haar measure, ``dx dh / h^(d + 1)`` with d = 2. The
-scales here are a finite window of a geometric sequence, ``first·base^s``; the group is broken where the window ends.
+Dilations change areas, so sums over a scaled neighborhood need the Haar measure, ``dx dh / h^(d + 1)`` with d = 2. The
+scales are finitely many of a geometric sequence, ``first·base^s``; equivariance ends at the smallest and largest one.
 """
 
 import math
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Z2
-from ..ops.local_group_attention import local_group_attention
+from ..ops import local_group_attention
 from ._planes import Planes
-from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighbourhood
+from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighborhood
 
-__all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalisation"]
+__all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalization"]
 
-Normalisation = Literal["haar", "paper"]
+Normalization = Literal["haar", "paper"]
 
-_PLANE = 2  # the dimension d of what dilations act on
+_PLANE = 2  # the dimension d of the space that dilations act on
 
 
 class _DilationSelfAttention2d(AttentionHeads2d):
-    """What both layers share: scales, their neighbourhoods, and the encoded positions."""
+    """Base class of both layers: scales, their neighborhoods, and encoded positions."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         num_heads: int,
         head_channels: int | None,
         attn_drop: float,
-        normalisation: Normalisation,
+        normalization: Normalization,
     ) -> None:
-        check_neighbourhood(kernel_size)
-        if normalisation not in ("haar", "paper"):
-            raise ValueError(f"normalisation is 'haar' or 'paper', got {normalisation!r}")
+        check_neighborhood(kernel_size)
+        if normalization not in ("haar", "paper"):
+            raise ValueError(f"normalization is 'haar' or 'paper', got {normalization!r}")
         in_order = None if lifts else num_scales
         super().__init__(in_channels, out_channels, in_order, num_scales, num_heads, head_channels, attn_drop)
         self.scales = _scales(num_scales, base, first, sparse)
         self.kernel_size = kernel_size
         self.sparse = sparse
-        self.normalisation = normalisation
+        self.normalization = normalization
         self.position = PositionEncoder2d(Z2, self.head_channels // self.query_parts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         return self.merge(torch.cat([self._factor(scale) * self._attend(qkv, scale) for scale in self.scales], 3))
 
     def _attend(self, qkv: Tensor, scale: float) -> Tensor:
-        """One output scale: keys are taken from its own neighbourhood, and their positions are scaled back."""
+        """One output scale: keys come from the scaled neighborhood, and their positions are divided by the scale."""
         size, step = self._window(scale)
         return local_group_attention(
             qkv,
@@ -70,14 +70,14 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         )
 
     def _window(self, scale: float) -> tuple[int, int]:
-        """The side of the neighbourhood ``h·N``, in taps, and the step between taps, in pixels."""
+        """The side of the neighborhood ``h·N``, in taps, and the step between taps, in pixels."""
         if self.sparse:
             return self.kernel_size, round(scale)
         return 2 * math.ceil(scale * self.kernel_size / 2) - 1, 1
 
     def _factor(self, scale: float) -> float:
         dimension = _PLANE + (self.in_order is not None)
-        return scale**-dimension if self.normalisation == "paper" else 1.0
+        return scale**-dimension if self.normalization == "paper" else 1.0
 
     def _poses(self) -> Tensor | None:
         return None
@@ -86,7 +86,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         return None
 
     def fuse(self) -> nn.Module:
-        """The same map to planes, ``(B, C'·scales, height, width)``; from planes, unless the input is an image."""
+        """The equivalent layer with output planes ``(B, C'·scales, height, width)`` and input planes or images."""
         if self.in_order is None:
             return Planes(self, None)
         return Planes(self, self.out_order)
@@ -94,41 +94,40 @@ class _DilationSelfAttention2d(AttentionHeads2d):
     def extra_repr(self) -> str:
         return (
             f"scales={self.scales}, kernel_size={self.kernel_size}, sparse={self.sparse}, {super().extra_repr()}, "
-            f"normalisation={self.normalisation!r}"
+            f"normalization={self.normalization!r}"
         )
 
 
 class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
-    """Lets the pixels of an image attend to neighbourhoods of several scales.
+    """Lifting self-attention: the pixels of an image attend to neighborhoods of several scales.
 
     For each head, ``out(h, i) = Σ_(j in hN(i)) softmax_j[(⟨q_i, k_j⟩ + ⟨q_i, ρ(h⁻¹ (x_j − x_i))⟩)/√C] val_j``, and a
-    linear map of the heads makes the output. The Haar factor ``h⁻²`` belongs to all sums over ``hN``, that of the
-    softmax included, and so cancels.
+    linear map combines the heads. The Haar factor ``h⁻²`` multiplies all sums over ``hN``, including that of the
+    softmax, and therefore cancels.
 
-    With sparse neighbourhoods, which take every h-th pixel, shrinking the picture is exact: for ``g(x) = f(base·x)``,
-    ``out_g(h, x) = out_f(base·h, base·x)``. Dense ones keep the law approximately.
+    With sparse neighborhoods, which take every h-th pixel, the layer is exactly equivariant to shrinking the image: for
+    ``g(x) = f(base·x)``, ``out_g(h, x) = out_f(base·h, base·x)``. With dense ones this holds approximately.
 
     Args:
         in_channels: The number of image channels, C.
         out_channels: The number of fields, C'.
         num_scales: The number of scales.
-        base: The ratio of neighbouring scales, above 1.
+        base: The ratio of neighboring scales, above 1.
         first: The smallest scale, 1 or more.
-        kernel_size: The side of the neighbourhood N, in pixels, odd.
-        sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
-            all pixels closer than h·k/2 along both axes.
+        kernel_size: The side of the neighborhood N, in pixels, odd.
+        sparse: Whether hN is every h-th pixel; all scales then have the same cost, and have to be integers. False: hN
+            is all pixels closer than h·k/2 along both axes.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
-        attn_drop: The probability of dropping a neighbour.
-        normalisation: ``"haar"``, or ``"paper"``: the factor ``h⁻²`` on the sum alone, outside of the softmax, as the
-            equation is printed. Since the softmax has cancelled it once, outputs are then ``h⁻²`` times smaller at
-            scale h, and dilations multiply them by it.
+        attn_drop: The dropout probability of the attention weights.
+        normalization: ``"haar"``, as above; or ``"paper"``: the factor ``h⁻²`` only on the sum outside of the softmax,
+            as the equation is printed, so that the output at scale h is multiplied by ``h⁻²``.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', scales, height, width)``.
 
     Raises:
-        ValueError: If the neighbourhood is even, the scales are not increasing, smaller than 1, or sparse and no
+        ValueError: If kernel_size is even, the scales do not increase, are smaller than 1, or are sparse and not
             integers, a head has fewer than 2 channels, or the input has another shape.
 
     References:
@@ -152,7 +151,7 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
         num_heads: int = 9,
         head_channels: int | None = None,
         attn_drop: float = 0.0,
-        normalisation: Normalisation = "haar",
+        normalization: Normalization = "haar",
     ) -> None:
         super().__init__(
             in_channels,
@@ -166,52 +165,52 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
             num_heads,
             head_channels,
             attn_drop,
-            normalisation,
+            normalization,
         )
         self.reset_parameters()
 
 
 class DilationSelfAttention2d(_DilationSelfAttention2d):
-    """Lets the scales and places of a field attend to each other, once for every output scale.
+    """Self-attention over the scales and positions of a field, once for each output scale.
 
     For each head::
 
         out(h, i) = Σ_g Σ_(m, j in hN(i)) softmax_(m, j)[s(h, g, i, m, j) + log μ(m)] val(m, j)
         s = (⟨q(g, i), k(m, j)⟩ + ⟨q(g, i), ρ(h⁻¹ (x_j − x_i))⟩ + ⟨q(g, i), E(m/g)⟩)/√C
 
-    with the softmax over all scales m and neighbours j. Every sum over the group is taken with its Haar measure: the
-    weight of scale m is ``μ(m) = m⁻³ Δm``, and ``Δm`` grows as m in a geometric sequence, so ``μ(m) = m⁻²``. A common
-    factor of all scales cancels.
+    with the softmax over all scales m and neighbors j. Every sum over the group is taken with its Haar measure: the
+    weight of scale m is ``μ(m) = m⁻³ Δm``, and ``Δm`` is proportional to m in a geometric sequence, so
+    ``μ(m) = m⁻²`` up to a constant, which cancels.
 
-    With sparse neighbourhoods, shrinking the picture is exact: for ``G(m, x) = F(base·m, base·x)`` a layer whose first
-    scale is h gives of G what one whose first scale is base·h gives of F. Dense ones keep the law approximately.
+    With sparse neighborhoods the layer is exactly equivariant to shrinking the image: for
+    ``G(m, x) = F(base·m, base·x)``, the layer with first scale h maps G to the subsampled output that the layer with
+    first scale base·h has for F. With dense ones this holds approximately.
 
     Args:
-        in_channels: The number of fields that come in, C.
-        out_channels: The number of fields that go out, C'.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
         num_scales: The number of scales.
-        base: The ratio of neighbouring scales, above 1.
+        base: The ratio of neighboring scales, above 1.
         first: The smallest scale, 1 or more.
-        kernel_size: The side of the neighbourhood N, in pixels, odd.
-        sparse: Whether hN is every h-th pixel, so that all scales cost the same; scales are integers then. False takes
-            all pixels closer than h·k/2 along both axes.
+        kernel_size: The side of the neighborhood N, in pixels, odd.
+        sparse: Whether hN is every h-th pixel; all scales then have the same cost, and have to be integers. False: hN
+            is all pixels closer than h·k/2 along both axes.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
-        attn_drop: The probability of dropping a scale of a neighbour.
-        normalisation: ``"haar"``, or ``"paper"``: the factor ``h⁻³`` of the output scale h on the sum, outside of the
-            softmax, as the equation is printed, and equal weights of the keys. Dilations then multiply the output by
-            it.
+        attn_drop: The dropout probability of the attention weights, each of one scale of one neighbor.
+        normalization: ``"haar"``, as above; or ``"paper"``: ``μ = 1`` and a factor ``h⁻³`` outside of the softmax, as
+            the equation is printed, so that the output at scale h is multiplied by ``h⁻³``.
 
     Shape:
         ``(B, C, scales, height, width)`` to ``(B, C', scales, height, width)``.
 
     Raises:
-        ValueError: If the neighbourhood is even, the scales are not increasing, smaller than 1, or sparse and no
+        ValueError: If kernel_size is even, the scales do not increase, are smaller than 1, or are sparse and not
             integers, a head has fewer than 3 channels, or the input has another shape.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix E, equation 21.
-        Its relative scale ``h⁻¹ g⁻¹ m`` is not invariant, and is replaced by ``g⁻¹ m``, which is.
+        The relative scale ``h⁻¹ g⁻¹ m`` of the paper is not invariant; the layer uses ``g⁻¹ m``, which is.
         https://arxiv.org/abs/2010.00977
 
     Example:
@@ -234,7 +233,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         num_heads: int = 9,
         head_channels: int | None = None,
         attn_drop: float = 0.0,
-        normalisation: Normalisation = "haar",
+        normalization: Normalization = "haar",
     ) -> None:
         super().__init__(
             in_channels,
@@ -248,7 +247,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
             num_heads,
             head_channels,
             attn_drop,
-            normalisation,
+            normalization,
         )
         self.base = base
         self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
@@ -258,7 +257,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
-        """Draws weights from ``N(0, scale²/fan_in)`` and the codes of the scales from N(0, 1); biases become 0."""
+        """Draws weights from ``N(0, scale²/fan_in)`` and the embeddings of scales from N(0, 1); biases are 0."""
         super().reset_parameters(scale)
         self.pose.reset_parameters()
 
@@ -267,7 +266,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         return codes.movedim(-1, 0)
 
     def _log_measure(self, like: Tensor) -> Tensor | None:
-        if self.normalisation == "paper":
+        if self.normalization == "paper":
             return None
         return -_PLANE * math.log(self.base) * self.exponents.to(like.dtype)
 
@@ -275,10 +274,12 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
 def _scales(num_scales: int, base: float, first: float, sparse: bool) -> tuple[float, ...]:
     if num_scales < 1 or base <= 1 or first < 1:
         raise ValueError(
-            f"scales are first·base^s with first >= 1, base > 1 and one scale at least; got first={first}, "
+            f"scales are first·base^s with first >= 1, base > 1 and num_scales >= 1; got first={first}, "
             f"base={base}, num_scales={num_scales}"
         )
     scales = tuple(first * base**s for s in range(num_scales))
     if sparse and any(scale != round(scale) for scale in scales):
-        raise ValueError(f"sparse neighbourhoods take every h-th pixel, so scales are integers; got {scales}")
+        raise ValueError(
+            f"sparse neighborhoods take every h-th pixel, so scales are integers; got {scales}; or pass sparse=False"
+        )
     return scales

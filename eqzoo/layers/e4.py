@@ -1,4 +1,4 @@
-"""The efficient equivariant layer: a filter generated at every pixel and element, applied depthwise."""
+"""The efficient equivariant (E⁴) layer: depthwise filters generated at each pixel."""
 
 from typing import Literal
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops import generated_depthwise
+from ._kept import KeepsBanks, kept
 from .conv import GroupConv2d
 
 __all__ = ["E4Layer2d", "KernelNormAffine"]
@@ -16,7 +17,7 @@ KernelNormAffine = Literal["tied", "per_element"]
 
 
 class _E4(nn.Module):
-    """What the layer and its fused form share: the way from the input to the filters."""
+    """Base class of the layer and its fused form: from input to output, given the modules."""
 
     hidden: nn.Module
     norm: nn.Module
@@ -29,11 +30,11 @@ class _E4(nn.Module):
         self.slices = slices
 
     def bank(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the last map of the generator, ``(|H|·s·k·k, J, 1, 1)`` and ``(|H|·s·k·k,)``."""
+        """Weight and bias of the generator's last map: ``(|H|·s·k·k, C/r, 1, 1)`` and ``(|H|·s·k·k,)``."""
         raise NotImplementedError
 
     def aggregate(self, x: Tensor) -> Tensor:
-        """The field ``(B, C', |H|, height, width)`` for an input of fields or planes."""
+        """The output field ``(B, C', |H|, height, width)`` for an input of fields or planes."""
         hidden = self._field(F.relu(self.norm(self.hidden(x)), inplace=True))
         weight, bias = self.bank()
         lead = (self.order, self.slices, -1)
@@ -45,33 +46,33 @@ class _E4(nn.Module):
 
 
 class E4Layer2d(_E4):
-    """Generates a filter at every pixel and group element, and sums an encoded field with it.
+    """Efficient equivariant layer: a filter is generated at each pixel and group element and applied depthwise.
 
-    ``out(c, h, x) = Σ_d (h·K)(slice(c), h, d, x) V(c, h, x + d)`` over k x k offsets d, zeros outside, with the encoder
-    ``V = W_V f`` and the generator ``K = W₂ ReLU(norm(W₁ f)) + b``. W₁ and W_V are 1 x 1 group convolutions: they see
-    all elements at a pixel, and are the only place where elements meet. W₂ and b are the same for all elements; what
-    they generate for element h is turned and mirrored by h. The norm has, for each hidden field of each picture, one
-    mean and one variance over group, height and width. No softmax, and no projection behind it.
+    ``out(c, h, x) = Σ_d (h·K)(slice(c), h, d, x) V(c, h, x + d)`` over k x k offsets d, with zero padding, the encoder
+    ``V = W_V f`` and the generator ``K = W₂ ReLU(norm(W₁ f)) + b``. W₁ and W_V are 1 x 1 group convolutions, the only
+    maps that mix group elements. W₂ and b are shared by all elements; the filter generated for element h is
+    transformed by h. The norm has, for each hidden field of each image, one mean and one variance over group, height
+    and width.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of regular fields that come in, C.
-        out_channels: The number of regular fields that go out, C'.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
         kernel_size: The side k of the square filters, in pixels, odd.
-        slices: The number of filters a pixel, s; blocks of ``C'/s`` neighbouring channels share one.
-        reduction: How many times fewer hidden fields there are than fields that come in, r.
-        concat_kernel: Whether W₁ sees all elements at a pixel; else it maps each one on its own, all alike.
+        slices: The number of filters per pixel, s; blocks of ``C'/s`` consecutive channels share one.
+        reduction: The ratio of input fields to hidden fields, r.
+        concat_kernel: Whether W₁ mixes group elements; if not, the same 1 x 1 convolution is applied to each element.
         concat_value: The same for W_V.
-        kernel_norm_affine: ``"tied"``: one scale and shift a hidden field, which is exact. ``"per_element"``: one for
-            each element, as the authors' code has it, which no longer keeps the group once it is trained.
+        kernel_norm_affine: ``"tied"``: one scale and shift per hidden field, which is equivariant. ``"per_element"``:
+            one for each element, as in the authors' code, which is not equivariant once it is trained.
         eps: Added to the variance of the norm.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, the kernel is even, s does not divide C' or r does not
-            divide C, or the input has another shape.
+        ValueError: If the group does not map the pixel grid onto itself, the kernel is even, s does not divide C', r
+            does not divide C, or the input has another shape.
 
     References:
         Efficient Equivariant Network (He et al., 2021), section 4.1, equation 12
@@ -86,7 +87,7 @@ class E4Layer2d(_E4):
 
     hidden: "GroupConv2d | _Pointwise"
     norm: "_KernelNorm"
-    taps: "_TurnedTaps"
+    taps: "_RotatedTaps"
     value: "GroupConv2d | _Pointwise"
 
     def __init__(
@@ -111,12 +112,12 @@ class E4Layer2d(_E4):
         hidden = in_channels // reduction
         self.hidden = _mix(group, in_channels, hidden, concat_kernel)
         self.norm = _KernelNorm(group, hidden, kernel_norm_affine, eps)
-        self.taps = _TurnedTaps(group, hidden, slices, kernel_size)
+        self.taps = _RotatedTaps(group, hidden, slices, kernel_size)
         self.value = _mix(group, in_channels, out_channels, concat_value)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws W₁ and W_V from ``N(0, 2/fan_in)``, fan_in = planes in, and W₂ and b as torch does."""
+        """Draws W₁ and W_V from ``N(0, 2/fan_in)``, fan_in = input planes, and W₂ and b as torch does."""
         for layer in (self.hidden, self.value):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         self.taps.reset_parameters()
@@ -134,7 +135,7 @@ class E4Layer2d(_E4):
         return self.taps.bank()
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``, with all filter banks as plain convolutions."""
+        """The equivalent layer on planes ``(B, C·|H|, height, width)``, made of plain convolutions."""
         return _PlaneE4(self)
 
     def extra_repr(self) -> str:
@@ -145,7 +146,7 @@ class E4Layer2d(_E4):
 
 
 class _PlaneE4(_E4):
-    """`E4Layer2d` on planes, for fused networks."""
+    """Fused `E4Layer2d`, on planes."""
 
     def __init__(self, layer: E4Layer2d) -> None:
         super().__init__(layer.order, layer.slices)
@@ -165,7 +166,7 @@ class _PlaneE4(_E4):
 
 
 class _Pointwise(nn.Conv2d):
-    """Maps each group element and pixel on its own, all with the same weights: nothing crosses the group."""
+    """The 1 x 1 convolution that does not mix group elements: the same weights for each element."""
 
     def __init__(self, group: Group, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 1, bias=False)
@@ -175,7 +176,7 @@ class _Pointwise(nn.Conv2d):
         return super().forward(x.flatten(2, 3)).unflatten(2, (self.group.order, -1))
 
     def fuse(self) -> nn.Conv2d:
-        """The same map as a plain convolution on planes, zero between different elements."""
+        """The equivalent plain convolution on planes, zero between different elements."""
         order = self.group.order
         same_element = torch.eye(order, device=self.weight.device, dtype=self.weight.dtype)
         weight = torch.kron(self.weight.detach()[:, :, 0, 0], same_element)
@@ -183,7 +184,7 @@ class _Pointwise(nn.Conv2d):
 
 
 class _KernelNorm(nn.GroupNorm):
-    """Normalises every hidden field of every picture over group, height and width."""
+    """Normalizes each hidden field of each image over group, height and width."""
 
     def __init__(self, group: Group, num_features: int, affine: KernelNormAffine, eps: float) -> None:
         tied = affine == "tied"
@@ -197,7 +198,7 @@ class _KernelNorm(nn.GroupNorm):
         return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
 
     def fuse(self) -> nn.GroupNorm:
-        """The same map on planes."""
+        """The equivalent norm on planes."""
         copies = self.group.order if self.tied else 1
         norm = nn.GroupNorm(self.num_groups, self.num_groups * self.group.order, self.eps)
         norm = norm.to(self.weight.device, self.weight.dtype)
@@ -207,11 +208,11 @@ class _KernelNorm(nn.GroupNorm):
         return norm.train(self.training)
 
 
-class _TurnedTaps(nn.Conv2d):
-    """The last map of the generator, with its rows in the order in which each element reads the offsets.
+class _RotatedTaps(KeepsBanks, nn.Conv2d):
+    """The generator's last map W₂, with its rows permuted for each element.
 
-    Turning what is generated is the same as taking the rows that generate it in turned order; the rows are few, the
-    filters of all pixels many.
+    Transforming the generated filters equals permuting the rows that generate them, which is cheaper: the rows are few,
+    and there is a filter for every pixel.
     """
 
     rows: Tensor
@@ -223,6 +224,7 @@ class _TurnedTaps(nn.Conv2d):
         rows = torch.arange(slices, device=offsets.device)[:, None] * kernel_size**2 + offsets
         self.register_buffer("rows", rows.flatten(), persistent=False)
 
+    @kept
     def bank(self) -> tuple[Tensor, Tensor]:
         """Weight and bias for all elements, slices and offsets: ``(|H|·s·k·k, C, 1, 1)`` and ``(|H|·s·k·k,)``."""
         assert self.bias is not None
@@ -232,7 +234,7 @@ class _TurnedTaps(nn.Conv2d):
         return F.conv2d(x, *self.bank(), groups=self.order)
 
     def fuse(self) -> nn.Conv2d:
-        """The same map as a plain convolution."""
+        """The equivalent plain convolution."""
         weight, bias = self.bank()
         return _plain_conv(weight.detach(), bias.detach(), self.order).train(self.training)
 
@@ -258,10 +260,10 @@ def _check_arguments(
     in_channels: int, out_channels: int, kernel_size: int, slices: int, reduction: int, kernel_norm_affine: str
 ) -> None:
     if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size must be odd, so that a filter has a centre to turn about; got {kernel_size}")
+        raise ValueError(f"kernel_size must be odd, so that filters have a center pixel; got {kernel_size}")
     if slices < 1 or out_channels % slices:
-        raise ValueError(f"slices must divide the {out_channels} channels that go out, got {slices}")
+        raise ValueError(f"slices must divide the {out_channels} output channels, got {slices}")
     if reduction < 1 or in_channels % reduction:
-        raise ValueError(f"reduction must divide the {in_channels} channels that come in, got {reduction}")
+        raise ValueError(f"reduction must divide the {in_channels} input channels, got {reduction}")
     if kernel_norm_affine not in ("tied", "per_element"):
         raise ValueError(f"kernel_norm_affine is 'tied' or 'per_element', got {kernel_norm_affine!r}")

@@ -1,19 +1,19 @@
-"""Normalisation that treats all transformed copies of a feature alike."""
+"""Batch and layer normalization with statistics shared over the group."""
 
 import torch
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._layout import group_last, is_channels_last
+from ..ops import batch_norm
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
 
 class GroupBatchNorm2d(nn.BatchNorm3d):
-    """Batch normalisation with statistics and affine shared over the group.
+    """Batch normalization with statistics and affine shared over the group.
 
     ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over batch, group, height and width: one γ and
-    one β a field. Separate ones for each element would break equivariance as soon as they are trained.
+    one β per field. Separate ones for each element would break equivariance as soon as they are trained.
 
     Args:
         group: The point group H.
@@ -42,20 +42,30 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.group = group
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         if x.ndim != 5 or tuple(x.shape[1:3]) != (self.num_features, self.group.order):
             raise ValueError(
                 f"GroupBatchNorm2d({self.group.name}) takes (B, {self.num_features}, {self.group.order}, height, "
                 f"width), got {tuple(x.shape)}"
             )
-        if is_channels_last(x):
-            return super().forward(group_last(x)).permute(0, 1, 4, 2, 3)
-        return super().forward(x)
+        momentum = self._momentum()
+        own = self.training or self.running_mean is None
+        mean, var = (
+            (None, None) if self.training and not self.track_running_stats else (self.running_mean, self.running_var)
+        )
+        return batch_norm(x, mean, var, self.weight, self.bias, own, momentum, self.eps, residual, relu)
+
+    def _momentum(self) -> float:
+        """The weight of this batch in the running statistics; counts it."""
+        if not self.training or self.num_batches_tracked is None:
+            return self.momentum or 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
     def fuse(self) -> nn.BatchNorm2d:
-        """The same map in evaluation mode as a plain `torch.nn.BatchNorm2d` on planes, ``(B, C·|H|, h, w)``.
+        """The equivalent plain `torch.nn.BatchNorm2d` on planes in evaluation mode, ``(B, C·|H|, h, w)``.
 
-        In training mode the plain layer keeps statistics of its own for every plane, so fuse for inference.
+        For inference only: in training mode the plain layer has separate statistics for every plane.
         """
         norm = nn.BatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
         norm = norm.to(self.weight.device, self.weight.dtype)
@@ -66,10 +76,10 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
 
 class GroupLayerNorm2d(nn.GroupNorm):
-    """Layer normalisation of a whole field: statistics over channels, group and space, one affine a field.
+    """Layer normalization of a whole field: statistics over channels, group and space, γ and β per field.
 
     ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C, |H|, height and width of each sample.
-    It knows no batch, so training and evaluation are the same map.
+    It does not depend on the batch, so training and evaluation mode are the same.
 
     Args:
         group: The point group H.
@@ -107,7 +117,7 @@ class GroupLayerNorm2d(nn.GroupNorm):
         return super().forward(x)
 
     def fuse(self) -> nn.GroupNorm:
-        """The same map as a plain `torch.nn.GroupNorm` of one group on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent plain `torch.nn.GroupNorm` with one group on planes, ``(B, C·|H|, height, width)``."""
         norm = nn.GroupNorm(1, self.num_channels * self.group.order, self.eps)
         norm = norm.to(self.weight.device, self.weight.dtype)
         with torch.no_grad():

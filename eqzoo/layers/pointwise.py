@@ -1,4 +1,4 @@
-"""The linear map of channels that leaves poses and places alone."""
+"""Pointwise convolution of regular fields: mixes channels, not poses."""
 
 from torch import Tensor, nn
 
@@ -10,16 +10,16 @@ __all__ = ["PointwiseConv2d"]
 
 
 class PointwiseConv2d(nn.Conv2d):
-    """Maps the channels of a field, the same way at every pose and place: a 1 x 1 convolution that mixes no poses.
+    """Linear map of the channels of a field, the same at every pose and position.
 
-    ``out(c', h, x) = Σ_c W(c', c) f(c, h, x) + b(c')``, equivariant to any group. A 1 x 1 `GroupConv2d` mixes poses as
-    well, and has |H| times as many weights.
+    ``out(c', h, x) = Σ_c W(c', c) f(c, h, x) + b(c')``, equivariant under any group. A 1 x 1 `GroupConv2d` mixes poses
+    too, and has |H| times as many weights.
 
     Args:
         group: The point group H.
-        in_channels: The number of regular fields that come in, C.
-        out_channels: The number of regular fields that go out, C'.
-        bias: Whether to add a bias, one a field.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
+        bias: Whether to add a bias, one per field.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``; the weight is ``(C', C, 1, 1)``.
@@ -49,16 +49,16 @@ class PointwiseConv2d(nn.Conv2d):
                 f"width), got {tuple(x.shape)}"
             )
         if is_channels_last(x):
-            # Poses and columns are one axis: no copy, and a kernel of one pixel does not see the seams.
+            # Poses and columns are merged into one axis, a view: a 1 x 1 kernel does not cross its borders.
             y = with_channels_last(super().forward(group_last(x).flatten(3)))
             return y.unflatten(3, (-1, self.group.order)).permute(0, 1, 4, 2, 3)
-        # Poses are rows of one taller picture: no copy again.
+        # Poses and rows are merged into one axis, a view again.
         y = super().forward(x.flatten(2, 3))
         return y.unflatten(2, x.shape[2:4])
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``.
 
-        A plain convolution of planes would have |H| times as many weights, nearly all of them zero.
+        A plain convolution of planes would have ``|H|²`` times as many weights, most of them zero.
         """
         return Planes(self, self.group.order)

@@ -1,4 +1,4 @@
-"""Pooling over space, which keeps the field, over the group, which makes it trivial, and over both."""
+"""Pooling over space, over the group, and over both."""
 
 from typing import Literal
 
@@ -20,24 +20,24 @@ def _check_reduce(reduce: str) -> None:
 
 
 class SpatialPool2d(nn.Module):
-    """Takes the maximum or the mean of a field over square windows.
+    """Maximum or mean of an image or regular field over square windows.
 
-    ``out(c, h, x) = max or mean over the window at x of f(c, h, ·)``; the group axis is left as it is. Works on
-    images and on regular fields.
+    ``out(c, h, x) = max or mean over the window at x of f(c, h, ·)``, for each element h separately.
 
     Args:
-        group: The point group H, whose promise the layer keeps.
+        group: The point group H under which the layer is equivariant.
         kernel_size: The side of the window, in pixels.
         stride: The step of the window, in pixels; by default the side of the window.
-        padding: Pixels added to each side, ignored by the maximum and counted as zeros by the mean.
+        padding: The pixels added to each side; the maximum ignores them, the mean counts them as zeros.
         reduce: ``"max"`` or ``"avg"``.
-        exact: Whether to refuse sizes at which the stride breaks the group; False keeps the group approximately.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
 
     Shape:
         ``(B, ..., height, width)`` to ``(B, ..., height', width')``.
 
     Raises:
-        ValueError: If the windows would not tile the picture: ``(side + 2·padding − k) % stride`` must be 0.
+        ValueError: If an argument is out of range, or the windows do not end at the edge of the image:
+            ``(side + 2·padding − k) % stride`` must be 0.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class SpatialPool2d(nn.Module):
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
-        """The same map as a plain pool on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent plain pool on planes, ``(B, C·|H|, height, width)``."""
         plain = nn.MaxPool2d if self.reduce == "max" else nn.AvgPool2d
         return plain(self.kernel_size, self.stride, self.padding)
 
@@ -88,7 +88,7 @@ class SpatialPool2d(nn.Module):
 
 
 class SpatialAdaptiveAvgPool2d(nn.Module):
-    """Takes means over a given number of windows, placed alike from every side: exact at every picture size.
+    """Mean over a given number of windows, placed symmetrically: equivariant at every image size.
 
     Args:
         output_size: The side of the output, in pixels.
@@ -111,7 +111,7 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.AdaptiveAvgPool2d:
-        """The same map as a plain `torch.nn.AdaptiveAvgPool2d` on planes."""
+        """The equivalent plain `torch.nn.AdaptiveAvgPool2d` on planes."""
         return nn.AdaptiveAvgPool2d(self.output_size)
 
     def extra_repr(self) -> str:
@@ -119,15 +119,14 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
 
 
 class HalvingPool2d(nn.Module):
-    """Takes the maximum or the mean over windows that halve the side, placed alike from every edge at every size.
+    """Maximum or mean over windows with stride 2 that halves sides of either parity, equivariantly.
 
-    An even side is cut into windows of 2 pixels. An odd side gets windows of 3 pixels, one pixel shared by neighbours,
-    so that the first and the last window end at the edges: ``(side − window) % 2 = 0``. The output has
-    ``side // 2`` pixels a side, as that of a 2-pixel pool, which drops the last row and column of an odd side and so
-    breaks quarter turns and mirrors.
+    Windows have 2 pixels along an even side and 3 along an odd one, where neighbors share a pixel, so that the first
+    and the last window touch the edges: ``(side − window) % 2 = 0``. The output has side ``side // 2``, as that of the
+    usual 2-pixel pool, which drops the last row and column of an odd side and is not equivariant there.
 
     Args:
-        group: The point group H, whose promise the layer keeps.
+        group: The point group H under which the layer is equivariant.
         reduce: ``"max"`` or ``"avg"``.
 
     Shape:
@@ -152,7 +151,7 @@ class HalvingPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         if min(height, width) < 2:
-            raise ValueError(f"{self} halves sides of 2 pixels or more, got {height} x {width}; give a larger picture")
+            raise ValueError(f"{self} halves sides of 2 pixels or more, got {height} x {width}; give a larger image")
         pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
         y = pool(to_planes(x), (2 + height % 2, 2 + width % 2), 2)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
@@ -162,10 +161,9 @@ class HalvingPool2d(nn.Module):
 
 
 class GroupPool(nn.Module):
-    """Takes the maximum or the mean over the group axis: a regular field becomes a trivial one.
+    """Maximum or mean over the group axis: maps a regular field to a trivial one.
 
-    ``out(c, x) = max or mean over h of f(c, h, x)``. Turning the input turns the output; pooled over space as well,
-    the result does not change at all.
+    ``out(c, x) = max or mean over h of f(c, h, x)``. Rotating the input rotates the output.
 
     Args:
         group: The point group H.
@@ -175,7 +173,7 @@ class GroupPool(nn.Module):
         ``(B, C, |H|, height, width)`` to ``(B, C, height, width)``.
 
     Raises:
-        ValueError: If ``reduce`` is neither, or the input has no group axis of |H|.
+        ValueError: If ``reduce`` is neither, or the input has no group axis of length |H|.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6.3
@@ -199,7 +197,7 @@ class GroupPool(nn.Module):
         return x.amax(2) if self.reduce == "max" else x.mean(2)
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)`` to ``(B, C, height, width)``."""
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)`` to ``(B, C, height, width)``."""
         return _PlanePool(self.group.order, self.reduce, (2,))
 
     def extra_repr(self) -> str:
@@ -207,9 +205,9 @@ class GroupPool(nn.Module):
 
 
 class GlobalPool(nn.Module):
-    """Takes the maximum or the mean over the group and over space: a regular field becomes an invariant vector.
+    """Maximum or mean over the group and over space: maps a regular field to an invariant vector.
 
-    ``out(c) = max or mean over h and x of f(c, h, x)``. No transformation of the group changes the output.
+    ``out(c) = max or mean over h and x of f(c, h, x)``.
 
     Args:
         group: The point group H.
@@ -219,7 +217,7 @@ class GlobalPool(nn.Module):
         ``(B, C, |H|, height, width)`` to ``(B, C)``.
 
     Raises:
-        ValueError: If ``reduce`` is neither, or the input has no group axis of |H|.
+        ValueError: If ``reduce`` is neither, or the input has no group axis of length |H|.
 
     Example:
         >>> import torch
@@ -239,7 +237,7 @@ class GlobalPool(nn.Module):
         return x.amax((2, 3, 4)) if self.reduce == "max" else x.mean((2, 3, 4))
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)`` to ``(B, C)``."""
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)`` to ``(B, C)``."""
         return _PlanePool(self.group.order, self.reduce, (2, 3, 4))
 
     def extra_repr(self) -> str:
@@ -252,7 +250,7 @@ def _check_field(module: nn.Module, group: Group, x: Tensor) -> None:
 
 
 class _PlanePool(nn.Module):
-    """`GroupPool` and `GlobalPool` on planes, for fused networks."""
+    """Fused `GroupPool` and `GlobalPool`, on planes."""
 
     def __init__(self, order: int, reduce: Reduce, axes: tuple[int, ...]) -> None:
         super().__init__()

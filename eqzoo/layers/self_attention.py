@@ -1,11 +1,11 @@
-"""Lifting and group self-attention: attention whose relative positions are turned, not its content.
+"""Lifting and group self-attention, in which the group acts on relative positions.
 
-The group acts on positions, which are continuous, so any number of turns is possible without interpolation. A layer is
-exact for the elements that map the pixel grid onto itself, ``group.grid_elements``, and approximate between them.
+Positions are continuous, so groups with any number of rotations are possible without interpolation. A layer is exact
+for the elements that map the pixel grid onto itself, ``group.grid_elements``, and approximate for the others.
 
-With keys j and queries i, output pose v sees the position ``p_v = A_v⁻¹ (x_j − x_i)``, with ``A_v`` the matrix of v on
-(row, column). Queries of pose g see keys of pose m under the relative pose ``g⁻¹ m``. Both are left alone by a common
-transformation of all poses and places, which makes the layers equivariant.
+For output pose v, key j has relative to query i the position ``p_v = A_v⁻¹ (x_j − x_i)``, where ``A_v`` is the matrix
+of v on (row, column). A key of pose m has relative to a query of pose g the pose ``g⁻¹ m``. Both are invariant if one
+element acts on all poses and positions, which makes the layers equivariant.
 """
 
 import math
@@ -16,24 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group
-from ..ops.local_group_attention import local_group_attention
+from ..ops import local_group_attention
 from ._planes import Planes
 
 __all__ = [
     "AttentionHeads2d",
     "GroupSelfAttention2d",
     "LiftingSelfAttention2d",
-    "Neighbourhood",
+    "Neighborhood",
     "PoseIndex",
     "PositionEncoder2d",
 ]
 
-Neighbourhood = int | Literal["global"]
+Neighborhood = int | Literal["global"]
 PoseIndex = Literal["exact", "released"]
 
 
 def init_linear_maps(module: nn.Module, scale: float) -> None:
-    """Draws the weights of all linear maps and convolutions inside from ``N(0, scale²/fan_in)``; biases become 0."""
+    """Draws the weights of all linear layers and convolutions from ``N(0, scale²/fan_in)``; biases are 0."""
     for child in module.modules():
         if isinstance(child, nn.Linear | nn.Conv2d):
             nn.init.normal_(child.weight, std=scale / math.sqrt(child.weight[0].numel()))
@@ -42,19 +42,19 @@ def init_linear_maps(module: nn.Module, scale: float) -> None:
 
 
 class PositionEncoder2d(nn.Module):
-    """Encodes the relative positions in a window as every element of the group sees them.
+    """Encodes the relative positions of a window, transformed by each element of the group.
 
-    ``out(v, Δ) = [ρ_row(p_v), ρ_column(p_v)]`` with ``p_v = A_v⁻¹ Δ`` in units of half the window, unless another unit
-    is given, so that p is in [−1, 1] on the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish,
-    linear to d. Positions are computed in float64 and rounded to the type of the parameters at the end.
+    ``out(v, Δ) = [ρ_row(p_v), ρ_column(p_v)]`` with ``p_v = A_v⁻¹ Δ``, by default in units of half the window, so that
+    p is in [−1, 1] along the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish, linear to d.
+    Positions are computed in float64 and then rounded to the type of the parameters.
 
     Args:
         group: The point group H.
-        channels: The length of the code of a row or a column, d.
-        hidden: The width of ρ.
+        channels: The length of the encoding of a row or a column, d.
+        hidden: The hidden width of ρ.
 
     Shape:
-        A window of ``(rows, columns)``, odd, to ``(2·d, |H|, rows·columns)``.
+        A window ``(rows, columns)`` with odd sides to ``(2·d, |H|, rows·columns)``.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), sections 4.2 and 5.1
@@ -70,7 +70,7 @@ class PositionEncoder2d(nn.Module):
         super().__init__()
         self.row = self._encoder(hidden, channels)
         self.column = self._encoder(hidden, channels)
-        # Numbers, not a buffer: buffers follow the model to lower precision, and p would not be exact any more.
+        # Python numbers, because a buffer would be cast with the model, and p would lose its precision.
         matrices = [group.matrix(group.inverse(v)).tolist() for v in group.elements]
         self.row_action = [matrix[0] for matrix in matrices]
         self.column_action = [matrix[1] for matrix in matrices]
@@ -99,24 +99,24 @@ class PositionEncoder2d(nn.Module):
 
 
 def _act(action: list[list[float]], row: Tensor, column: Tensor) -> Tensor:
-    """One coordinate of all transformed positions."""
+    """One coordinate of the transformed positions, for all elements."""
     return torch.stack([(a * row + b * column).flatten() for a, b in action])
 
 
 class AttentionHeads2d(nn.Module):
-    """What all self-attention here shares: the maps into and out of the heads, applied alike at every pose and place.
+    """Base class of the self-attention layers: the linear maps into and out of the heads, pointwise.
 
     Args:
-        in_channels: The number of fields that come in, C.
-        out_channels: The number of fields that go out, C'.
-        in_order: The number of poses that come in; None for an image.
-        out_order: The number of poses that go out.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
+        in_order: The number of input poses; None for an image.
+        out_order: The number of output poses.
         num_heads: The number of heads.
         head_channels: The number of channels of a head, d; by default half of C'.
-        attn_drop: The probability of dropping a key.
+        attn_drop: The dropout probability of the attention weights.
 
     Raises:
-        ValueError: If a head has fewer channels than the query has parts: row, column and, with poses, pose.
+        ValueError: If a head has fewer channels than the query has parts: row, column and, with input poses, pose.
     """
 
     def __init__(
@@ -149,28 +149,28 @@ class AttentionHeads2d(nn.Module):
     def split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of a field or an image, ``(B, 3, heads, d, poses, height, width)``."""
         self._check(x)
-        # Poses are rows of one taller picture: a kernel of one pixel does not see the seams.
+        # Poses and rows are merged into one axis: a 1 x 1 kernel does not cross its borders.
         heads: Tensor = self.qkv(x.flatten(2, 3) if x.ndim == 5 else x)
         heads = heads.unflatten(1, (3, self.num_heads, self.head_channels))
         return heads.unflatten(4, (self.in_order or 1, x.shape[-2]))
 
     def merge(self, y: Tensor) -> Tensor:
-        """The field of what the heads gave, ``(B, heads, d, poses, height, width)``."""
+        """The output field for the outputs of the heads, ``(B, heads, d, poses, height, width)``."""
         field: Tensor = self.proj(y.flatten(1, 2).flatten(2, 3))
         return field.unflatten(2, (self.out_order, y.shape[-2]))
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by, ``1/√C``."""
+        """The factor of the scores, ``1/√C``."""
         return 1 / math.sqrt(self.in_channels)
 
     @property
     def dropout(self) -> float:
-        """The probability of dropping a key now."""
+        """The dropout probability in the current mode."""
         return self.attn_drop if self.training else 0.0
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
-        """Draws weights from ``N(0, scale²/fan_in)``, √2 being He's initialisation, and sets biases to 0."""
+        """Draws weights from ``N(0, scale²/fan_in)``, where √2 is He's initialization; biases are 0."""
         init_linear_maps(self, scale)
 
     def _check(self, x: Tensor) -> None:
@@ -186,17 +186,17 @@ class AttentionHeads2d(nn.Module):
         )
 
 
-def check_neighbourhood(kernel_size: object) -> None:
-    """Raises ValueError unless the side of a neighbourhood is odd, so that it has a centre."""
+def check_neighborhood(kernel_size: object) -> None:
+    """Raises ValueError unless the side of a neighborhood is an odd integer, so that it has a center."""
     if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
         raise ValueError(
-            "kernel_size is an odd number of pixels, or in group self-attention 'global' for the whole picture; "
+            "kernel_size is an odd number of pixels, or in group self-attention 'global' for the whole image; "
             f"got {kernel_size!r}"
         )
 
 
 class _SelfAttention2d(AttentionHeads2d):
-    """What lifting and group self-attention share: neighbourhoods and encoded positions."""
+    """Base class of lifting and group self-attention: neighborhoods and encoded positions."""
 
     lifts: ClassVar[bool]
 
@@ -205,13 +205,13 @@ class _SelfAttention2d(AttentionHeads2d):
         group: Group,
         in_channels: int,
         out_channels: int,
-        kernel_size: Neighbourhood,
+        kernel_size: Neighborhood,
         num_heads: int,
         head_channels: int | None,
         attn_drop: float,
     ) -> None:
         if kernel_size != "global":
-            check_neighbourhood(kernel_size)
+            check_neighborhood(kernel_size)
         in_order = None if self.lifts else group.order
         super().__init__(in_channels, out_channels, in_order, group.order, num_heads, head_channels, attn_drop)
         self.group = group
@@ -226,7 +226,7 @@ class _SelfAttention2d(AttentionHeads2d):
         return local_group_attention(qkv, position, pose, kernel_size=window, scale=self.scale, dropout=self.dropout)
 
     def _window(self, height: int, width: int) -> tuple[int, int]:
-        """The rows and columns of the neighbourhood; that of all shifts between two pixels, if it is global."""
+        """The rows and columns of the neighborhood; if it is global, of all offsets between two pixels."""
         if self.kernel_size == "global":
             return 2 * height - 1, 2 * width - 1
         return self.kernel_size, self.kernel_size
@@ -236,27 +236,27 @@ class _SelfAttention2d(AttentionHeads2d):
 
 
 class LiftingSelfAttention2d(_SelfAttention2d):
-    """Lets the pixels of an image attend to their neighbours once for every transformed copy of the positions.
+    """Lifting self-attention: pixels attend to their neighbors, once for each transformed copy of the positions.
 
-    For each head, ``out(v, i) = Σ_j softmax_j[(⟨q_i, k_j⟩ + ⟨q_i, ρ(A_v⁻¹ (x_j − x_i))⟩)/√C] val_j``, and a linear map
-    of the heads makes the output, a regular field. q, k and val are linear maps of the pixel. The first half of a
-    query is compared with the code of the row, the second with that of the column; all heads share the codes.
+    For each head, ``out(v, i) = Σ_j softmax_j[(⟨q_i, k_j⟩ + ⟨q_i, ρ(A_v⁻¹ (x_j − x_i))⟩)/√C] val_j``, and a linear
+    map combines the heads into a regular field. q, k and val are linear maps of the pixel. The first half of a query is
+    compared with the encoding of the row, the second with that of the column; all heads share the encodings.
 
     Args:
-        group: The point group H, with any number of turns.
+        group: The point group H, with any number of rotations.
         in_channels: The number of image channels, C.
         out_channels: The number of regular fields, C'.
-        kernel_size: The side of the square neighbourhood, in pixels, odd; ``"global"`` for the whole picture. Places
-            outside of the picture are left out.
+        kernel_size: The side of the square neighborhood, in pixels, odd; ``"global"`` for the whole image. Neighbors
+            outside the image are excluded.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
-        attn_drop: The probability of dropping a neighbour, the same for all output poses.
+        attn_drop: The dropout probability of the attention weights; one mask for all output poses.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height, width)``.
 
     Raises:
-        ValueError: If the neighbourhood is even, a head has fewer than 2 channels, or the input has another shape.
+        ValueError: If kernel_size is even, a head has fewer than 2 channels, or the input has another shape.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 14
@@ -275,7 +275,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
         group: Group,
         in_channels: int,
         out_channels: int,
-        kernel_size: Neighbourhood = 5,
+        kernel_size: Neighborhood = 5,
         num_heads: int = 9,
         head_channels: int | None = None,
         attn_drop: float = 0.0,
@@ -284,44 +284,44 @@ class LiftingSelfAttention2d(_SelfAttention2d):
         self.reset_parameters()
 
     def fuse(self) -> nn.Module:
-        """The same map from images to planes, ``(B, C'·|H|, height, width)``."""
+        """The equivalent layer from images to planes, ``(B, C'·|H|, height, width)``."""
         return Planes(self, None)
 
 
 class GroupSelfAttention2d(_SelfAttention2d):
-    """Lets the poses and places of a regular field attend to each other, once for every output pose.
+    """Group self-attention over the poses and positions of a regular field, once for each output pose.
 
     For each head::
 
         out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[s(v, g, i, m, j)] val(m, j)
         s = (⟨q(g, i), k(m, j)⟩ + ⟨q(g, i), ρ(A_v⁻¹ (x_j − x_i))⟩ + ⟨q(g, i), E(g⁻¹ m)⟩)/√C
 
-    with the softmax over all poses m and neighbours j, and a linear map of the heads makes the output. q, k and val
-    are linear maps of the channels. Thirds of a query are compared with the codes of the row, of the column, and with
-    the table of relative poses E; all heads share the codes.
+    with the softmax over all poses m and neighbors j; a linear map combines the heads. q, k and val are linear maps of
+    the channels. Three parts of a query are compared with the encodings of the row and of the column, and with the
+    embedding E of the relative pose; all heads share the encodings.
 
     Args:
-        group: The point group H, with any number of turns.
-        in_channels: The number of regular fields that come in, C.
-        out_channels: The number of regular fields that go out, C'.
-        kernel_size: The side of the square neighbourhood, in pixels, odd; ``"global"`` for the whole picture. Places
-            outside of the picture are left out.
+        group: The point group H, with any number of rotations.
+        in_channels: The number of input fields, C.
+        out_channels: The number of output fields, C'.
+        kernel_size: The side of the square neighborhood, in pixels, odd; ``"global"`` for the whole image. Neighbors
+            outside the image are excluded.
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
-        attn_drop: The probability of dropping a pose of a neighbour, the same for all output poses.
-        pose_index: ``"exact"``, or ``"released"`` for comparison: the relative pose of the authors' code, which
-            depends on the output pose too. It is not equivariant, and takes |H| times the time.
+        attn_drop: The dropout probability of the attention weights; one mask for all output poses.
+        pose_index: ``"exact"``, as above; or ``"released"``, for comparison, the relative pose of the authors' code,
+            which depends on the output pose too. It is not equivariant, and takes |H| times as long.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
 
     Raises:
-        ValueError: If the neighbourhood is even, a head has fewer than 3 channels, the pose index is unknown, or the
+        ValueError: If kernel_size is even, a head has fewer than 3 channels, the pose index is unknown, or the
             input has another shape.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 16.
-        Its relative pose ``v⁻¹ g⁻¹ m`` is not invariant, and is replaced by ``g⁻¹ m``, which is.
+        The relative pose ``v⁻¹ g⁻¹ m`` of the paper is not invariant; the layer uses ``g⁻¹ m``, which is.
         https://arxiv.org/abs/2010.00977
 
     Example:
@@ -338,7 +338,7 @@ class GroupSelfAttention2d(_SelfAttention2d):
         group: Group,
         in_channels: int,
         out_channels: int,
-        kernel_size: Neighbourhood = 5,
+        kernel_size: Neighborhood = 5,
         num_heads: int = 9,
         head_channels: int | None = None,
         attn_drop: float = 0.0,
@@ -354,7 +354,7 @@ class GroupSelfAttention2d(_SelfAttention2d):
         self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
-        """Draws weights from ``N(0, scale²/fan_in)`` and the codes of the poses from N(0, 1); biases become 0."""
+        """Draws weights from ``N(0, scale²/fan_in)`` and the embeddings of poses from N(0, 1); biases are 0."""
         super().reset_parameters(scale)
         self.pose.reset_parameters()
 
@@ -363,12 +363,12 @@ class GroupSelfAttention2d(_SelfAttention2d):
         attend = super()._attend
         if self.pose_index == "exact":
             return attend(qkv, position, window, pose)
-        # Here the pose term knows the output pose v, so nothing is shared: one attention for each v.
+        # The pose term depends on the output pose v, so no scores are shared: one attention for each v.
         elements = self.group.elements
         return torch.cat([attend(qkv, position[:, v : v + 1], window, pose[v]) for v in elements], 3)
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""
         return Planes(self, self.group.order)
 
     def extra_repr(self) -> str:
@@ -381,17 +381,17 @@ def _exact_poses(group: Group) -> Tensor:
 
 
 def _released_poses(group: Group) -> Tensor:
-    """Entry ``[v, g, m]`` is the row that the authors' code reads, for output pose v.
+    """Entry ``[v, g, m]`` is the row of the embedding that the authors' code reads for output pose v.
 
-    That code labels poses by the inverses of ours, and reads ``m v g⁻¹`` in its own labels; with mirrors in the group,
-    the turn of v is taken backwards. Moving all three by one element moves the row, which breaks the group.
+    That code labels poses by the inverses of ours and reads row ``m v g⁻¹`` in its own labels; in groups with
+    reflections it inverts the rotation of v. The row is not invariant if one element acts on v, g and m.
     """
 
     def row(v: int, g: int, m: int) -> int:
         v = group.inverse(v)
-        if group.mirrors:
-            mirror, turn = divmod(v, group.rotations)
-            v = mirror * group.rotations + -turn % group.rotations
+        if group.reflections:
+            reflected, rotation = divmod(v, group.rotations)
+            v = reflected * group.rotations + -rotation % group.rotations
         return group.product(group.product(group.inverse(m), v), g)
 
     return torch.tensor([[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements])

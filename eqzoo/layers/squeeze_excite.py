@@ -11,15 +11,15 @@ __all__ = ["GroupSqueezeExcite"]
 
 
 class GroupSqueezeExcite(nn.Module):
-    """Scales every field by a gate that is computed from the means of all fields.
+    """Squeeze and excitation: scales each field by a gate computed from the means of all fields.
 
     ``out(c, h, x) = σ(W₂ relu(W₁ s + b₁) + b₂)_c f(c, h, x)`` with ``s_c`` the mean of ``f(c, ·, ·)`` over the group
-    and space. Turning the input leaves s and so the gates as they are.
+    and space. s, and with it the gates, are invariant.
 
     Args:
         group: The point group H.
         channels: The number of regular fields, C.
-        reduction: The fields for each hidden unit, r.
+        reduction: The ratio of fields to hidden units, r.
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same.
@@ -58,20 +58,20 @@ class GroupSqueezeExcite(nn.Module):
             )
         places = self.group.order * x.shape[3] * x.shape[4]
         if is_channels_last(x):
-            # Flat, its sums and their gradients go through memory in order.
+            # In memory order, for sums and their gradients without strides.
             flat = x.permute(0, 3, 4, 2, 1).flatten(1, 3)
             y = flat * self._gates(flat, (1,), places)[:, None]
             return y.unflatten(1, (*x.shape[3:], -1)).permute(0, 4, 3, 1, 2)
         return x * self._gates(x, (2, 3, 4), places)[:, :, None, None, None]
 
     def _gates(self, x: Tensor, axes: tuple[int, ...], places: int) -> Tensor:
-        # On a CPU a mean of bfloat16 copies x into float32 first, a sum does not; the range of the two is the same.
+        # On a CPU the mean of a bfloat16 tensor copies it to float32, the sum does not; bfloat16 has float32's range.
         means = x.sum(axes) / places if x.dtype == torch.bfloat16 else x.mean(axes)
         gates: Tensor = self.gate(self.expand(self.act(self.reduce(means))))
         return gates
 
     def fuse(self) -> nn.Module:
-        """The same map on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""
         return Planes(self, self.group.order)
 
     def extra_repr(self) -> str:

@@ -1,25 +1,30 @@
-"""The networks, one file for each family of the papers; importing this registers them with timm."""
+"""The networks, one file per family; importing this registers them with timm."""
 
 from ._base import EquivariantNet
 from ._builder import build, configs
-from ._factory import create_model, list_models, list_pretrained
 from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
 from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN
+from .group_convnext import ConvNeXt
 from .gsanet import GSANet
+from .loading import create_model
+from .octic_vit import OcticViT
 from .pcam_densenet import PCamDenseNet
+from .registry import list_models, list_pretrained
 from .resnet44 import ResNet44
 
 __all__ = [
     "ASCResNet",
     "AllCNN",
+    "ConvNeXt",
     "E4Net",
     "E4ResNet",
     "EquivariantNet",
     "GSANet",
     "GroupCNN",
+    "OcticViT",
     "PCamDenseNet",
     "ResNet44",
     "build",

@@ -1,4 +1,4 @@
-"""The convolutions of the attentive papers' networks: plain, or with the attention that a network asks for."""
+"""Convolutions, plain or attentive, of the networks of attentive group convolutions."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def lifting_conv(
     attention: Attention | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A lifting convolution without bias; with attention, its channel attention is as wide as the picture."""
+    """A lifting convolution without bias; its channel attention has one hidden unit per image channel."""
     if attention is None:
         return LiftingConv2d(group, in_channels, out_channels, kernel_size, padding=padding, bias=False)
     options = {"hidden_channels": in_channels} | options
@@ -39,7 +39,7 @@ def group_conv(
     attention: Attention | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A group convolution without bias; a stride keeps the group approximately where it does not fit the side."""
+    """A group convolution without bias; with a stride, it is only approximately equivariant at some sizes."""
     args = (group, in_channels, out_channels, kernel_size, stride, padding)
     exact = stride == 1
     if attention is None:
@@ -48,9 +48,10 @@ def group_conv(
 
 
 def fresh_where_sizes_differ(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Leaves stem and head fresh where their attention and norms depend on ``in_chans`` and ``num_classes``.
+    """Replaces attention and norms of stem and head by the model's own where their shapes differ.
 
-    The filters of the first convolution and the classifier are timm's to adapt; the rest must fit.
+    Their shapes depend on ``in_chans`` and ``num_classes``. timm itself adapts the filters of the first convolution and
+    the classifier; all other weights have to fit.
     """
     own = model.state_dict()
     return {name: own[name] if _resized(name, value, own) else value for name, value in state.items()}

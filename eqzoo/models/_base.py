@@ -1,4 +1,4 @@
-"""What every network of the zoo has in common: timm's methods, written once."""
+"""Base class of the networks: timm's model methods on regular fields."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ __all__ = ["EquivariantNet"]
 
 
 class EquivariantNet(nn.Module):
-    """A stem, blocks and a head, with timm's methods; the base of all networks here.
+    """Base class of all networks of the zoo: a stem, blocks and a head, with the methods that timm expects.
 
     ``forward(x) = forward_head(forward_features(x))``. The features are a regular field of the group,
     ``(B, C, |H|, height, width)``; the logits are invariant, ``(B, num_classes)``. A subclass sets ``stem``, ``blocks``
@@ -20,10 +20,10 @@ class EquivariantNet(nn.Module):
     ``reset_classifier``.
 
     Args:
-        group: The point group whose turns and mirrors the network respects.
+        group: The point group under which the network is equivariant.
         num_classes: The number of classes.
-        in_chans: The number of channels of the picture.
-        num_features: The number of fields of the last features, which is also the length of the pooled features.
+        in_chans: The number of image channels.
+        num_features: The number of fields of the last features, and the length of the pooled features.
     """
 
     stem: nn.Module
@@ -47,17 +47,26 @@ class EquivariantNet(nn.Module):
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """The picture that the network is made for: ``(channels, height, width)``, sides in pixels."""
+        """The default input size: ``(channels, height, width)``, sides in pixels."""
         _, height, width = self.pretrained_cfg["input_size"]
         return self.in_chans, height, width
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last features: ``(B, C, height, width)`` pictures to a regular field ``(B, C, |H|, height', width')``."""
+        """The last features, a regular field ``(B, C, |H|, height', width')``, of images ``(B, C, height, width)``."""
         x = self.stem(x)
         if self.grad_checkpointing and self.training:
             checkpointed: Tensor = checkpoint_seq(self.blocks, x)
             return checkpointed
         return self._through_blocks(x)
+
+    def feature_field(self, x: Tensor) -> Tensor:
+        """The last features as a field whose law its shape tells, which is what the equivariance check compares.
+
+        Here the regular field of ``forward_features``. A network whose features are of another kind gives them as
+        invariant maps, ``(B, C, height', width')``.
+        """
+        y = self.forward_features(x)
+        return y.unflatten(1, (-1, self.group.order)) if y.ndim == 4 else y  # a fused network gives planes
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
@@ -75,21 +84,21 @@ class EquivariantNet(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The features after the stem and after each block, as timm's wrappers ask for them.
+        """The features after the stem and after each block, in the interface of timm's feature extraction.
 
         Args:
-            x: The pictures, ``(B, C, height, width)``.
-            indices: Which features: all (None), the last n (an int), or places counted from the stem.
-            norm: Accepted for timm; there is no final norm to apply.
-            stop_early: Whether to stop at the last feature asked for.
-            output_fmt: ``"NCHW"``, planes ``(B, C·|H|, height, width)``, is the only one.
-            intermediates_only: Whether to leave out the last features.
+            x: The images, ``(B, C, height, width)``.
+            indices: Which features to return: all (None), the last n (an int), or a list of indices; 0 is the stem.
+            norm: Ignored; there is no final norm.
+            stop_early: Whether to stop after the last requested feature.
+            output_fmt: ``"NCHW"``: planes ``(B, C·|H|, height, width)``, the only supported format.
+            intermediates_only: Whether to return the list of features alone.
 
         Returns:
-            The planes asked for; and before them, unless ``intermediates_only``, the last features as a field.
+            The list of features, as planes; or the last features, as a field, and that list.
 
         Raises:
-            ValueError: If an index is out of range or the format is another.
+            ValueError: If an index is out of range or the format is not supported.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', planes (B, C·|H|, height, width); got {output_fmt!r}")
@@ -105,7 +114,7 @@ class EquivariantNet(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Drops the blocks behind the last feature asked for, and the head; returns the places of the features."""
+        """Removes the blocks after the last requested feature, and the head; returns the indices of the features."""
         wanted = self._feature_indices(indices)
         self.blocks = self.blocks[: max(wanted)]
         if prune_head:
@@ -113,23 +122,23 @@ class EquivariantNet(nn.Module):
         return wanted
 
     def get_classifier(self) -> nn.Module:
-        """The layer that makes the logits."""
+        """The classifier."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, num_features)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, num_features)``."""
         raise NotImplementedError
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups parameters by depth, for layer-wise learning rates."""
+        """Regular expressions by which timm groups parameters by depth, for layer-wise learning rate decay."""
         return {"stem": r"^stem", "blocks": r"^blocks" if coarse else [(r"^blocks\.(\d+)", None)]}
 
     def no_weight_decay(self) -> set[str]:
-        """Parameters that timm's optimizers leave undecayed besides biases and norms: none."""
+        """The parameters without weight decay, besides biases and norms: none."""
         return set()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Trades time for memory: blocks are recomputed in the backward pass."""
+        """Recomputes the blocks in the backward pass, which saves memory and takes time."""
         self.grad_checkpointing = enable
 
     def _through_blocks(self, x: Tensor) -> Tensor:

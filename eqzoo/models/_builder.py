@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from textwrap import shorten
 from typing import Any
 
 from safetensors import SafetensorError
@@ -19,14 +20,14 @@ from ..hub import (
 )
 from ._base import EquivariantNet
 
-__all__ = ["CIFAR10", "CIFAR100", "PCAM", "ROTMNIST", "build", "configs", "known"]
+__all__ = ["CIFAR10", "CIFAR100", "IMAGENET", "PCAM", "ROTMNIST", "build", "configs", "known", "misfit"]
 
 _MODELS: set[str] = set()  # every network that has configurations, of this package and of its users
 
 ROTMNIST: dict[str, Any] = {
     "num_classes": 10,
     "input_size": (1, 28, 28),
-    # The mean and standard deviation of the pixels of the 10,000 training pictures, over 255.
+    # The mean and standard deviation of the pixels of the 10,000 training images, over 255.
     "mean": (0.1314,),
     "std": (0.3025,),
     "crop_pct": 1.0,
@@ -60,6 +61,14 @@ CIFAR100: dict[str, Any] = {
     "interpolation": "bicubic",
     "label_names": tuple(_CIFAR100_NAMES.split()),
 }
+IMAGENET: dict[str, Any] = {  # without names of classes, which config.json of converted weights has
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+}
 PCAM: dict[str, Any] = {
     "num_classes": 2,
     "input_size": (3, 96, 96),
@@ -74,11 +83,11 @@ PCAM: dict[str, Any] = {
 def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     """The entries of a family of networks in timm's registry: the typed ones, and every checkpoint that is published.
 
-    From then on the networks are eqzoo's own: `create_model`, `list_models` and all that takes a name know them.
+    `create_model`, `list_models` and everything else that takes a name then know the networks.
 
-    A checkpoint is published when the package has its folder with a config.json (see `eqzoo.hub.shipped_folder`); only
-    then it is listed as pretrained. One whose name is not typed, such as a second recipe for a data set, is as its
-    config.json says.
+    A checkpoint is published, and listed as pretrained, if the package has its folder with a config.json (see
+    `eqzoo.hub.shipped_folder`). One without a typed entry, such as that of a second recipe for a data set, gets its
+    entry from config.json.
 
     Args:
         typed: The configuration of ``<model>.<data set>``, for every network at least one.
@@ -90,15 +99,15 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
         if name.partition(".")[0] in models:
             entry = entries.get(name) or _read_config(name)
             entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
-    # What a bare name builds is the first entry of its network, whichever checkpoints there are. timm's star says so,
-    # if the entry comes last: a checkpoint behind it would be put before it.
+    # A name without tag builds the first entry of its network, whichever checkpoints there are. timm's star says so, if
+    # the entry comes last: timm would prefer a later checkpoint.
     first = {name.partition(".")[0]: name for name in reversed(list(typed))}
     starred = {f"{name}*": entries.pop(name) for name in first.values() if "." in name}
     return generate_default_cfgs(entries | starred)
 
 
 def known(model: str) -> bool:
-    """Whether a network, by its name without tag, has configurations made by `configs`."""
+    """Whether a network, by its name without tag, was registered through `configs`."""
     return model in _MODELS
 
 
@@ -117,7 +126,7 @@ def build(
         model_cls: The class of the network, a subclass of `EquivariantNet`.
         variant: The registered name, without tag.
         pretrained: Whether to load weights.
-        feature_indices: The features that ``features_only=True`` gives where the caller names none.
+        feature_indices: The features of ``features_only=True``, unless the caller gives ``out_indices``.
         **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only`` ...) and the
             arguments of the class.
 
@@ -131,22 +140,22 @@ def build(
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
     if pretrained and cfg.source == "hf-hub":
-        # timm would load it without looking; fetched here it is checked, and timm reads the file.
+        # timm would load it unchecked; here its hash is checked, and timm reads the file.
         overlay |= {"file": str(fetch_weights(str(cfg.hf_hub_id), kwargs.get("cache_dir"))), "source": None}
     elif pretrained and not _names_a_source(cfg):
         name = f"{variant}.{cfg.tag}" if cfg.tag else variant
         try:
             overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
         except WeightsNotFoundError:
-            # Who names no data set takes the weights that there are, with the input of their own. Those of the first
-            # data set are never replaced by others, where they are published and cannot be had just now.
+            # A name without tag takes the weights of another data set, if those of the first are not published. If they
+            # are published but cannot be fetched now, they are not replaced by others.
             others = [other for other in published_names() if other.startswith(f"{variant}.")]
             if cfg.hf_hub_id or kwargs.get("pretrained_cfg") or not others:
                 raise
             kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
-    # Features come through forward_intermediates: as planes, which is what timm's consumers take.
+    # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     try:
         model: EquivariantNet = build_model_with_cfg(
@@ -157,13 +166,19 @@ def build(
     except RuntimeError as error:
         if not (pretrained and cfg.file):
             raise
-        raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {error}") from error
+        raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
     labels = model.pretrained_cfg.get("label_names")
     if labels and len(labels) != getattr(model, "num_classes", len(labels)):
-        model.pretrained_cfg["label_names"] = None  # they are of the classes that the weights were trained on
+        model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     return model
 
 
+def misfit(error: RuntimeError) -> str:
+    """What torch says of a state dict that does not fit, in one line: the first fault, and how many more there are."""
+    first, *others = [line.strip() for line in str(error).splitlines()][1:] or [str(error)]
+    return shorten(first, 300) + f" and {len(others)} more" * bool(others)
+
+
 def _names_a_source(cfg: PretrainedCfg) -> bool:
-    """Whether the caller said where the weights are: a file, a state dict, or timm's hf-hub: and local-dir:."""
+    """Whether the caller named the weights: a file, a state dict, hf-hub: or local-dir:."""
     return bool(cfg.source or cfg.file or cfg.state_dict)

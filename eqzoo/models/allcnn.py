@@ -1,9 +1,9 @@
-"""The All-CNN-C for CIFAR-10, plain and attentive, for any group of the pixel grid.
+"""All-CNN-C for CIFAR-10, plain and attentive, for any group that maps the pixel grid onto itself.
 
-Dropout on the picture; then nine convolutions with batch norm and ReLU after each, the classifier's too, of N, N, N
-and 2N, 2N, 2N, 2N, 2N fields and at last one field a class: 3 x 3 but for the last two, 1 x 1. The third and the
-sixth are followed by a 2 x 2 maximum, in place of a stride that would break the group, and by dropout. On 32 x 32
-pictures the sides are 32, 16, 8. The logits are means over group and space.
+Dropout on the image, then nine convolutions, each with batch norm and ReLU, of N, N, N, 2N, 2N, 2N, 2N, 2N fields and,
+in the last, one field per class; they are 3 x 3 except for the last two, which are 1 x 1. After the third and the sixth
+there are a 2 x 2 max pool, in place of a stride, which would not be equivariant, and dropout. The sides are 32, 16 and
+8 on 32 x 32 images. The logits are means over group and space.
 
 | model               | group | N  | attention α             | parameters |
 |---------------------|-------|----|-------------------------|------------|
@@ -14,7 +14,7 @@ pictures the sides are 32, 16, 8. The logits are means over group and space.
 | p4m_allcnn          | P4M   | 32 |                         | 1,219,252  |
 | p4m_alpha_f_allcnn  | P4M   | 32 | on the input            | 1,249,192  |
 
-The spatial attention has filters of 7 x 7, the channel attention a sixteenth of the fields it sees as hidden fields.
+The spatial attention has 7 x 7 filters; the channel attention has a sixteenth as many hidden fields as input fields.
 
 References:
     Striving for Simplicity: The All Convolutional Net (Springenberg et al., 2014), table 1
@@ -32,7 +32,8 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers._fused import FusedSequential
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
@@ -45,19 +46,19 @@ REDUCTION = 16
 
 
 class AllCNN(EquivariantNet):
-    """Nine lifting and group convolutions; the last one classifies.
+    """All-CNN-C: nine lifting and group convolutions, the last of which is the classifier.
 
     Args:
         group: The point group.
         width: The number of fields of the first three layers, N; the next five have twice as many.
-        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, 2N)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping an activation after the third and the sixth layer.
-        input_drop_rate: The probability of dropping a value of the picture.
+        attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, 2N)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability after the third and the sixth layer.
+        input_drop_rate: The dropout probability of the image.
         global_pool: How logits are pooled over group and space: ``"avg"`` or ``"max"``.
-        downsample: ``"pool"``, exact, or ``"stride"``, a step of 2 in the third and the sixth convolution, which keeps
-            the group approximately on even sides.
+        downsample: ``"pool"``, which is exact, or ``"stride"``, stride 2 in the third and the sixth convolution, which
+            is only approximate on even sides.
 
     Shape:
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
@@ -91,8 +92,8 @@ class AllCNN(EquivariantNet):
         self.drop_rate = drop_rate
         self.downsample = downsample
         lift = lifting_conv(group, in_chans, width, 3, padding=1, attention=attention)
-        self.stem = nn.Sequential(
-            OrderedDict(drop=nn.Dropout(input_drop_rate), conv=lift, norm=self._norm(width), act=nn.ReLU())
+        self.stem = FusedSequential(
+            OrderedDict(drop=Dropout(input_drop_rate), conv=lift, norm=self._norm(width), act=nn.ReLU())
         )
         self.blocks = nn.Sequential(
             self._stage(width, width),
@@ -121,8 +122,8 @@ class AllCNN(EquivariantNet):
         layers["norm"] = self._norm(width)
         layers["act"] = nn.ReLU()
         if down:
-            layers["drop"] = nn.Dropout(self.drop_rate)
-        return nn.Sequential(layers)
+            layers["drop"] = Dropout(self.drop_rate)
+        return FusedSequential(layers)
 
     def _conv(self, in_width: int, width: int, kernel_size: int, stride: int = 1) -> nn.Module:
         padding, hidden = kernel_size // 2, max(1, in_width // REDUCTION)
@@ -136,7 +137,7 @@ class AllCNN(EquivariantNet):
         return pooled
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the last layer by a fresh one; 0 classes leave the pooled features ``(B, 2N)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 2N)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -171,35 +172,35 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def z2_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain All-CNN, 96 and 192 fields: the baseline that respects no turn (1,370,996 parameters)."""
+    """The plain All-CNN, 96 and 192 fields: the translation-equivariant baseline (1,370,996 parameters)."""
     return _create("z2_allcnn", pretrained, kwargs, group=Z2, width=96)
 
 
 @register_model
 def p4_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 All-CNN, 48 and 96 fields: exact for quarter turns (1,370,372 parameters)."""
+    """The p4 All-CNN, 48 and 96 fields: exact for 90° rotations (1,370,372 parameters)."""
     return _create("p4_allcnn", pretrained, kwargs, group=P4, width=48)
 
 
 @register_model
 def p4_alpha_f_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 All-CNN with attention on the input of every convolution (1,400,120 parameters)."""
+    """The p4 All-CNN with attention on the input of each convolution (1,400,120 parameters)."""
     return _create("p4_alpha_f_allcnn", pretrained, kwargs, group=P4, width=48, attention="input")
 
 
 @register_model
 def p4_alpha_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 All-CNN with attention on all responses, which took the paper 72 GB a batch (3,642,388 parameters)."""
+    """The p4 All-CNN with attention on all responses, 72 GB per batch in the paper (3,642,388 parameters)."""
     return _create("p4_alpha_allcnn", pretrained, kwargs, group=P4, width=48, attention="full")
 
 
 @register_model
 def p4m_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m All-CNN, 32 and 64 fields: exact for quarter turns and mirrors (1,219,252 parameters)."""
+    """The p4m All-CNN, 32 and 64 fields: exact for 90° rotations and reflections (1,219,252 parameters)."""
     return _create("p4m_allcnn", pretrained, kwargs, group=P4M, width=32)
 
 
 @register_model
 def p4m_alpha_f_allcnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m All-CNN with attention on the input of every convolution (1,249,192 parameters)."""
+    """The p4m All-CNN with attention on the input of each convolution (1,249,192 parameters)."""
     return _create("p4m_alpha_f_allcnn", pretrained, kwargs, group=P4M, width=32, attention="input")

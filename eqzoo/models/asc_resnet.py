@@ -1,9 +1,9 @@
-"""Bottleneck ResNets for CIFAR with affine self convolutions, and the networks that they are compared with.
+"""Bottleneck ResNets for CIFAR with affine self convolutions, and their baselines.
 
-A 3 x 3 stem with N fields, then three stages of n bottlenecks with N, 2N and 4N fields inside and four times as many
-outside, on sides 32, 16 and 8; the depth is ``9n + 2``. A bottleneck is 1 x 1, middle, 1 x 1, each with batch norm. The
-middle is a 3 x 3 convolution or a self-attention of 8 heads to 5 x 5 neighbours (6 heads with mirrors, where the fields
-are multiples of 6); squeeze and excitation (SE) ends the branch.
+A 3 x 3 stem with N fields, then three stages of n bottlenecks, with N, 2N and 4N fields inside and four times as many
+outside, on sides 32, 16 and 8; the depth is ``9n + 2``. A bottleneck is a 1 x 1 convolution, the middle layer and a
+1 x 1 convolution, each with batch norm, optionally followed by squeeze and excitation (SE). The middle layer is a 3 x 3
+convolution or a self-attention over 5 x 5 neighbors with 8 heads (6 heads for p4m, where 6 divides the fields).
 
 | model, 10 classes      | group | N  | middle     | SE reduction | resnet29 | resnet83 |
 |------------------------|-------|----|------------|--------------|----------|----------|
@@ -22,8 +22,8 @@ are multiples of 6); squeeze and excitation (SE) ends the branch.
 | p4m_se_resnet29        | P4M   | 6  | conv       | 2            | 383,332  |          |
 | p4m_asc_resnet29       | P4M   | 6  | asc        |              | 313,780  |          |
 
-The last five are ours. The counts of the other ResNet-29 round to those printed in the paper, but for p4_resnet29,
-where it has 310k; the paper shows its ResNet-83 in a figure without numbers.
+The last five are not in the paper. The counts of the other ResNet-29s round to those that it prints, except for
+p4_resnet29, for which it prints 310k; it shows the ResNet-83s in a figure without counts.
 
 References:
     Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendices B and C
@@ -51,6 +51,7 @@ from ..layers import (
     SpatialPool2d,
     StandAloneSelfAttention2d,
 )
+from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
@@ -66,35 +67,34 @@ _ATTENTION = {"asc": AffineSelfConv2d, "simple_asc": SimpleAffineSelfConv2d, "sa
 
 
 class ASCResNet(EquivariantNet):
-    """A bottleneck ResNet for small pictures, with convolutions or self-attention in the middle of its bottlenecks.
+    """Bottleneck ResNet for small images, with convolutions or self-attention as the middle layers.
 
-    The convolutions start from He's normal distribution, filters of self-attention from the standard normal, and the
-    last norm of each bottleneck at 0.
+    Initialization: convolutions from He's normal distribution, affine maps of self-attention from the standard normal
+    distribution, and the scale of the last norm of each bottleneck is 0.
 
     Args:
         group: The point group.
         depth: The number of layers, ``9n + 2`` for n bottlenecks a stage.
         width: The number of fields of the stem and inside the first stage, N.
-        middle: What is in the middle of a bottleneck: ``"conv"`` (3 x 3), ``"sasa"``, ``"simple_asc"`` or ``"asc"``.
-        se_reduction: The fields for each hidden unit of squeeze and excitation; None leaves it out.
+        middle: The middle layer of a bottleneck: ``"conv"`` (3 x 3), ``"sasa"``, ``"simple_asc"`` or ``"asc"``.
+        se_reduction: The ratio of fields to hidden units in squeeze and excitation; None for none.
         num_heads: The number of heads of self-attention.
-        kernel_size: The side of the neighbourhood of self-attention, in pixels.
-        scale: Whether scores are divided by all channels (``"total"``) or by those of a head (``"head"``).
-        downsample: How the first bottleneck of stages two and three halves the sides. ``"pool"``: 2 x 2 means on both
-            branches, exact on even sides. ``"stride"``: convolutions skip every other pixel, as plain ResNets do;
-            self-attention is still pooled, as the paper has it. This is approximate: on even sides the pixels that are
-            kept change with a turn.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, 16·N)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping a pooled feature before the classifier.
+        kernel_size: The side of the neighborhood of self-attention, in pixels.
+        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
+        downsample: How the first bottlenecks of stages two and three halve the sides. ``"pool"``: 2 x 2 means on both
+            branches, exact on even sides. ``"stride"``: convolutions with stride 2, as in plain ResNets, and pools
+            after self-attention, as in the paper; this is only approximate on even sides.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, 16·N)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability of the pooled features.
         global_pool: How features are pooled over the group and space: ``"avg"`` or ``"max"``.
 
     Shape:
-        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; 4 divides both sides.
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
 
     Raises:
-        ValueError: If no n fits the depth, the middle or the way of downsampling is unknown, heads or reduction do not
-            divide the fields, or the sides of a picture are not multiples of 4.
+        ValueError: If depth is not 9n + 2, middle or downsample is unknown, num_heads or se_reduction does not divide
+            the fields, or the sides of an image are not multiples of 4.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendix C
@@ -130,7 +130,7 @@ class ASCResNet(EquivariantNet):
         self.drop_rate = drop_rate
         attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)
-        self.stem = nn.Sequential(OrderedDict(conv=stem, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
+        self.stem = FusedSequential(OrderedDict(conv=stem, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
         self.blocks = nn.Sequential()
         self.feature_info = [{"num_chs": width * group.order, "reduction": 1, "module": "stem"}]
         channels = width
@@ -147,7 +147,7 @@ class ASCResNet(EquivariantNet):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draws convolutions from He's normal distribution, N(0, 2/fan_in), fan_in = planes in x k², biases 0."""
+        """Draws convolutions from He's normal distribution, N(0, 2/fan_in), fan_in = planes · k²; biases are 0."""
         for module in self.modules():
             if isinstance(module, (LiftingConv2d, GroupConv2d)):
                 nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_planes * module.kernel_size**2)))
@@ -157,7 +157,7 @@ class ASCResNet(EquivariantNet):
                 nn.init.zeros_(module.last_norm.weight)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last features: ``(B, C, height, width)`` pictures to a regular field ``(B, C, |H|, height', width')``."""
+        """The last features, a regular field ``(B, C, |H|, height', width')``, of images ``(B, C, height, width)``."""
         if self.grad_checkpointing and self.training:
             checkpointed: Tensor = checkpoint_seq(self.blocks, self.stem(x), flatten=True)
             return checkpointed
@@ -172,7 +172,7 @@ class ASCResNet(EquivariantNet):
         return logits
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, 16·N)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 16·N)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ class ASCResNet(EquivariantNet):
         self.head = head.to(like.device, like.dtype)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """How timm groups parameters by depth: by bottleneck, or coarsely by stage."""
+        """Regular expressions by which timm groups parameters by depth: by bottleneck or, if coarse, by stage."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)" if coarse else r"^blocks\.(\d+)\.(\d+)"}
 
 
@@ -190,13 +190,13 @@ class Bottleneck(nn.Module):
 
     Args:
         group: The point group.
-        channels: The number of fields that come in.
-        inner: The number of fields inside; four times as many go out.
-        middle: What is in the middle.
-        se_reduction: The fields for each hidden unit of squeeze and excitation; None leaves it out.
-        halve: How the sides are halved; None keeps them.
-        project: Whether the shortcut is a 1 x 1 convolution and a norm.
-        attention: The heads, neighbourhood and scale of self-attention.
+        channels: The number of input fields.
+        inner: The number of fields inside; there are four times as many output fields.
+        middle: The middle layer.
+        se_reduction: The ratio of fields to hidden units in squeeze and excitation; None for none.
+        halve: How the sides are halved; None if they are not.
+        project: Whether the shortcut is a 1 x 1 convolution and a norm instead of the identity.
+        attention: The keyword arguments of self-attention.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Bottleneck(nn.Module):
         outer = inner * _EXPANSION
         stride = 2 if halve == "stride" else 1
         pool = halve == "pool" or (halve is not None and middle != "conv")
-        self.branch = nn.Sequential(
+        self.branch = FusedSequential(
             OrderedDict(
                 conv1=GroupConv2d(group, channels, inner, 1, bias=False),
                 norm1=GroupBatchNorm2d(group, inner),
@@ -239,11 +239,11 @@ class Bottleneck(nn.Module):
 
     @property
     def last_norm(self) -> GroupBatchNorm2d:
-        """The norm whose scale starts at 0, so that a fresh bottleneck is its shortcut."""
+        """The norm whose scale is initialized to 0, so that a new bottleneck equals its shortcut."""
         return cast(GroupBatchNorm2d, self.branch.norm3)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.act(self.branch(x) + self.shortcut(x))
+        y: Tensor = self.branch(x, self.shortcut(x), self.act)
         return y
 
 
@@ -314,49 +314,49 @@ def z2_asc_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNe
 
 @register_model
 def p4_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 8 fields with convolutions: exact for quarter turns (309,138 parameters)."""
+    """ResNet-29 of 8 fields with convolutions: exact for 90° rotations (309,138 parameters)."""
     return _create("p4_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="conv")
 
 
 @register_model
 def p4_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 8 fields with convolutions and SE: exact for quarter turns (342,234 parameters)."""
+    """ResNet-29 of 8 fields with convolutions and SE: exact for 90° rotations (342,234 parameters)."""
     return _create("p4_se_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="conv", se_reduction=4)
 
 
 @register_model
 def p4_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 8 fields with affine self convolutions: exact for quarter turns (271,842 parameters)."""
+    """ResNet-29 of 8 fields with affine self convolutions: exact for 90° rotations (271,842 parameters)."""
     return _create("p4_asc_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="asc")
 
 
 @register_model
 def p4_simple_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 8 fields with simple affine self convolutions: exact for quarter turns (217,410 parameters)."""
+    """ResNet-29 of 8 fields with simple affine self convolutions: exact for 90° rotations (217,410 parameters)."""
     return _create("p4_simple_asc_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="simple_asc")
 
 
 @register_model
 def p4_asc_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 8 fields with affine self convolutions and SE: exact for quarter turns (304,938 parameters)."""
+    """ResNet-29 of 8 fields with affine self convolutions and SE: exact for 90° rotations (304,938 parameters)."""
     return _create("p4_asc_se_resnet29", pretrained, kwargs, group=P4, depth=29, width=8, middle="asc", se_reduction=4)
 
 
 @register_model
 def p4m_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 6 fields with convolutions: exact for quarter turns and mirrors (346,288 parameters)."""
+    """ResNet-29 of 6 fields with convolutions: exact for 90° rotations and reflections (346,288 parameters)."""
     return _create("p4m_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="conv")
 
 
 @register_model
 def p4m_se_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 6 fields with convolutions and SE: exact for quarter turns and mirrors (383,332 parameters)."""
+    """ResNet-29 of 6 fields with convolutions and SE: exact for 90° rotations and reflections (383,332 parameters)."""
     return _create("p4m_se_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="conv", se_reduction=2)
 
 
 @register_model
 def p4m_asc_resnet29(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-29 of 6 fields with affine self convolutions: exact for quarter turns and mirrors (313,780 parameters)."""
+    """ResNet-29 of 6 fields with ASC: exact for 90° rotations and reflections (313,780 parameters)."""
     return _create("p4m_asc_resnet29", pretrained, kwargs, group=P4M, depth=29, width=6, middle="asc", num_heads=6)
 
 
@@ -400,17 +400,17 @@ def z2_asc_se_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNe
 
 @register_model
 def p4_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-83 of 8 fields with convolutions: exact for quarter turns (861,522 parameters)."""
+    """ResNet-83 of 8 fields with convolutions: exact for 90° rotations (861,522 parameters)."""
     return _create("p4_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="conv")
 
 
 @register_model
 def p4_se_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-83 of 8 fields with convolutions and SE: exact for quarter turns (960,810 parameters)."""
+    """ResNet-83 of 8 fields with convolutions and SE: exact for 90° rotations (960,810 parameters)."""
     return _create("p4_se_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="conv", se_reduction=4)
 
 
 @register_model
 def p4_asc_resnet83(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-83 of 8 fields with affine self convolutions: exact for quarter turns (749,634 parameters)."""
+    """ResNet-83 of 8 fields with affine self convolutions: exact for 90° rotations (749,634 parameters)."""
     return _create("p4_asc_resnet83", pretrained, kwargs, group=P4, depth=83, width=8, middle="asc")

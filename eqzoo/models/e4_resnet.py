@@ -1,7 +1,7 @@
-"""The ResNet-18 family of efficient equivariant networks for CIFAR, for any group of the pixel grid.
+"""ResNet-18 for CIFAR with efficient equivariant (E⁴) layers, for any group that maps the pixel grid onto itself.
 
-A 3 x 3 lifting convolution and four stages of two basic blocks with C, 2C, 4C and 8C fields; the maximum over the group
-and the mean over space; a linear classifier. In the E⁴ networks, the second convolution of every block is an E⁴ layer.
+A 3 x 3 lifting convolution; four stages of two basic blocks with C, 2C, 4C and 8C fields; the maximum over the group
+and the mean over space; a linear classifier. In the E⁴ networks, the second convolution of each block is an E⁴ layer.
 
 | model              | group | fields C | second layer of a block | CIFAR-10   | CIFAR-100  |
 |--------------------|-------|----------|-------------------------|------------|------------|
@@ -11,11 +11,11 @@ and the mean over space; a linear classifier. In the E⁴ networks, the second c
 | p4_e4_resnet18     | P4    | 32       | E⁴, 3 x 3, r = 2        | 6,340,298  | 6,363,428  |
 | p4m_e4_resnet18    | P4M   | 22       | E⁴, 3 x 3, r = 2        | 5,804,952  | 5,820,882  |
 
-The paper prints 5.8M and 6.0M for the two E⁴ networks. The settings here are those of the authors' code, two channels
-to a slice; with its untied norm, ``kernel_norm_affine="per_element"``, they have 6,343,178 and 5,809,572 parameters.
+The paper prints 5.8M and 6.0M for the two E⁴ networks. The settings here are those of the authors' code, with two
+channels per slice; with its norm, ``kernel_norm_affine="per_element"``, they have 6,343,178 and 5,809,572 parameters.
 
-The group networks halve their maps by a 2 x 2 maximum behind a convolution of stride 1, as the authors' code does,
-which is exact on even sides; the plain network by stride 2, as residual networks do.
+The p4 and p4m networks halve the sides by a 2 x 2 max pool after a convolution with stride 1, as in the authors' code,
+which is exact on even sides; the plain network uses stride 2, as ResNet does.
 
 References:
     Efficient Equivariant Network (He et al., 2021), section 5.2 and table 4
@@ -29,12 +29,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, LiftingConv2d, SpatialPool2d
+from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, LiftingConv2d, SpatialPool2d
+from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
@@ -47,31 +47,31 @@ Downsample = Literal["pool", "stride"]
 
 
 class E4ResNet(EquivariantNet):
-    """Basic residual blocks whose second layer is a convolution or an E⁴ layer.
+    """ResNet of basic blocks whose second layer is a group convolution or an E⁴ layer.
 
     Args:
         group: The point group.
-        width: The number of fields of the first stage, C; each further stage has twice as many.
+        width: The number of fields of the first stage, C; it doubles with each further stage.
         depths: The number of blocks of each stage.
-        mechanism: The second layer of every block: ``"conv"``, a 3 x 3 group convolution, or ``"e4"``.
-        slice_channels: The number of neighbouring channels that share a generated filter, ``C/s``.
-        reduction: How many times fewer hidden fields the kernel generators have, r.
+        mechanism: The second layer of each block: ``"conv"``, a 3 x 3 group convolution, or ``"e4"``.
+        slice_channels: The number of consecutive channels that share a generated filter, ``C/s``.
+        reduction: The ratio of input fields to hidden fields in the kernel generators, r.
         kernel_size: The side of the generated filters, in pixels, odd.
-        concat_kernel: Whether the kernel generators see all group elements at a pixel.
-        concat_value: Whether the encoders see all group elements at a pixel.
+        concat_kernel: Whether the kernel generators mix group elements.
+        concat_value: Whether the encoders mix group elements.
         kernel_norm_affine: ``"tied"``, which is exact, or ``"per_element"``, as in the authors' code, which is not.
-        downsample: ``"pool"``: stride 1, then a 2 x 2 maximum, on both branches, which is exact on even sides;
-            ``"stride"``: stride 2, which on even sides keeps turns and mirrors only approximately.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, 8C)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping an activation behind the first convolution of a block.
+        downsample: ``"pool"``: stride 1 and a 2 x 2 max pool on both branches, which is exact on even sides;
+            ``"stride"``: stride 2, which is only approximate on even sides.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, 8C)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability after the first convolution of each block.
         global_pool: How features are pooled over the group, before the mean over space: ``"max"`` or ``"avg"``.
 
     Shape:
-        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides divisible by 8 where maps are pooled.
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; with ``"pool"``, sides are multiples of 8.
 
     Raises:
-        ValueError: If an argument is not one of its choices, or a slice or the reduction does not divide a width.
+        ValueError: If mechanism or downsample is unknown, or slice_channels or reduction does not divide a width.
 
     References:
         Efficient Equivariant Network (He et al., 2021), section 5.2
@@ -128,7 +128,7 @@ class E4ResNet(EquivariantNet):
 
         block = partial(_BasicBlock, group, second_layer=second_layer, downsample=downsample, drop_rate=drop_rate)
         lift = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)
-        self.stem = nn.Sequential(OrderedDict(conv=lift, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
+        self.stem = FusedSequential(OrderedDict(conv=lift, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
         stages = []
         channels = width
         for stage, (out_channels, depth) in enumerate(zip(widths, depths, strict=True)):
@@ -152,13 +152,16 @@ class E4ResNet(EquivariantNet):
         return pooled if pre_logits else self.head(pooled)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, 8C)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 8C)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
         self.head = head.to(like.device, like.dtype)
+
+
+_RELU = nn.ReLU()  # it has no state, and the blocks have no module for it
 
 
 class _BasicBlock(nn.Module):
@@ -192,16 +195,17 @@ class _BasicBlock(nn.Module):
             return OrderedDict(conv=conv, **pool)
 
         norm = partial(GroupBatchNorm2d, group, out_channels)
-        self.main = nn.Sequential(
+        self.main = FusedSequential(
             project(3)
-            | OrderedDict(drop=nn.Dropout(drop_rate), norm=norm(), act=nn.ReLU())
+            | OrderedDict(drop=Dropout(drop_rate), norm=norm(), act=nn.ReLU())
             | OrderedDict(second=second_layer(out_channels), second_norm=norm())
         )
         same = in_channels == out_channels and not halve
         self.shortcut = nn.Identity() if same else nn.Sequential(project(1) | OrderedDict(norm=norm()))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.main(x) + self.shortcut(x))
+        y: Tensor = self.main(x, self.shortcut(x), _RELU)
+        return y
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
@@ -223,29 +227,29 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def z2_resnet18(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain ResNet-18 for CIFAR, the baseline that respects no turn (11,173,962 parameters)."""
+    """The plain ResNet-18 for CIFAR, the translation-equivariant baseline (11,173,962 parameters)."""
     return _create("z2_resnet18", pretrained, kwargs, group=Z2, width=64, mechanism="conv", downsample="stride")
 
 
 @register_model
 def p4_resnet18(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-18 of p4 convolutions, 32 fields: exact for quarter turns (11,165,738 parameters)."""
+    """ResNet-18 of p4 convolutions, 32 fields: exact for 90° rotations (11,165,738 parameters)."""
     return _create("p4_resnet18", pretrained, kwargs, group=P4, width=32, mechanism="conv")
 
 
 @register_model
 def p4m_resnet18(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-18 of p4m convolutions, 22 fields: exact for quarter turns and mirrors (10,552,992 parameters)."""
+    """ResNet-18 of p4m convolutions, 22 fields: exact for 90° rotations and reflections (10,552,992 parameters)."""
     return _create("p4m_resnet18", pretrained, kwargs, group=P4M, width=22, mechanism="conv")
 
 
 @register_model
 def p4_e4_resnet18(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-18 of p4 convolutions and E⁴ layers, 32 fields: exact for quarter turns (6,340,298 parameters)."""
+    """ResNet-18 of p4 convolutions and E⁴ layers, 32 fields: exact for 90° rotations (6,340,298 parameters)."""
     return _create("p4_e4_resnet18", pretrained, kwargs, group=P4, width=32, mechanism="e4")
 
 
 @register_model
 def p4m_e4_resnet18(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """ResNet-18 of p4m convolutions and E⁴ layers, 22 fields: exact with mirrors too (5,804,952 parameters)."""
+    """ResNet-18 of p4m convolutions and E⁴ layers, 22 fields: exact with reflections too (5,804,952 parameters)."""
     return _create("p4m_e4_resnet18", pretrained, kwargs, group=P4M, width=22, mechanism="e4")

@@ -1,8 +1,8 @@
-"""E⁴-Net, the efficient equivariant network for rotated MNIST, for any group of the pixel grid.
+"""E⁴-Net, the efficient equivariant network for rotated MNIST, for any group that maps the pixel grid onto itself.
 
-A 3 x 3 lifting convolution and six E⁴ layers of one width, batch norm and ReLU after each, dropout after the last five;
-2 x 2 maxima after the first and the third E⁴ layer. On 28 x 28 pictures the sides are 28, 14 and 7. Then the maximum
-over group and space, and a linear classifier.
+A 3 x 3 lifting convolution and six E⁴ layers of equal width, each followed by batch norm and ReLU; dropout after the
+last five; 2 x 2 max pools after the first and the third E⁴ layer; the maximum over group and space, and a linear
+classifier. The sides are 28, 14 and 7 on 28 x 28 images.
 
 | model            | group | fields C | slices s | reduction r | kernel k | parameters |
 |------------------|-------|----------|----------|-------------|----------|------------|
@@ -10,9 +10,9 @@ over group and space, and a linear classifier.
 | p4_e4net_large   | P4    | 24       | 3        | 1           | 5        | 39,988     |
 | p4m_e4net (ours) | P4M   | 12       | 2        | 1           | 5        | 18,274     |
 
-The paper prints 18.8K and 41.1K. Its code has a scale and shift for each group element in the norm of the kernel
-generator, 18,694 and 40,852 parameters with ``kernel_norm_affine="per_element"``; that norm stops being equivariant
-once it is trained, so here it is tied.
+The paper prints 18.8K and 41.1K. The norm of the kernel generator in the authors' code has a scale and shift for each
+group element, which is not equivariant once it is trained; here it is tied over the group. With
+``kernel_norm_affine="per_element"`` the networks have 18,694 and 40,852 parameters.
 
 References:
     Efficient Equivariant Network (He et al., 2021), section 5.1 and tables 1 to 3
@@ -26,7 +26,8 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Group
-from ..layers import E4Layer2d, GlobalPool, GroupBatchNorm2d, LiftingConv2d, SpatialPool2d
+from ..layers import Dropout, E4Layer2d, GlobalPool, GroupBatchNorm2d, LiftingConv2d, SpatialPool2d
+from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
@@ -36,24 +37,24 @@ __all__ = ["E4Net"]
 
 
 class E4Net(EquivariantNet):
-    """A lifting convolution, six E⁴ layers, and a linear classifier of what is left of group and space.
+    """E⁴-Net: a lifting convolution, six E⁴ layers, and a linear classifier of the pooled features.
 
     Args:
         group: The point group.
-        width: The number of fields of every layer, C.
-        slices: The number of filters a pixel in every E⁴ layer, s; it divides C.
-        reduction: How many times fewer hidden fields the kernel generators have, r; it divides C.
+        width: The number of fields of each layer, C.
+        slices: The number of filters per pixel in each E⁴ layer, s; it divides C.
+        reduction: The ratio of input fields to hidden fields in the kernel generators, r; it divides C.
         kernel_size: The side of the generated filters, in pixels, odd.
-        concat_kernel: Whether the kernel generators see all group elements at a pixel.
-        concat_value: Whether the encoders see all group elements at a pixel.
+        concat_kernel: Whether the kernel generators mix group elements.
+        concat_value: Whether the encoders mix group elements.
         kernel_norm_affine: ``"tied"``, which is exact, or ``"per_element"``, as in the authors' code, which is not.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, C)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping an activation.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, C)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability.
         global_pool: How features are pooled over group and space: ``"max"`` or ``"avg"``.
 
     Shape:
-        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides divisible by 4.
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
 
     References:
         Efficient Equivariant Network (He et al., 2021), section 5.1
@@ -108,10 +109,10 @@ class E4Net(EquivariantNet):
     def _stage(self, layers: OrderedDict[str, nn.Module], drop: bool = False, pool: bool = False) -> nn.Sequential:
         layers |= OrderedDict(norm=GroupBatchNorm2d(self.group, self.num_features), act=nn.ReLU(inplace=True))
         if drop:
-            layers["drop"] = nn.Dropout(self.drop_rate)
+            layers["drop"] = Dropout(self.drop_rate)
         if pool:
             layers["pool"] = SpatialPool2d(self.group, 2)
-        return nn.Sequential(layers)
+        return FusedSequential(layers)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
@@ -119,7 +120,7 @@ class E4Net(EquivariantNet):
         return pooled if pre_logits else self.head(pooled)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, C)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, C)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -147,17 +148,17 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def p4_e4net(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """E⁴-Net for p4 with 16 fields in 2 slices: exact for quarter turns (18,118 parameters)."""
+    """E⁴-Net for p4 with 16 fields in 2 slices: exact for 90° rotations (18,118 parameters)."""
     return _create("p4_e4net", pretrained, kwargs, group=P4, width=16, slices=2)
 
 
 @register_model
 def p4_e4net_large(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The large E⁴-Net for p4, 24 fields in 3 slices: exact for quarter turns (39,988 parameters)."""
+    """The large E⁴-Net for p4, 24 fields in 3 slices: exact for 90° rotations (39,988 parameters)."""
     return _create("p4_e4net_large", pretrained, kwargs, group=P4, width=24, slices=3)
 
 
 @register_model
 def p4m_e4net(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """E⁴-Net for p4m with 12 fields in 2 slices, ours: exact for quarter turns and mirrors (18,274 parameters)."""
+    """E⁴-Net for p4m with 12 fields in 2 slices: exact for 90° rotations and reflections (18,274 parameters)."""
     return _create("p4m_e4net", pretrained, kwargs, group=P4M, width=12, slices=2)

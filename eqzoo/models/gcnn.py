@@ -1,8 +1,8 @@
-"""The rotated-MNIST network of group equivariant CNNs, for any group of the pixel grid.
+"""Group equivariant CNNs for rotated MNIST, plain and attentive, for any group that maps the pixel grid onto itself.
 
-Seven valid convolutions, as attentive group convolutions took it over from Cohen and Welling: 3 x 3, but 4 x 4 in the
-last, which classifies; batch norm and ReLU after each of the first six, dropout after all of them but the second,
-a 2 x 2 maximum after the second. On 28 x 28 pictures the sides are 26, 24 and 12, 10, 8, 6, 4, 1.
+The network of Cohen and Welling as the attentive paper trains it: seven convolutions without padding, 3 x 3 except for
+the last, a 4 x 4 classifier. The first six are followed by batch norm and ReLU, then the second by a 2 x 2 max pool and
+the other five by dropout. The sides are 26, 24 (12 after the pool), 10, 8, 6, 4 and 1 on 28 x 28 images.
 
 | model     | group | fields N | parameters |
 |-----------|-------|----------|------------|
@@ -11,9 +11,9 @@ a 2 x 2 maximum after the second. On 28 x 28 pictures the sides are 26, 24 and 1
 | p4_cnn_w* | P4    | 11 15 19 | 29,051 · 50,415 · 77,539 |
 | p4m_cnn   | P4M   | 7        | 26,747     |
 
-The attentive networks are p4_cnn with attention in all seven convolutions. The spatial attention has filters of 7 x 7,
-the channel attention half as many hidden fields as it sees (on the picture as many). On the picture, p4_alpha_f_cnn
-dilates its spatial filter by 4.
+The attentive networks are p4_cnn with attention in all seven convolutions. The spatial attention has 7 x 7 filters,
+dilated by 4 in the first layer of p4_alpha_f_cnn; the channel attention has half as many hidden fields as input fields,
+in the first layer as many.
 
 | model           | attention α              | parameters |
 |-----------------|--------------------------|------------|
@@ -37,7 +37,8 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers._fused import FusedSequential
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
@@ -48,20 +49,20 @@ __all__ = ["GroupCNN"]
 
 
 class GroupCNN(EquivariantNet):
-    """Seven lifting and group convolutions; the last one classifies.
+    """Group CNN: seven lifting and group convolutions, the last of which is the classifier.
 
     Args:
         group: The point group.
-        width: The number of fields of every layer, N.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, N)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping an activation.
-        global_pool: How logits are pooled over the group, and over space where pictures are larger than 28 x 28:
-            ``"max"`` or ``"avg"``.
-        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
+        width: The number of fields of each layer, N.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, N)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability.
+        global_pool: How logits are pooled over the group and, for images larger than 28 x 28, over space: ``"max"`` or
+            ``"avg"``.
+        attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
 
     Shape:
-        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides even and at least 28 pixels.
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are even and at least 28 pixels.
 
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 4.1
@@ -103,10 +104,10 @@ class GroupCNN(EquivariantNet):
     def _stage(self, conv: nn.Module, drop: bool = False, pool: bool = False) -> nn.Sequential:
         layers = OrderedDict(conv=conv, norm=GroupBatchNorm2d(self.group, self.num_features), act=nn.ReLU())
         if drop:
-            layers["drop"] = nn.Dropout(self.drop_rate)
+            layers["drop"] = Dropout(self.drop_rate)
         if pool:
             layers["pool"] = SpatialPool2d(self.group, 2)
-        return nn.Sequential(layers)
+        return FusedSequential(layers)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
@@ -114,7 +115,7 @@ class GroupCNN(EquivariantNet):
         return pooled
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the last convolution by a fresh one; 0 classes leave the pooled features ``(B, N)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, N)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -153,13 +154,13 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def z2_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain CNN for rotated MNIST, 20 fields: the baseline that respects no turn (21,620 parameters)."""
+    """The plain CNN for rotated MNIST, 20 fields: the translation-equivariant baseline (21,620 parameters)."""
     return _create("z2_cnn", pretrained, kwargs, group=Z2, width=20)
 
 
 @register_model
 def p4_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 CNN for rotated MNIST, 10 fields: exact for quarter turns (24,610 parameters)."""
+    """The p4 CNN for rotated MNIST, 10 fields: exact for 90° rotations (24,610 parameters)."""
     return _create("p4_cnn", pretrained, kwargs, group=P4, width=10)
 
 
@@ -183,7 +184,7 @@ def p4_cnn_w19(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
 
 @register_model
 def p4m_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m CNN with 7 fields, ours: exact for quarter turns and mirrors (26,747 parameters)."""
+    """The p4m CNN with 7 fields, not in the papers: exact for 90° rotations and reflections (26,747 parameters)."""
     return _create("p4m_cnn", pretrained, kwargs, group=P4M, width=7)
 
 
@@ -207,11 +208,11 @@ def p4_alpha_sp_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
 
 @register_model
 def p4_alpha_f_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 CNN with channel and spatial attention on the input of every convolution (29,462 parameters)."""
+    """The p4 CNN with channel and spatial attention on the input of each convolution (29,462 parameters)."""
     return _create("p4_alpha_f_cnn", pretrained, kwargs, group=P4, width=10, attention="input")
 
 
 @register_model
 def p4_alpha_rh_cnn(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 CNN with attention over the poses of the input of every convolution (24,851 parameters)."""
+    """The p4 CNN with attention over the poses of the input of each convolution (24,851 parameters)."""
     return _create("p4_alpha_rh_cnn", pretrained, kwargs, group=P4, width=10, attention="pose")

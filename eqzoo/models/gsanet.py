@@ -1,8 +1,9 @@
 """Group self-attention networks: lifting self-attention, blocks of group self-attention, and a linear classifier.
 
-A block attends, ``a = drop(act(norm(SA(act(norm(x))))))``, adds, ``y = crop(a) + crop(x)``, and maps each place,
-``z = y + norm(W₂ act(norm(W₁ y)))``; norms are layer norms over the field, act is swish. Where the number of fields
-changes, so does x, by a linear map. Layers have 9 heads of half the output fields each, and 5 x 5 neighbourhoods.
+A block is ``y = crop(drop(act(norm(SA(act(norm(x))))))) + crop(W x)``, ``z = y + norm(W₂ act(norm(W₁ y)))``, with
+group self-attention SA, layer norms over the field, swish, and linear maps W, W₁, W₂ of the channels; W is the identity
+if the number of fields does not change. SA has 5 x 5 neighborhoods and 9 heads, each with half the output fields as
+channels.
 
 | data set | lifting | blocks: fields (crop)                | norm, act after blocks | sides                       |
 |----------|---------|--------------------------------------|------------------------|-----------------------------|
@@ -10,7 +11,7 @@ changes, so does x, by a linear map. Layers have 9 heads of half the output fiel
 | pcam     | 12*     | 24 (0)* 48 (2), 48 (1)* 96 (1)*      | yes                    | 96, 48 48, 24 20 18, 9 7, 3 |
 | cifar10  | 96      | 96 (0) x 2* 192 (0) x 2* 192 (0) x 2 | yes                    | 32 32 32, 16 16 16, 8 8 8   |
 
-A star is a 2 x 2 maximum.
+A star is a 2 x 2 max pool; the numbers in parentheses are the pixels cropped from each edge.
 
 | model                     | parameters                                   |
 |---------------------------|----------------------------------------------|
@@ -18,12 +19,13 @@ A star is a 2 x 2 maximum.
 | z2 r4 r8 r4m_gsanet_s     | 206,926 · 207,034 · 207,178 · 207,178        |
 | z2 z2m_gsanet_b           | 3,001,648 · 3,001,808                        |
 
-The paper prints one count for all groups of a data set, 44.67K, 205.66K and 2.99M; the table of relative poses, of |H|
-rows a layer, makes the difference. r8, r12 and r16 are exact for quarter turns, and approximate between them.
+The paper prints one count for all groups of a data set: 44.67K, 205.66K and 2.99M. The counts differ by the embeddings
+of relative poses, which have |H| rows in each layer. r8, r12 and r16 are exact for 90° rotations and approximate for
+the others.
 
-No other weight depends on the group, so trained weights serve other turns too: with another ``group``,
-``pretrained=True`` interpolates the tables, and ``create_model("r4_gsanet_t", pretrained=True, group=cyclic(8))`` is a
-network of 8 turns to go on from.
+No other weight depends on the group, so weights can be transferred to another number of rotations: given ``group``,
+``pretrained=True`` interpolates the embeddings. ``create_model("r4_gsanet_t", pretrained=True, group=cyclic(8))`` is a
+network for 8 rotations, initialized from the weights for 4.
 
 References:
     Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 6 and appendix F
@@ -41,6 +43,7 @@ from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Z2M, Group, cyclic
 from ..layers import (
+    Dropout,
     GroupLayerNorm2d,
     GroupPool,
     GroupSelfAttention2d,
@@ -49,7 +52,7 @@ from ..layers import (
     PointwiseConv2d,
     SpatialPool2d,
 )
-from ..layers.self_attention import Neighbourhood, PoseIndex, init_linear_maps
+from ..layers.self_attention import Neighborhood, PoseIndex, init_linear_maps
 from ._base import EquivariantNet
 from ._builder import CIFAR10, PCAM, ROTMNIST, build, configs
 
@@ -60,7 +63,7 @@ ReadOut = Literal["max_avg", "sum_max"]
 
 
 class Stage(NamedTuple):
-    """Blocks at one resolution: the fields of each, the pixels that each crops from every edge, a pool at the end."""
+    """Blocks at one resolution: the fields of each, the pixels cropped from each edge, and whether a pool follows."""
 
     widths: tuple[int, ...]
     crops: tuple[int, ...]
@@ -73,7 +76,7 @@ CIFAR_STAGES = (Stage((96, 96), (0, 0)), Stage((192, 192), (0, 0)), Stage((192, 
 
 
 class Crop(nn.Module):
-    """Takes the same number of pixels from every edge: exact for all groups of the pixel grid."""
+    """Crops the same number of pixels from each edge, which is equivariant."""
 
     def __init__(self, pixels: int) -> None:
         super().__init__()
@@ -83,8 +86,8 @@ class Crop(nn.Module):
         height, width = x.shape[-2:]
         if min(height, width) <= 2 * self.pixels:
             raise ValueError(
-                f"a block crops {self.pixels} pixels from every edge, and has {height} x {width} left; give a larger "
-                f"picture, so that {2 * self.pixels + 1} x {2 * self.pixels + 1} or more are left here"
+                f"a block crops {self.pixels} pixels from each edge of a {height} x {width} map; give a larger image, "
+                f"so that the map is at least {2 * self.pixels + 1} x {2 * self.pixels + 1}"
             )
         return x[..., self.pixels : height - self.pixels, self.pixels : width - self.pixels]
 
@@ -93,15 +96,15 @@ class Crop(nn.Module):
 
 
 class SelfAttentionBlock(nn.Module):
-    """Group self-attention and a network of each place, both residual.
+    """Group self-attention and a pointwise two-layer network, both with residual connections.
 
-    ``y = crop(drop(act(norm(SA(act(norm(x))))))) + crop(W x)``, ``z = y + norm(W₂ act(norm(W₁ y)))``; W only where the
-    number of fields changes, and W₁ halves it.
+    ``y = crop(drop(act(norm(SA(act(norm(x))))))) + crop(W x)``, ``z = y + norm(W₂ act(norm(W₁ y)))``. W is
+    the identity if the number of fields does not change; W₁ halves it.
 
     Args:
-        attention: The attention, from the fields of the input to those of the output.
-        crop: The pixels taken from every edge.
-        value_drop: The probability of dropping an activation of the attention.
+        attention: The self-attention layer SA.
+        crop: The number of pixels cropped from each edge.
+        value_drop: The dropout probability after the attention.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height − 2·crop, width − 2·crop)``.
@@ -118,7 +121,7 @@ class SelfAttentionBlock(nn.Module):
                 attention=attention,
                 norm_out=GroupLayerNorm2d(group, channels),
                 act_out=nn.SiLU(),
-                drop=nn.Dropout(value_drop),
+                drop=Dropout(value_drop),
             )
         )
         self.shortcut = nn.Identity() if in_channels == channels else PointwiseConv2d(group, in_channels, channels)
@@ -143,29 +146,28 @@ class GSANet(EquivariantNet):
     """A group self-attention network.
 
     Args:
-        group: The point group, with any number of turns.
+        group: The point group, with any number of rotations.
         width: The number of fields of the lifting attention.
-        stages: The blocks, resolution by resolution.
+        stages: The blocks of each resolution.
         stem_pool: Whether to halve the sides after the lifting attention.
-        block_norm: Whether norm and activation follow each block.
-        kernel_size: The side of all neighbourhoods, in pixels, odd; ``"global"`` for the whole picture.
-        num_heads: The number of heads of all attention.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, C)``.
-        in_chans: The number of channels of the picture.
-        drop_rate: The probability of dropping an activation before the pool of a stage.
-        in_drop_rate: The probability of dropping a value of the picture.
-        attn_drop_rate: The probability of dropping a key.
-        value_drop_rate: The probability of dropping an activation of the attention.
-        init_scale: Weights are drawn from ``N(0, init_scale²/fan_in)``; √2 is He's initialisation.
-        global_pool: ``"max_avg"``, the paper's read-out: the maximum over the group, then the mean over space; or
-            ``"sum_max"``, the authors' code's: the sum over space, then the maximum over the group.
-        downsample: ``"exact"``, windows of 2 pixels, or 3 where a side is odd, placed alike from every edge; or
-            ``"floor"``, the authors' code's windows of 2 pixels, which drop the last row and column of an odd side, as
-            of 7 on 96 x 96 pictures, and so keep the group only approximately.
-        pose_index: ``"exact"``, or ``"released"`` for the authors' code's relative poses, which break the group.
+        block_norm: Whether each block is followed by a norm and an activation.
+        kernel_size: The side of all neighborhoods, in pixels, odd; ``"global"`` for the whole image.
+        num_heads: The number of heads of each attention.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, C)``.
+        in_chans: The number of image channels.
+        drop_rate: The dropout probability before the pool of each stage.
+        in_drop_rate: The dropout probability of the image.
+        attn_drop_rate: The dropout probability of the attention weights.
+        value_drop_rate: The dropout probability after each attention.
+        init_scale: Weights are drawn from ``N(0, init_scale²/fan_in)``; √2 is He's initialization.
+        global_pool: ``"max_avg"``, as in the paper: the maximum over the group, then the mean over space; or
+            ``"sum_max"``, as in the authors' code: the sum over space, then the maximum over the group.
+        downsample: ``"exact"``: `HalvingPool2d`; or ``"floor"``, as in the authors' code: 2 x 2 max pools, which drop
+            the last row and column of an odd side, such as 7 on 96 x 96 images, and are only approximate there.
+        pose_index: ``"exact"``, or ``"released"``, as in the authors' code, which is not equivariant.
 
     Shape:
-        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides of any parity, and large enough for the crops.
+        ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides even or odd, large enough for the crops.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), figure F.1
@@ -184,7 +186,7 @@ class GSANet(EquivariantNet):
         stages: tuple[Stage, ...] = ROTMNIST_STAGES,
         stem_pool: bool = False,
         block_norm: bool = False,
-        kernel_size: Neighbourhood = 5,
+        kernel_size: Neighborhood = 5,
         num_heads: int = 9,
         num_classes: int = 10,
         in_chans: int = 1,
@@ -207,7 +209,7 @@ class GSANet(EquivariantNet):
         shared: dict[str, Any] = {"kernel_size": kernel_size, "num_heads": num_heads, "attn_drop": attn_drop_rate}
         lift = LiftingSelfAttention2d(group, in_chans, width, **shared)
         self.stem = nn.Sequential(
-            OrderedDict[str, nn.Module](drop=nn.Dropout(in_drop_rate), attention=lift)
+            OrderedDict[str, nn.Module](drop=Dropout(in_drop_rate), attention=lift)
             | self._norm_act(width)
             | (OrderedDict(pool=self._pool()) if stem_pool else OrderedDict())
         )
@@ -231,7 +233,7 @@ class GSANet(EquivariantNet):
         if self.block_norm:
             layers |= self._norm_act(channels)
         if pool:
-            layers["drop"] = nn.Dropout(self.drop_rate)
+            layers["drop"] = Dropout(self.drop_rate)
             layers["pool"] = self._pool()
         return nn.Sequential(layers)
 
@@ -244,7 +246,7 @@ class GSANet(EquivariantNet):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         x = x if pre_logits else self.head(x)
-        # Space comes last in fields and in planes, so that this serves fused networks too.
+        # Space is last in fields and in planes, so this also works in fused networks.
         if self.global_pool == "max_avg":
             pooled: Tensor = self.group_pool(x).mean((-2, -1))
         else:
@@ -252,7 +254,7 @@ class GSANet(EquivariantNet):
         return pooled
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, C)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, C)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             if global_pool not in ("max_avg", "sum_max"):
@@ -286,36 +288,39 @@ default_cfgs = configs(
 )
 
 
-def _poses_between(source: Group) -> Callable[[dict[str, Tensor], "GSANet"], dict[str, Tensor]]:
-    """What takes weights of a registered network, whose group is the source, to another group: a filter for timm.
+def _interpolate_poses(source: Group) -> Callable[[dict[str, Tensor], "GSANet"], dict[str, Tensor]]:
+    """A checkpoint filter for timm that transfers weights from the group ``source`` to the group of the model.
 
-    Tables of relative poses are linear in the angle between the turns of the source, and keep the rows of the elements
-    that both groups have. There are none for mirrors that the source has not; such weights do not fit.
+    The embeddings of relative poses are linearly interpolated in the angle; rows of elements that both groups have are
+    copied. Weights of a group without reflections do not fit a group with them.
     """
 
     def filtered(state: dict[str, Tensor], model: GSANet) -> dict[str, Tensor]:
         target = model.group
         if target == source:
             return state
-        places = torch.arange(target.rotations, device="cpu") * source.rotations
-        before, after = places // target.rotations, (places // target.rotations + 1) % source.rotations
-        share = (places % target.rotations / target.rotations)[:, None]
+        angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
+        before, after = angles // target.rotations, (angles // target.rotations + 1) % source.rotations
+        fraction = (angles % target.rotations / target.rotations)[:, None]
 
-        def between(name: str, table: Tensor) -> Tensor:
+        def interpolated(name: str, table: Tensor) -> Tensor:
             if not name.endswith(".pose.weight") or len(table) != source.order:
                 return table
-            turns = table.unflatten(0, (-1, source.rotations))[: 1 + target.mirrors]
-            weight = share.to(table)
-            return ((1 - weight) * turns[:, before] + weight * turns[:, after]).flatten(0, 1)
+            rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
+            weight = fraction.to(table)
+            return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
 
-        return {name: between(name, value) for name, value in state.items()}
+        return {name: interpolated(name, value) for name, value in state.items()}
 
     return filtered
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group, **args: Any) -> EquivariantNet:
     features = 1 + sum(len(stage.widths) for stage in args["stages"])
-    options: dict[str, Any] = {"feature_indices": tuple(range(features)), "pretrained_filter_fn": _poses_between(group)}
+    options: dict[str, Any] = {
+        "feature_indices": tuple(range(features)),
+        "pretrained_filter_fn": _interpolate_poses(group),
+    }
     return build(GSANet, variant, pretrained, **(options | {"group": group} | args | kwargs))
 
 
@@ -337,65 +342,65 @@ def _create_b(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Gro
 
 @register_model
 def z2_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The self-attention baseline for rotated MNIST, which respects no turn (44,368 parameters)."""
+    """The self-attention baseline for rotated MNIST, equivariant under translations only (44,368 parameters)."""
     return _create_t("z2_gsanet_t", pretrained, kwargs, Z2)
 
 
 @register_model
 def r4_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 4 turns for rotated MNIST: exact for quarter turns (44,428 parameters)."""
+    """GSA-Net with 4 rotations for rotated MNIST: exact for 90° rotations (44,428 parameters)."""
     return _create_t("r4_gsanet_t", pretrained, kwargs, P4)
 
 
 @register_model
 def r8_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 8 turns for rotated MNIST: exact for quarter turns, approximate between (44,508 parameters)."""
+    """GSA-Net with 8 rotations for rotated MNIST: exact for 90°, approximate for 45° (44,508 parameters)."""
     return _create_t("r8_gsanet_t", pretrained, kwargs, cyclic(8))
 
 
 @register_model
 def r12_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 12 turns for rotated MNIST: exact for quarter turns, approximate between (44,588 parameters)."""
+    """GSA-Net with 12 rotations for rotated MNIST: exact for 90°, approximate for 30° (44,588 parameters)."""
     return _create_t("r12_gsanet_t", pretrained, kwargs, cyclic(12))
 
 
 @register_model
 def r16_gsanet_t(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 16 turns for rotated MNIST: exact for quarter turns, approximate between (44,668 parameters)."""
+    """GSA-Net with 16 rotations for rotated MNIST: exact for 90°, approximate for 22.5° (44,668 parameters)."""
     return _create_t("r16_gsanet_t", pretrained, kwargs, cyclic(16))
 
 
 @register_model
 def z2_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The self-attention baseline for PatchCamelyon, which respects no turn (206,926 parameters)."""
+    """The self-attention baseline for PatchCamelyon, equivariant under translations only (206,926 parameters)."""
     return _create_s("z2_gsanet_s", pretrained, kwargs, Z2)
 
 
 @register_model
 def r4_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 4 turns for PatchCamelyon: exact for quarter turns (207,034 parameters)."""
+    """GSA-Net with 4 rotations for PatchCamelyon: exact for 90° rotations (207,034 parameters)."""
     return _create_s("r4_gsanet_s", pretrained, kwargs, P4)
 
 
 @register_model
 def r8_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 8 turns for PatchCamelyon: exact for quarter turns, approximate between (207,178 parameters)."""
+    """GSA-Net with 8 rotations for PatchCamelyon: exact for 90°, approximate for 45° (207,178 parameters)."""
     return _create_s("r8_gsanet_s", pretrained, kwargs, cyclic(8))
 
 
 @register_model
 def r4m_gsanet_s(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of 4 turns and mirrors for PatchCamelyon: exact for both (207,178 parameters)."""
+    """GSA-Net with 4 rotations and reflections for PatchCamelyon: exact for both (207,178 parameters)."""
     return _create_s("r4m_gsanet_s", pretrained, kwargs, P4M)
 
 
 @register_model
 def z2_gsanet_b(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The self-attention baseline for CIFAR-10, which respects no mirror (3,001,648 parameters)."""
+    """The self-attention baseline for CIFAR-10, equivariant under translations only (3,001,648 parameters)."""
     return _create_b("z2_gsanet_b", pretrained, kwargs, Z2)
 
 
 @register_model
 def z2m_gsanet_b(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The GSA-Net of the left-right mirror for CIFAR-10: exact for it (3,001,808 parameters)."""
+    """GSA-Net with left-right reflections for CIFAR-10: exact for them (3,001,808 parameters)."""
     return _create_b("z2m_gsanet_b", pretrained, kwargs, Z2M)

@@ -1,10 +1,10 @@
-"""The densely connected network for PatchCamelyon, plain and attentive, for any group of the pixel grid.
+"""DenseNets for PatchCamelyon, plain and attentive, for any group that maps the pixel grid onto itself.
 
-All convolutions are valid, so that 96 x 96 pictures need no padding. A 3 x 3 lifting convolution to g fields; five
-dense layers, each a batch norm, a ReLU and a 3 x 3 convolution whose g new fields are put before the old ones, cropped
-by a pixel; between them transitions of batch norm, ReLU, a 1 x 1 convolution and a 2 x 2 mean; at last batch norm,
-ReLU, a 1 x 1 convolution that classifies, and a mean over group and space. The sides are 94, 92 and 46, 44 and 22, 20
-and 10, 8 and 4, 2.
+Convolutions have no padding. A 3 x 3 lifting convolution to g fields; five dense layers of batch norm, ReLU and a 3 x 3
+convolution, whose g new fields are concatenated before the input fields cropped by one pixel; after each of the first
+four, a transition of batch norm, ReLU, a 1 x 1 convolution and a 2 x 2 mean; then batch norm, ReLU, a 1 x 1 convolution
+as the classifier, and the mean over group and space. The sides are 94, 92, 46, 44, 22, 20, 10, 8, 4 and 2 on 96 x 96
+images.
 
 | model                | group | g  | attention α  | parameters |
 |----------------------|-------|----|--------------|------------|
@@ -14,7 +14,7 @@ and 10, 8 and 4, 2.
 | p4m_densenet         | P4M   | 9  |              | 124,209    |
 | p4m_alpha_f_densenet | P4M   | 9  | on the input | 141,221    |
 
-The attention, in all convolutions, has 2 hidden fields and spatial filters whose reach shrinks with the maps:
+The attention, in all convolutions, has 2 hidden fields and these spatial filters:
 
 | at                              | filter | dilation   |
 |---------------------------------|--------|------------|
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
 from ..layers import GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers._fused import FusedSequential, norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
@@ -54,14 +55,14 @@ TRANSITION = ((7, 4), (7, 4), (7, 3), (7, 1))
 
 
 class PCamDenseNet(EquivariantNet):
-    """Five dense layers with transitions between them.
+    """DenseNet of five dense layers with transitions between them.
 
     Args:
         group: The point group.
-        growth: The number of fields that every dense layer adds, g.
-        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
-        num_classes: The number of classes; with 0 the network gives its pooled features, ``(B, 6g)``.
-        in_chans: The number of channels of the picture.
+        growth: The number of fields that each dense layer adds, g.
+        attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
+        num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, 6g)``.
+        in_chans: The number of image channels.
         global_pool: How logits are pooled over group and space: ``"avg"`` or ``"max"``.
 
     Shape:
@@ -107,12 +108,12 @@ class PCamDenseNet(EquivariantNet):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        x = self.act(self.norm(x))
+        x = norm_act(self.norm, self.act, x)
         pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
         return pooled
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the last convolution by a fresh one; 0 classes leave the pooled features ``(B, 6g)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 6g)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -124,7 +125,7 @@ class PCamDenseNet(EquivariantNet):
 
 
 class _DenseLayer(nn.Module):
-    """The new fields ``conv(ReLU(norm(x)))`` before the old ones, cropped by a pixel on each side."""
+    """Concatenates the new fields ``conv(ReLU(norm(x)))`` and x cropped by one pixel on each side."""
 
     def __init__(
         self, group: Group, in_width: int, growth: int, attention: Attention | None, reach: tuple[int, int]
@@ -135,11 +136,11 @@ class _DenseLayer(nn.Module):
         self.conv = _conv(group, in_width, growth, 3, attention, reach)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.conv(self.act(self.norm(x))), x[..., 1:-1, 1:-1]), 1)
+        return torch.cat((self.conv(norm_act(self.norm, self.act, x)), x[..., 1:-1, 1:-1]), 1)
 
 
 def _transition(group: Group, width: int, attention: Attention | None, reach: tuple[int, int]) -> nn.Sequential:
-    return nn.Sequential(
+    return FusedSequential(
         OrderedDict(
             norm=GroupBatchNorm2d(group, width, eps=2e-5),
             act=nn.ReLU(),
@@ -179,29 +180,29 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def z2_densenet(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain DenseNet for PatchCamelyon, growth 26: the baseline that respects no turn (130,598 parameters)."""
+    """The plain DenseNet for PatchCamelyon, growth 26: the translation-equivariant baseline (130,598 parameters)."""
     return _create("z2_densenet", pretrained, kwargs, group=Z2, growth=26)
 
 
 @register_model
 def p4_densenet(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 DenseNet for PatchCamelyon, growth 13: exact for quarter turns (129,649 parameters)."""
+    """The p4 DenseNet for PatchCamelyon, growth 13: exact for 90° rotations (129,649 parameters)."""
     return _create("p4_densenet", pretrained, kwargs, group=P4, growth=13)
 
 
 @register_model
 def p4_alpha_f_densenet(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4 DenseNet with attention on the input of every convolution (140,453 parameters)."""
+    """The p4 DenseNet with attention on the input of each convolution (140,453 parameters)."""
     return _create("p4_alpha_f_densenet", pretrained, kwargs, group=P4, growth=13, attention="input")
 
 
 @register_model
 def p4m_densenet(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m DenseNet for PatchCamelyon, growth 9: exact for quarter turns and mirrors (124,209 parameters)."""
+    """The p4m DenseNet for PatchCamelyon, growth 9: exact for 90° rotations and reflections (124,209 parameters)."""
     return _create("p4m_densenet", pretrained, kwargs, group=P4M, growth=9)
 
 
 @register_model
 def p4m_alpha_f_densenet(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m DenseNet with attention on the input of every convolution (141,221 parameters)."""
+    """The p4m DenseNet with attention on the input of each convolution (141,221 parameters)."""
     return _create("p4m_alpha_f_densenet", pretrained, kwargs, group=P4M, growth=9, attention="input")

@@ -1,9 +1,9 @@
-"""The 44-layer residual network for CIFAR-10, plain and attentive, for any group of the pixel grid.
+"""ResNet-44 for CIFAR-10, plain and attentive, for any group that maps the pixel grid onto itself.
 
 A 3 x 3 lifting convolution; three stages of seven pre-activation blocks of two 3 x 3 convolutions, at sides 32, 16 and
-8; batch norm, ReLU, a mean over space, a 1 x 1 convolution that classifies, and a mean over the group. The first
-blocks of the second and third stage halve the side by a 2 x 2 maximum after their first convolution, and after the
-1 x 1 convolution on their shortcut.
+8; batch norm, ReLU, the mean over space, a 1 x 1 convolution as the classifier, and the mean over the group. The first
+blocks of the second and third stage halve the sides by 2 x 2 max pools, after their first convolution and after the
+1 x 1 convolution of their shortcut.
 
 | model                | group | fields       | attention α  | parameters |
 |----------------------|-------|--------------|--------------|------------|
@@ -11,7 +11,7 @@ blocks of the second and third stage halve the side by a 2 x 2 maximum after the
 | p4m_resnet44         | P4M   | 11, 23, 45   |              | 2,621,683  |
 | p4m_alpha_f_resnet44 | P4M   | 11, 23, 45   | on the input | 2,693,911  |
 
-The attention, in all convolutions, has spatial filters of 7 x 7 and 2 hidden fields.
+The attention, in all convolutions, has 7 x 7 spatial filters and 2 hidden fields.
 
 References:
     Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8.2
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..groups import P4M, Z2, Group
 from ..layers import GlobalPool, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from ..layers._fused import norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
@@ -40,18 +41,18 @@ HIDDEN = 2
 
 
 class ResNet44(EquivariantNet):
-    """Three stages of pre-activation blocks.
+    """ResNet of three stages of pre-activation blocks.
 
     Args:
         group: The point group.
         widths: The number of fields of each stage.
         depth: The number of blocks of each stage.
-        attention: The attention of the convolutions, as `eqzoo.layers.AttentiveGroupConv2d` names it, or None.
-        num_classes: The number of classes; with 0 the network gives its pooled features.
-        in_chans: The number of channels of the picture.
+        attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
+        num_classes: The number of classes; with 0 the network returns its pooled features.
+        in_chans: The number of image channels.
         global_pool: How logits are pooled over the group: ``"avg"`` or ``"max"``.
-        downsample: ``"pool"``, exact, or ``"stride"``, a step of 2 in the convolutions themselves, which keeps the
-            group approximately on even sides.
+        downsample: ``"pool"``, which is exact, or ``"stride"``, stride 2 in the convolutions, which is only approximate
+            on even sides.
 
     Shape:
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
@@ -101,12 +102,12 @@ class ResNet44(EquivariantNet):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        x = self.space_pool(self.act(self.norm(x)))
+        x = self.space_pool(norm_act(self.norm, self.act, x))
         pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
         return pooled
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the last convolution by a fresh one; 0 classes leave the pooled features ``(B, fields)``."""
+        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, fields)``."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
@@ -118,7 +119,7 @@ class ResNet44(EquivariantNet):
 
 
 class _Block(nn.Module):
-    """``x + conv(ReLU(norm(conv(ReLU(norm(x))))))``, at half the side where ``downsample`` says how."""
+    """``x + conv(ReLU(norm(conv(ReLU(norm(x))))))``, with halved sides unless ``downsample`` is None."""
 
     def __init__(
         self, group: Group, in_width: int, width: int, attention: Attention | None, downsample: str | None
@@ -135,8 +136,8 @@ class _Block(nn.Module):
         self.shortcut = _conv(group, in_width, width, 1, attention, stride) if downsample else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.pool(self.conv1(self.act1(self.norm1(x))))
-        y = self.conv2(self.act2(self.norm2(y)))
+        y = self.pool(self.conv1(norm_act(self.norm1, self.act1, x)))
+        y = self.conv2(norm_act(self.norm2, self.act2, y))
         shortcut: Tensor = self.pool(self.shortcut(x))
         return y + shortcut
 
@@ -168,17 +169,17 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any)
 
 @register_model
 def z2_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain ResNet-44, 32, 64 and 128 fields: the baseline that respects no turn (2,636,064 parameters)."""
+    """The plain ResNet-44, 32, 64 and 128 fields: the translation-equivariant baseline (2,636,064 parameters)."""
     return _create("z2_resnet44", pretrained, kwargs, group=Z2, widths=(32, 64, 128))
 
 
 @register_model
 def p4m_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m ResNet-44, 11, 23 and 45 fields: exact for quarter turns and mirrors (2,621,683 parameters)."""
+    """The p4m ResNet-44, 11, 23 and 45 fields: exact for 90° rotations and reflections (2,621,683 parameters)."""
     return _create("p4m_resnet44", pretrained, kwargs, group=P4M, widths=(11, 23, 45))
 
 
 @register_model
 def p4m_alpha_f_resnet44(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The p4m ResNet-44 with attention on the input of every convolution (2,693,911 parameters)."""
+    """The p4m ResNet-44 with attention on the input of each convolution (2,693,911 parameters)."""
     return _create("p4m_alpha_f_resnet44", pretrained, kwargs, group=P4M, widths=(11, 23, 45), attention="input")

@@ -1,12 +1,18 @@
-"""The neighbourhood operations under the layers: plain functions of tensors, no parameters."""
+"""The operations under the layers: functions of tensors, without parameters. `reference` has their formulas."""
 
+from . import reference
 from ._backend import use_backend
-from .affine_attention import AffineBank, AffineBanks, affine_attention, affine_map
-from .attentive_conv import attend_input, attentive_conv
-from .dynamic_depthwise import dynamic_depthwise
-from .generated_depthwise import generated_depthwise
-from .group_self_attention import group_self_attention, inside, windows
-from .local_group_attention import local_group_attention
+from ._batch_norm import batch_norm
+from ._dropout import dropout
+from .affine import AffineBank, AffineBanks, affine_attention, affine_map
+from .attentive import attend_input, attentive_conv
+from .dynamic_filters import dynamic_depthwise
+from .generated_filters import generated_depthwise
+from .group_attention import group_self_attention
+from .group_convolution import expand_filters, group_conv2d
+from .local_attention import local_group_attention
+from .octic import octic_gelu, octic_norm, split_heads, stack_heads
+from .reference import inside, windows
 
 __all__ = [
     "AffineBank",
@@ -15,11 +21,20 @@ __all__ = [
     "affine_map",
     "attend_input",
     "attentive_conv",
+    "batch_norm",
+    "dropout",
     "dynamic_depthwise",
+    "expand_filters",
     "generated_depthwise",
+    "group_conv2d",
     "group_self_attention",
     "inside",
     "local_group_attention",
+    "octic_gelu",
+    "octic_norm",
+    "reference",
+    "split_heads",
+    "stack_heads",
     "use_backend",
     "windows",
 ]

@@ -1,4 +1,4 @@
-"""Which implementation runs: kernels where there are some, eager torch everywhere."""
+"""Backends of the operations: the choice between them, registration by device, C++ built at first use."""
 
 import atexit
 import contextlib
@@ -13,22 +13,37 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 
-from ..files import atomic
+from .._common import atomic
 
-__all__ = ["Backend", "cpu_function", "launch", "on_cuda", "plain", "use_backend"]
+__all__ = [
+    "WITH_BFLOAT16",
+    "Backend",
+    "cpu_function",
+    "exporting",
+    "forced",
+    "launch",
+    "on_cuda",
+    "operator",
+    "plain",
+    "register",
+    "use_backend",
+]
 
-Backend = Literal["auto", "eager"]
+Backend = Literal["auto", "eager", "reference", "irreps"]
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCES = Path(__file__).with_name("native")
 _SCALARS = {torch.float32: "float", torch.float64: "double"}
-# Sums may be reordered, as a vector unit does; infinities and not-a-numbers keep their meaning.
+WITH_BFLOAT16 = {**_SCALARS, torch.bfloat16: "bfloat16"}  # the scalars of kernels that also read bfloat16
+# Sums may be reordered, as vector units do; infinities and NaNs keep their meaning.
 _FLAGS = [
     "-std=c++17",
     "-O3",
@@ -48,13 +63,15 @@ _building = threading.Lock()
 
 @contextlib.contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Chooses the implementation of the neighbourhood operations for a block of code, in all threads.
+    """Chooses the implementation of the operations for a block of code, in all threads.
 
     Args:
-        backend: ``"auto"``: on a GPU the Triton kernels where Triton is installed, on a CPU the C++ kernels where a
-            compiler is at hand, and eager torch for everything else. ``"eager"``: eager torch alone. All give the same
-            numbers, up to rounding; at exact ties kernels give the gradient of a maximum to the first, eager torch
-            shares it out.
+        backend: ``"auto"``: the Triton kernels on a GPU where Triton is installed, the C++ kernels on a CPU where there
+            is a compiler, eager torch elsewhere. ``"eager"``: torch's own operators, as in an exported file.
+            ``"reference"``: the formulas of `eqzoo.ops.reference`, with every intermediate result stored. ``"irreps"``:
+            as ``"auto"``, with every group convolution through the irreps of its group, also where that is slower. All
+            agree up to rounding; where several channels or pixels share a maximum, kernels give its gradient to the
+            first of them, torch's operators divide it among them.
 
     Raises:
         ValueError: If there is no such backend.
@@ -67,7 +84,7 @@ def use_backend(backend: Backend) -> Iterator[None]:
     """
     global _backend
     if backend not in get_args(Backend):
-        raise ValueError(f"backend is 'auto' or 'eager', got {backend!r}")
+        raise ValueError(f"backend is 'auto', 'eager', 'reference' or 'irreps', got {backend!r}")
     previous, _backend = _backend, backend
     try:
         yield
@@ -75,37 +92,78 @@ def use_backend(backend: Backend) -> Iterator[None]:
         _backend = previous
 
 
+def forced(backend: Backend) -> bool:
+    """Whether `use_backend` chooses this backend."""
+    return _backend == backend
+
+
 def plain() -> bool:
-    """Whether the graph has to consist of torch's own operators: on request, and while a network is exported."""
-    return _backend == "eager" or torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    """Whether the graph must consist of torch's own operators: on request, and while a network is exported."""
+    return _backend == "eager" or exporting()
+
+
+def exporting() -> bool:
+    """Whether a graph is recorded for a file, in which the batch size is not known."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def operator(name: str, eager: Callable[..., Any]) -> CustomOpDef:
+    """A custom operator ``eqzoo::name``, which runs the eager form on devices that no kernel is registered for."""
+    return torch.library.custom_op(f"eqzoo::{name}", eager, mutates_args=())
+
+
+def register(op: CustomOpDef, device: str, eager: Callable[..., Any]) -> Callable[[F], F]:
+    """Registers the kernel of an operator for a device type, with torch's dispatcher.
+
+    The kernel returns NotImplemented for what it does not cover: another floating-point type or group order, no
+    compiler or no Triton, or a backend that was chosen. The eager form runs then.
+
+    Args:
+        op: The operator.
+        device: ``"cpu"`` or ``"cuda"``.
+        eager: The operator's eager form.
+    """
+
+    def decorate(kernel: F) -> F:
+        def run(*args: Any) -> Any:
+            result = kernel(*args)
+            return eager(*args) if result is NotImplemented else result
+
+        op.register_kernel(device)(run)
+        return kernel
+
+    return decorate
 
 
 def on_cuda(*tensors: Tensor) -> bool:
-    """Whether tensors are on a GPU that Triton has kernels for, in a floating type that they read."""
+    """Whether the Triton kernels apply: Triton is installed, and the tensors are of a type that the kernels read."""
     types = (torch.float32, torch.float16, torch.bfloat16)
-    return all(t.is_cuda and t.dtype in types for t in tensors) and _has_triton()
+    return not _eager() and all(t.is_cuda and t.dtype in types for t in tensors) and _has_triton()
 
 
-def cpu_function(source: str, function: str, *tensors: Tensor) -> "ctypes._NamedFuncPointer | None":
-    """The C++ function for tensors of one type on the CPU, or None where eager torch has to do.
+def cpu_function(
+    source: str, function: str, *tensors: Tensor, scalars: Mapping[torch.dtype, str] = _SCALARS
+) -> "ctypes._NamedFuncPointer | None":
+    """The C++ function for CPU tensors of one type, or None where eager torch has to do.
 
     Args:
-        source: The name of the file in ``native``, without its ending. It is compiled when first asked for.
-        function: The name of the function, without ``_float`` or ``_double``.
-        tensors: What it is to read.
+        source: The file in ``native``, without its suffix; compiled at first use.
+        function: The function, without the suffix of its type, such as ``_float``.
+        tensors: The tensors that it will read.
+        scalars: The types that it is compiled for, and their suffixes.
     """
     dtype = tensors[0].dtype
-    if _backend == "eager" or dtype not in _SCALARS or any(not t.is_cpu or t.dtype != dtype for t in tensors):
+    if _eager() or dtype not in scalars or any(not t.is_cpu or t.dtype != dtype for t in tensors):
         return None
-    with _building:  # a cache alone would let threads that come at once build at once
+    with _building:  # functools.cache alone would let concurrent threads build concurrently
         built = _library(source)
-    return None if built is None else getattr(built, f"{function}_{_SCALARS[dtype]}")
+    return None if built is None else getattr(built, f"{function}_{scalars[dtype]}")
 
 
 def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | float | None) -> None:
-    """Calls a C++ function with pointers to contiguous tensors, whole numbers as int64 and others as double.
+    """Calls a C++ function: contiguous tensors as pointers, int as int64, float as double, None as a null pointer.
 
-    The number of threads follows as the last argument, torch's own.
+    torch's number of threads is added as the last argument.
     """
     packed: list[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_double] = []
     for argument in (*arguments, torch.get_num_threads()):
@@ -121,6 +179,10 @@ def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | floa
     function(*packed)
 
 
+def _eager() -> bool:
+    return _backend in ("eager", "reference")
+
+
 @functools.cache
 def _has_triton() -> bool:
     try:
@@ -132,27 +194,27 @@ def _has_triton() -> bool:
 
 @functools.cache
 def _library(source: str) -> ctypes.CDLL | None:
-    """Builds a source file once for this machine and keeps it in the user's cache."""
+    """Builds a source file once a machine and keeps it in the user's cache."""
     compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
     if compiler is None or os.environ.get("EQZOO_NATIVE") == "0":
-        _log.info("no C++ compiler, or EQZOO_NATIVE=0: attention runs in eager torch")
+        _log.info("no C++ compiler, or EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
     files = [_SOURCES / "common.h", _SOURCES / f"{source}.cpp"]
     flags = [*_FLAGS, *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
-    made_of = [compiler, _run([compiler, "--version"]).stdout, _cpu(), *flags, *(f.read_text() for f in files)]
-    key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
+    ingredients = [compiler, _run([compiler, "--version"]).stdout, _cpu(), *flags, *(f.read_text() for f in files)]
+    key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     try:
         target = _folder() / f"{source}-{key}.so"
         if not target.exists():
             atomic(target, functools.partial(_compile, compiler, flags, files[1]))
         return ctypes.CDLL(str(target))
     except OSError as error:
-        warnings.warn(f"eqzoo: {files[1].name} could not be built, eager torch does its work: {error}", stacklevel=2)
+        warnings.warn(f"eqzoo: {files[1].name} could not be built, eager torch is used instead: {error}", stacklevel=2)
         return None
 
 
 def _compile(compiler: str, flags: Sequence[str], source: Path, target: Path) -> None:
-    # Without OpenMP there is one thread, and no other difference; some compilers do not know the machine they run on.
+    # Without OpenMP kernels use one thread; some compilers do not know -march=native.
     for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
         ran = _run([compiler, *flags, *extra, str(source), "-o", str(target)])
         if ran.returncode == 0:
@@ -172,7 +234,7 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 @functools.cache
 def _folder() -> Path:
-    """Where built kernels stay: the user's cache, or a folder of this process's where there is none to write to."""
+    """The folder of built kernels: the user's cache or, where that is not writable, a temporary one."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eqzoo" / "kernels"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -187,7 +249,7 @@ def _folder() -> Path:
 
 @functools.cache
 def _cpu() -> str:
-    """What machine code may depend on: homes are shared between machines that differ."""
+    """What machine code depends on: home folders may be shared by machines with different processors."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,60 +1,38 @@
-"""The responses of a group convolution, `f̃(o, s, c)`, reduced over pixels or channels without being stored.
+"""Reductions of the responses of a group convolution, ``f̃(o, s, c)``, without storing the responses.
 
-`response_peak` takes their maxima over pixels, `response_sum` their sums weighed by attention. On the CPU C++ reduces
-each response as it produces it, on a GPU Triton does, and elsewhere eager torch for a few pictures at a time. Their
-gradients are computed from the responses produced once more.
+`response_peak` is their maximum over pixels, `response_sum` their attended sum over input channels and poses. The C++
+and Triton kernels reduce each response as it is computed, eager torch those of a few images at a time; gradients
+compute the responses again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from . import _backend
+from ._chunks import chunks
+from .reference import responses, spatial_attention
 
-__all__ = ["pictures_at_once", "response_peak", "response_sum", "responses", "weighed_sum"]
-
-# The responses that eager torch makes at once: no smaller a number makes it faster.
-_ELEMENTS_AT_ONCE = 1 << 20
-
-
-def responses(x: Tensor, filters: Tensor, poses: int, stride: int, padding: int, dilation: int) -> Tensor:
-    """All responses, stored: ``(B, C, S, O, height', width')``."""
-    bank = filters.transpose(0, 1).reshape(-1, 1, *filters.shape[2:])
-    response = F.conv2d(x, bank, None, stride, padding, dilation, groups=x.shape[1])
-    return response.unflatten(1, (-1, poses, filters.shape[0]))
+__all__ = ["attended_sum", "response_peak", "response_sum"]
 
 
-def weighed_sum(response: Tensor, alpha: Tensor | None, spatial: Tensor | None, attention_dilation: int) -> Tensor:
-    """``Σ_s α^X Σ_c α^C f̃`` of stored responses; alpha is ``(B, C, S, O)``. Without an attention its weight is 1."""
-    attended = response if alpha is None else response * alpha[..., None, None]
+def attended_sum(response: Tensor, alpha: Tensor | None, spatial: Tensor | None, attention_dilation: int) -> Tensor:
+    """``Σ_s α^X Σ_c α^C f̃`` of stored responses ``(B, C, S, O, height, width)``; an attention that is None is 1.
+
+    Args:
+        response: The responses.
+        alpha: The channel attention, ``(B, S, C, O)``.
+        spatial: The filters of the spatial attention.
+        attention_dilation: The step between their taps.
+    """
+    attended = response if alpha is None else response * alpha.transpose(1, 2)[..., None, None]
     total = attended.sum(1)
     if spatial is None:
         return total.sum(1)
-    weight = _spatial_attention(total / attended.shape[1], attended.amax(1), spatial, attention_dilation)
+    weight = spatial_attention(total / attended.shape[1], attended.amax(1), spatial, attention_dilation)
     return (total * weight).sum(1)
-
-
-def pictures_at_once(x: Tensor, filters: Tensor) -> int:
-    """For how many pictures eager torch makes responses at once."""
-    return max(1, _ELEMENTS_AT_ONCE // (x[0].numel() * len(filters)))
-
-
-def _spatial_attention(mean: Tensor, peak: Tensor, spatial: Tensor, dilation: int) -> Tensor:
-    """``α^X`` of the two statistics of the channels, ``(B, S, O, height, width)`` as each of these.
-
-    Every output plane and input pose has a filter of its own for each statistic, so both are filtered plane by plane.
-    """
-    poses, out = mean.shape[1:3]
-    padding = dilation * (spatial.shape[-1] // 2)
-    filters = spatial.unflatten(1, (2, poses)).permute(1, 2, 0, 3, 4).flatten(1, 2).unsqueeze(2)
-    maps = [
-        F.conv2d(statistic.flatten(1, 2), own, None, 1, padding, dilation, groups=poses * out)
-        for statistic, own in zip((mean, peak), filters, strict=True)
-    ]
-    return (maps[0] + maps[1]).unflatten(1, (poses, out)).sigmoid()
 
 
 def _peaks(x: Tensor, filters: Tensor, *sampling: int) -> tuple[Tensor, Tensor]:
@@ -63,12 +41,10 @@ def _peaks(x: Tensor, filters: Tensor, *sampling: int) -> tuple[Tensor, Tensor]:
 
 
 def _sums(x: Tensor, alpha: Tensor | None, filters: Tensor, spatial: Tensor | None, *sampling: int) -> Tensor:
-    weight = None if alpha is None else alpha.transpose(1, 2)
-    return weighed_sum(responses(x, filters, *sampling[:4]), weight, spatial, sampling[4])
+    return attended_sum(responses(x, filters, *sampling[:4]), alpha, spatial, sampling[4])
 
 
-@torch.library.custom_op("eqzoo::response_peak", mutates_args=())
-def response_peak(
+def eager_peak(
     x: Tensor, filters: Tensor, poses: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
     """The maximum over pixels of every response, ``(B, S, C, O)``, and the pixel where it is first reached.
@@ -82,41 +58,22 @@ def response_peak(
         dilation: The step between taps of the filters, in pixels.
     """
     sampling = (poses, stride, padding, dilation)
-    x, filters = x.contiguous(), filters.contiguous()
     peak, where = _peak_fake(x, filters, *sampling)
-    function = _backend.cpu_function("attentive_conv", "response_peak", x, filters)
-    if function is not None:
-        _backend.launch(function, x, filters, peak, where, *_sizes(x, filters, None, *sampling))
-    elif _backend.on_cuda(x, filters):
-        from .triton import attentive_conv as triton
-
-        triton.response_peak(x, filters, peak, where, *sampling)
-    else:
-        for some in _pictures(x, filters):
-            peak[some], where[some] = _peaks(x[some], filters, *sampling)
+    for some in _images(x, filters):
+        peak[some], where[some] = _peaks(x[some], filters, *sampling)
     return peak, where
 
 
-@torch.library.custom_op("eqzoo::response_peak_backward", mutates_args=())
-def _response_peak_backward(
+def eager_peak_backward(
     grad: Tensor, x: Tensor, filters: Tensor, where: Tensor, poses: int, stride: int, padding: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
+    """The gradients of input and filters."""
     sampling = (poses, stride, padding, dilation)
-    grad, x, filters = grad.contiguous(), x.contiguous(), filters.contiguous()
-    function = _backend.cpu_function("attentive_conv", "response_peak_backward", grad, x, filters)
-    if function is not None:
-        grads = torch.empty_like(x), torch.empty_like(filters)
-        _backend.launch(function, x, filters, where, grad, *grads, *_sizes(x, filters, None, *sampling))
-        return grads
-    if _backend.on_cuda(grad, x, filters):
-        from .triton import attentive_conv as triton
-
-        return triton.response_peak_backward(grad, x, filters, where, *sampling)
-    return _gradients(lambda x, filters: _peaks(x, filters, *sampling)[0], (x,), (filters,), grad)
+    grads = _gradients(lambda x, filters: _peaks(x, filters, *sampling)[0], (x,), (filters,), grad)
+    return grads[0], grads[1]
 
 
-@torch.library.custom_op("eqzoo::response_sum", mutates_args=())
-def response_sum(
+def eager_sum(
     x: Tensor,
     filters: Tensor,
     alpha: Tensor | None,
@@ -128,7 +85,7 @@ def response_sum(
     attention_dilation: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``Σ_s α^X Σ_c α^C f̃``, ``(B, O, height', width')``, and what its gradient needs.
+    """``Σ_s α^X Σ_c α^C f̃``, ``(B, O, height', width')``, and intermediate results for its gradient.
 
     Args:
         x: The input, ``(B, C·S, height, width)``.
@@ -140,32 +97,20 @@ def response_sum(
         padding: The zeros added to each side, in pixels.
         dilation: The step between taps of the filters, in pixels.
         attention_dilation: The step between taps of the spatial attention, in pixels.
-        keep: Whether a gradient will be asked for.
+        keep: Whether a gradient will be computed.
 
     Returns:
         The sum; then, for the gradient through the spatial attention alone and otherwise empty, the sums and the
         maxima over channels and the channels of the maxima, each ``(B, S, height', width', O)``.
     """
     sampling = (poses, stride, padding, dilation, attention_dilation)
-    x, filters = x.contiguous(), filters.contiguous()
-    alpha, spatial = (None if v is None else v.contiguous() for v in (alpha, spatial))
     out = _sum_fake(x, filters, alpha, spatial, *sampling, keep)
-    function = _backend.cpu_function("attentive_conv", "response_sum", *_given(x, filters, alpha, spatial))
-    if function is not None:
-        kept = out[1:] if out[1].numel() else (None, None, None)
-        _backend.launch(function, x, filters, alpha, spatial, out[0], *kept, *_sizes(x, filters, spatial, *sampling))
-    elif _backend.on_cuda(*_given(x, filters, alpha, spatial)):
-        from .triton import attentive_conv as triton
-
-        triton.response_sum(x, filters, alpha, spatial, out[0], *sampling)
-    else:
-        for some in _pictures(x, filters):
-            out[0][some] = _sums(x[some], None if alpha is None else alpha[some], filters, spatial, *sampling)
+    for some in _images(x, filters):
+        out[0][some] = _sums(x[some], None if alpha is None else alpha[some], filters, spatial, *sampling)
     return out
 
 
-@torch.library.custom_op("eqzoo::response_sum_backward", mutates_args=())
-def _response_sum_backward(
+def eager_sum_backward(
     grad: Tensor,
     x: Tensor,
     filters: Tensor,
@@ -180,26 +125,134 @@ def _response_sum_backward(
     dilation: int,
     attention_dilation: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, filters, alpha and spatial filters, empty for None."""
     sampling = (poses, stride, padding, dilation, attention_dilation)
-    grad = grad.contiguous()
-    x, filters = x.contiguous(), filters.contiguous()
-    alpha, spatial = (None if v is None else v.contiguous() for v in (alpha, spatial))
-    inputs = (x, filters, alpha, spatial)
-    grads: Sequence[Tensor | None]
-    function = _backend.cpu_function("attentive_conv", "response_sum_backward", *_given(grad, *inputs))
-    if function is not None:
-        grads = [None if v is None else torch.empty_like(v) for v in inputs]
-        sizes = _sizes(x, filters, spatial, *sampling)
-        _backend.launch(function, *inputs, sums, peaks, which, grad, *grads, *sizes)
-    elif _backend.on_cuda(*_given(grad, *inputs)):
-        from .triton import attentive_conv as triton
+    grads = _gradients(lambda *v: _sums(*v, *sampling), (x, alpha), (filters, spatial), grad)
+    return _or_empty(grads[0], grads[2], grads[1], grads[3])
 
-        grads = triton.response_sum_backward(grad, *inputs, *sampling)
-    else:
-        first, second, third, fourth = _gradients(lambda *v: _sums(*v, *sampling), (x, alpha), (filters, spatial), grad)
-        grads = [first, third, second, fourth]
-    given, slopes, weights, bends = (x.new_empty(0) if v is None else v for v in grads)
-    return given, slopes, weights, bends
+
+response_peak = _backend.operator("response_peak", eager_peak)
+response_sum = _backend.operator("response_sum", eager_sum)
+_peak_backward = _backend.operator("response_peak_backward", eager_peak_backward)
+_sum_backward = _backend.operator("response_sum_backward", eager_sum_backward)
+
+
+@_backend.register(response_peak, "cpu", eager_peak)
+def _native_peak(x: Tensor, filters: Tensor, *sampling: int) -> tuple[Tensor, Tensor]:
+    x, filters = x.contiguous(), filters.contiguous()
+    function = _backend.cpu_function("attentive_conv", "response_peak", x, filters)
+    if function is None:
+        return NotImplemented
+    peak, where = _peak_fake(x, filters, *sampling)
+    _backend.launch(function, x, filters, peak, where, *_sizes(x, filters, None, *sampling))
+    return peak, where
+
+
+@_backend.register(_peak_backward, "cpu", eager_peak_backward)
+def _native_peak_backward(
+    grad: Tensor, x: Tensor, filters: Tensor, where: Tensor, *sampling: int
+) -> tuple[Tensor, Tensor]:
+    grad, x, filters = grad.contiguous(), x.contiguous(), filters.contiguous()
+    function = _backend.cpu_function("attentive_conv", "response_peak_backward", grad, x, filters)
+    if function is None:
+        return NotImplemented
+    grads = torch.empty_like(x), torch.empty_like(filters)
+    _backend.launch(function, x, filters, where, grad, *grads, *_sizes(x, filters, None, *sampling))
+    return grads
+
+
+@_backend.register(response_sum, "cpu", eager_sum)
+def _native_sum(
+    x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None, *sampling_and_keep: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, filters, alpha, spatial = _contiguous(x, filters, alpha, spatial)
+    function = _backend.cpu_function("attentive_conv", "response_sum", *_given(x, filters, alpha, spatial))
+    if function is None:
+        return NotImplemented
+    out = _sum_fake(x, filters, alpha, spatial, *sampling_and_keep)
+    kept = out[1:] if out[1].numel() else (None, None, None)
+    sizes = _sizes(x, filters, spatial, *sampling_and_keep[:-1])
+    _backend.launch(function, x, filters, alpha, spatial, out[0], *kept, *sizes)
+    return out
+
+
+@_backend.register(_sum_backward, "cpu", eager_sum_backward)
+def _native_sum_backward(
+    grad: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    alpha: Tensor | None,
+    spatial: Tensor | None,
+    sums: Tensor,
+    peaks: Tensor,
+    which: Tensor,
+    *sampling: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad, inputs = grad.contiguous(), _contiguous(x, filters, alpha, spatial)
+    function = _backend.cpu_function("attentive_conv", "response_sum_backward", *_given(grad, *inputs))
+    if function is None:
+        return NotImplemented
+    grads = [None if v is None else torch.empty_like(v) for v in inputs]
+    sizes = _sizes(x, filters, spatial, *sampling)
+    _backend.launch(function, *inputs, sums, peaks, which, grad, *grads, *sizes)
+    return _or_empty(*grads)
+
+
+@_backend.register(response_peak, "cuda", eager_peak)
+def _triton_peak(x: Tensor, filters: Tensor, *sampling: int) -> tuple[Tensor, Tensor]:
+    if not _backend.on_cuda(x, filters):
+        return NotImplemented
+    from .triton import attentive_conv as kernels
+
+    peak, where = _peak_fake(x, filters, *sampling)
+    kernels.response_peak(x.contiguous(), filters.contiguous(), peak, where, *sampling)
+    return peak, where
+
+
+@_backend.register(_peak_backward, "cuda", eager_peak_backward)
+def _triton_peak_backward(
+    grad: Tensor, x: Tensor, filters: Tensor, where: Tensor, *sampling: int
+) -> tuple[Tensor, Tensor]:
+    if not _backend.on_cuda(grad, x, filters):
+        return NotImplemented
+    from .triton import attentive_conv as kernels
+
+    return kernels.response_peak_backward(grad.contiguous(), x.contiguous(), filters.contiguous(), where, *sampling)
+
+
+@_backend.register(response_sum, "cuda", eager_sum)
+def _triton_sum(
+    x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None, *sampling_and_keep: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not _backend.on_cuda(*_given(x, filters, alpha, spatial)):
+        return NotImplemented
+    from .triton import attentive_conv as kernels
+
+    inputs = _contiguous(x, filters, alpha, spatial)
+    out = _sum_fake(*inputs, *sampling_and_keep)
+    kernels.response_sum(*inputs, out[0], *sampling_and_keep[:-1])
+    return out
+
+
+@_backend.register(_sum_backward, "cuda", eager_sum_backward)
+def _triton_sum_backward(
+    grad: Tensor,
+    x: Tensor,
+    filters: Tensor,
+    alpha: Tensor | None,
+    spatial: Tensor | None,
+    sums: Tensor,
+    peaks: Tensor,
+    which: Tensor,
+    *sampling: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not _backend.on_cuda(*_given(grad, x, filters, alpha, spatial)):
+        return NotImplemented
+    from .triton import attentive_conv as kernels
+
+    inputs = _contiguous(x, filters, alpha, spatial)
+    grads = kernels.response_sum_backward(grad.contiguous(), *inputs, *sampling)
+    return _or_empty(grads[0], grads[1], None if alpha is None else grads[2], grads[3])
 
 
 @response_peak.register_fake
@@ -210,7 +263,7 @@ def _peak_fake(
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int32)
 
 
-@_response_peak_backward.register_fake
+@_peak_backward.register_fake
 def _peak_backward_fake(grad: Tensor, x: Tensor, filters: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), filters.new_empty(filters.shape)
 
@@ -230,14 +283,14 @@ def _sum_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     height, width = (_outputs(side, filters.shape[-1], stride, padding, dilation) for side in x.shape[2:])
     batch, out = len(x), len(filters)
-    # On a GPU they are cheaper made again than kept, and eager torch has no use for them.
+    # The Triton kernels compute them again, which is cheaper than keeping them; eager torch does not need them.
     keep = keep and spatial is not None and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
     kept = (batch, poses, height, width, out) if keep else (0,)
     which = x.new_empty(kept, dtype=torch.int16)
     return x.new_empty(batch, out, height, width), x.new_empty(kept), x.new_empty(kept), which
 
 
-@_response_sum_backward.register_fake
+@_sum_backward.register_fake
 def _sum_backward_fake(
     grad: Tensor, x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -246,7 +299,7 @@ def _sum_backward_fake(
     return grads[0], grads[1], grads[2], grads[3]
 
 
-def _keep_for_peak(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_peak(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, filters, *sampling = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(x, filters, output[1])
@@ -254,10 +307,10 @@ def _keep_for_peak(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _peak_gradient(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_response_peak_backward(grad, *ctx.saved_tensors, *ctx.sampling), None, None, None, None
+    return *_peak_backward(grad, *ctx.saved_tensors, *ctx.sampling), None, None, None, None
 
 
-def _keep_for_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_for_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, filters, alpha, spatial, *sampling, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -268,13 +321,13 @@ def _keep_for_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 def _sum_gradient(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 10
-    grads = _response_sum_backward(grad, *ctx.saved_tensors, *ctx.sampling)
+    grads = _sum_backward(grad, *ctx.saved_tensors, *ctx.sampling)
     needed = (g if need else None for g, need in zip(grads, ctx.needs_input_grad, strict=False))
     return *needed, None, None, None, None, None, None
 
 
-response_peak.register_autograd(_peak_gradient, setup_context=_keep_for_peak)
-response_sum.register_autograd(_sum_gradient, setup_context=_keep_for_sum)
+response_peak.register_autograd(_peak_gradient, setup_context=_save_for_peak)
+response_sum.register_autograd(_sum_gradient, setup_context=_save_for_sum)
 
 
 def _gradients(
@@ -283,19 +336,19 @@ def _gradients(
     shared: tuple[Tensor | None, ...],
     grad: Tensor,
 ) -> tuple[Any, ...]:
-    """The gradients of what eager torch computes, a few pictures at a time; None for None."""
-    everything, parts = (*batched, *shared), len(batched)
+    """The gradients of an eager function, a few images at a time; None for None."""
+    arguments, count = (*batched, *shared), len(batched)
     x, filters = _given(batched[0], shared[0])
-    totals = [None if v is None else torch.zeros_like(v) for v in everything]
-    for some in _pictures(x, filters):
+    totals = [None if v is None else torch.zeros_like(v, memory_format=torch.contiguous_format) for v in arguments]
+    for some in _images(x, filters):
 
-        def of_part(values: Sequence[Tensor | None], part: slice = some) -> list[Tensor | None]:
-            return [v[part] if i < parts and v is not None else v for i, v in enumerate(values)]
+        def of_images(values: Sequence[Tensor | None], part: slice = some) -> list[Tensor | None]:
+            return [v[part] if i < count and v is not None else v for i, v in enumerate(values)]
 
-        # Inside an operator autograd's own way of recording is switched off.
-        pull = torch.func.vjp(_without_none(function, everything), *_given(*of_part(everything)))[1]
-        for total, slope in zip(_given(*of_part(totals)), pull(grad[some]), strict=True):
-            total += slope
+        # Autograd is off inside an operator; torch.func is not.
+        vjp = torch.func.vjp(_without_none(function, arguments), *_given(*of_images(arguments)))[1]
+        for total, found in zip(_given(*of_images(totals)), vjp(grad[some]), strict=True):
+            total += found
     return tuple(totals)
 
 
@@ -313,9 +366,22 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
     return [v for v in tensors if v is not None]
 
 
-def _pictures(x: Tensor, filters: Tensor) -> Iterator[slice]:
-    step = pictures_at_once(x, filters)
-    return (slice(i, i + step) for i in range(0, len(x), step))
+def _contiguous(
+    x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    alpha, spatial = (None if v is None else v.contiguous() for v in (alpha, spatial))
+    return x.contiguous(), filters.contiguous(), alpha, spatial
+
+
+def _or_empty(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Operators return tensors alone: an empty one for None."""
+    like = _given(*tensors)[0]
+    first, second, third, fourth = (like.new_empty(0) if v is None else v for v in tensors)
+    return first, second, third, fourth
+
+
+def _images(x: Tensor, filters: Tensor) -> Iterator[slice]:
+    return chunks(len(x), x[0].numel() * len(filters), x.device)
 
 
 def _outputs(side: int, k: int, stride: int, padding: int, dilation: int) -> int:
@@ -332,7 +398,7 @@ def _sizes(
     dilation: int,
     attention_dilation: int = 1,
 ) -> tuple[int, ...]:
-    """What the kernels are told of shapes, in their order."""
+    """The shape arguments of the C++ functions, in their order."""
     (batch, planes, *sides), (out, _, k, _) = x.shape, filters.shape
     rows, columns = (_outputs(side, k, stride, padding, dilation) for side in sides)
     n = 1 if spatial is None else spatial.shape[-1]

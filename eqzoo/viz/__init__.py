@@ -1,13 +1,13 @@
-"""Looks inside networks: attention, feature fields, filters, equivariance errors and turn curves, drawn and as numbers.
+"""Visualization of attention, feature fields, filters, equivariance errors and rotation curves.
 
-Figures need matplotlib, ``pip install 'eqzoo[viz]'``; the numbers behind them do not. A figure is a
-`matplotlib.figure.Figure` that belongs to the caller: ``figure.savefig("attention.png")``.
+Functions that draw return a `matplotlib.figure.Figure` and need matplotlib, ``pip install 'eqzoo[viz]'``; those that
+return the values behind the figures do not.
 """
 
 from ._responses import InputWeights, ResponseWeights, input_weights, response_weights
 from ._windows import GroupWeights, WindowWeights, group_weights, window_weights
-from .attention import Attention, attention, attention_layers
-from .figures import attention_maps, equivariance_map, feature_rings, filter_orbit, plot_turn_curve
+from .attention_weights import Attention, attention, attention_layers
+from .figures import attention_maps, equivariance_map, feature_rings, filter_orbit, plot_rotation_curve
 from .measures import ErrorMaps, error_maps, orbit_filters
 from .scores import plot_confusion
 
@@ -29,7 +29,7 @@ __all__ = [
     "input_weights",
     "orbit_filters",
     "plot_confusion",
-    "plot_turn_curve",
+    "plot_rotation_curve",
     "response_weights",
     "window_weights",
 ]

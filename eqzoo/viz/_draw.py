@@ -1,4 +1,4 @@
-"""What the figures share: colours, grids of panels, and rings of maps."""
+"""Drawing helpers: colors, grids of panels, and rings of maps."""
 
 import itertools
 import math
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "COLOURS",
+    "COLORS",
     "SEQUENTIAL",
     "SIGNED",
-    "colour_bar",
+    "color_bar",
     "draw_above",
     "draw_map",
     "draw_ring",
@@ -30,12 +30,12 @@ __all__ = [
 
 SEQUENTIAL = "cividis"
 SIGNED = "PuOr"
-# Okabe and Ito's palette, which all kinds of colour vision tell apart; black and the pale yellow are left out.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# The palette of Okabe and Ito, distinguishable with all kinds of color vision, without black and the pale yellow.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, sizes in inches, that belongs to the caller alone: pyplot does not know it.
+    """An empty figure, sizes in inches, that is not registered with pyplot.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -44,25 +44,23 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
-        raise ImportError(
-            "figures are drawn by matplotlib, which is not installed: pip install 'eqzoo[viz]'"
-        ) from error
+        raise ImportError("figures need matplotlib, which is not installed: pip install 'eqzoo[viz]'") from error
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07))
 
 
 def panels(
     figure: "Figure", count: int, columns: int, heights: Sequence[float] = (1,)
 ) -> "tuple[list[list[Axes]], list[Axes]]":
-    """Rows of panels, and at the right of them places for scales.
+    """Rows of panels, and axes for color bars at their right.
 
     Args:
         figure: The figure.
         count: The number of panels of each kind.
-        columns: The panels in a row, at most.
-        heights: The relative height of each kind of panel; kinds alternate from row to row.
+        columns: The maximal number of panels per row.
+        heights: The relative heights of the kinds of panels; kinds alternate from row to row.
 
     Returns:
-        For each kind, its panels; and for each kind, a place for its scale.
+        For each kind, its panels; and for each kind, the axes of its color bar.
     """
     columns = min(columns, count)
     rows, kinds = -(-count // columns), len(heights)
@@ -79,7 +77,7 @@ def panels(
 
 
 def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
-    """One scale for all maps; about 0 if they have a sign."""
+    """One color scale for all maps; symmetric about 0 if they are signed."""
     from matplotlib.colors import Normalize
 
     values = torch.cat([m.flatten() for m in maps])
@@ -89,12 +87,12 @@ def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
     low, high = values.min().item(), values.max().item()
     if high - low > 1e-9 * abs(high):
         return Normalize(low, high)
-    # Equal values up to rounding are one colour, the middle one: rounding is not to be seen as a pattern.
+    # Values that are equal up to round-off get the middle color, so that round-off does not show as a pattern.
     return Normalize(min(2 * low, 0), max(2 * high, 1e-9))
 
 
-def colour_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
-    """The scale of maps."""
+def color_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
+    """Draws the color bar of maps."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
 
@@ -108,21 +106,21 @@ def colour_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
 
 
 def draw_map(axes: "Axes", values: Tensor, extent: tuple[float, float, float, float] | None = None, **how: Any) -> None:
-    """A map, pixel by pixel, or a picture where no colours are named."""
-    axes.imshow(values.numpy() if how else _picture(values), extent=extent, interpolation="nearest", zorder=2, **how)
+    """Draws a map with the keyword arguments of `imshow`, or an image if there are none."""
+    axes.imshow(values.numpy() if how else _image(values), extent=extent, interpolation="nearest", zorder=2, **how)
 
 
 def draw_above(axes: "Axes", values: Tensor, x: float, side: float) -> None:
-    """A small picture ``(C, height, width)`` above a plot at x, its longer side in points."""
+    """Draws a small image ``(C, height, width)`` above a plot at x; ``side`` is its longer side, in points."""
     from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
-    image = OffsetImage(_picture(values), zoom=side / max(values.shape[-2:]), interpolation="nearest", resample=True)
+    image = OffsetImage(_image(values), zoom=side / max(values.shape[-2:]), interpolation="nearest", resample=True)
     foot = ("data", "axes fraction")
     axes.add_artist(AnnotationBbox(image, (x, 1.03), xycoords=foot, box_alignment=(0.5, 0), frameon=False, pad=0))
 
 
-def _picture(values: Tensor) -> Any:
-    """``(C, height, width)`` as something to look at: grey or colour, from its darkest to its lightest value."""
+def _image(values: Tensor) -> Any:
+    """``(C, height, width)`` scaled to [0, 1], as RGB: in color if C is 3, else the gray mean over channels."""
     values = values.detach().double()
     shown = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
     low, high = shown.min(), shown.max()
@@ -133,33 +131,33 @@ def draw_ring(
     axes: "Axes",
     maps: Tensor,
     group: Group,
-    centre: Tensor | None = None,
+    center: Tensor | None = None,
     mark: tuple[float, float, float, float] | None = None,
     **how: Any,
 ) -> None:
-    """The maps of all poses on a circle, pose by pose counter-clockwise from the top, around a picture.
+    """Draws the maps of all poses on a circle around an image, counter-clockwise from the top.
 
-    Turning a picture turns the whole ring: the maps turn, and each takes the place of the next pose. Mirrored poses
-    stand between the others.
+    Rotating the image rotates the whole ring: each map is rotated and moves to the position of the next pose. Reflected
+    poses are between the others.
 
     Args:
-        axes: Where; they lose their frame.
+        axes: The axes; their frame is removed.
         maps: ``(poses, height, width)``.
-        group: The group, of as many poses; of another number, they are numbered.
-        centre: A picture ``(C, height, width)`` in the middle, or None.
-        mark: A frame in the picture: row and column of its middle, height and width, in pixels.
-        **how: Colours, for `imshow`.
+        group: The group; if its order is not the number of poses, the poses are numbered.
+        center: An image ``(C, height, width)`` for the center, or None.
+        mark: A frame in the image: row and column of its center, height and width, in pixels.
+        **how: Keyword arguments of `imshow`.
     """
     angles, labels = _poses(len(maps), group)
     spots = [(-math.sin(angle), math.cos(angle)) for angle in angles]
-    # Squares do not overlap if they are apart along one axis: half a side of each map, then of the centre.
+    # Squares do not overlap if they are apart along one axis; this gives half the sides of the maps and of the center.
     half = min([_apart(a, b) / 2 for a, b in itertools.combinations(spots, 2)] + [0.42]) * 0.92
-    middle = min(min(_apart(spot, (0, 0)) for spot in spots) - half, 0.6) * 0.92 if centre is not None else 0.0
-    if centre is not None:
-        extent = _extent((0, 0), middle, centre)
-        draw_map(axes, centre, extent)
+    middle = min(min(_apart(spot, (0, 0)) for spot in spots) - half, 0.6) * 0.92 if center is not None else 0.0
+    if center is not None:
+        extent = _extent((0, 0), middle, center)
+        draw_map(axes, center, extent)
         if mark:
-            _frame(axes, extent, centre, mark)
+            _frame(axes, extent, center, mark)
     for spot, values, label in zip(spots, maps, labels, strict=True):
         box = _extent(spot, half, values)
         draw_map(axes, values, box, **how)
@@ -168,47 +166,47 @@ def draw_ring(
             _label(axes, spot, half, label)
     side = 1 + half + 0.42 if len(maps) > 1 else max(half, middle) + 0.05
     top, bottom = (1 + half + 0.25, 1 + half + 0.25) if len(maps) > 1 else (1 + half + 0.05, middle + 0.05)
-    # At the top of its place, so that the layout knows where a title ends.
+    # Anchored at the top, so that the layout leaves room for the title.
     axes.set(xlim=(-side, side), ylim=(-bottom, top), aspect="equal", anchor="N")
     axes.set_axis_off()
 
 
 def _label(axes: "Axes", spot: tuple[float, float], half: float, text: str) -> None:
-    """Names a pose behind its map, seen from the centre, where nothing else is."""
+    """Labels a pose at the outer side of its map."""
     x, y = spot
     across = "center" if abs(x) < 0.3 else "left" if x > 0 else "right"
     along = "center" if abs(y) < 0.3 else "bottom" if y > 0 else "top"
     beside = (x + math.copysign(half + 0.05, x)) if along == "center" else x
     above = (y + math.copysign(half + 0.04, y)) if along != "center" else y
-    if along != "center" and across != "center":  # at a corner, above the map is enough
+    if along != "center" and across != "center":  # in a corner, above or below the map
         across = "center"
     axes.text(beside, above, text, ha=across, va=along, fontsize=7, color="#555555")
 
 
 def _frame(
-    axes: "Axes", extent: tuple[float, float, float, float], picture: Tensor, mark: tuple[float, float, float, float]
+    axes: "Axes", extent: tuple[float, float, float, float], image: Tensor, mark: tuple[float, float, float, float]
 ) -> None:
     row, column, high, wide = mark
-    unit = (extent[1] - extent[0]) / picture.shape[-1]
+    unit = (extent[1] - extent[0]) / image.shape[-1]
     x, y = extent[0] + (column + 0.5) * unit, extent[3] - (row + 0.5) * unit
-    _outline(axes, (x - wide / 2 * unit, x + wide / 2 * unit, y - high / 2 * unit, y + high / 2 * unit), COLOURS[-1], 1)
+    _outline(axes, (x - wide / 2 * unit, x + wide / 2 * unit, y - high / 2 * unit, y + high / 2 * unit), COLORS[-1], 1)
 
 
-def _outline(axes: "Axes", extent: tuple[float, float, float, float], colour: str, width: float) -> None:
+def _outline(axes: "Axes", extent: tuple[float, float, float, float], color: str, width: float) -> None:
     from matplotlib.patches import Rectangle
 
     left, right, bottom, top = extent
     size = (right - left, top - bottom)
-    axes.add_patch(Rectangle((left, bottom), *size, fill=False, edgecolor=colour, linewidth=width, zorder=3))
+    axes.add_patch(Rectangle((left, bottom), *size, fill=False, edgecolor=color, linewidth=width, zorder=3))
 
 
 def _poses(count: int, group: Group) -> tuple[list[float], list[str]]:
     if count != group.order:
         return [2 * math.pi * i / count for i in range(count)], [str(i) for i in range(count)]
-    turn, angles, labels = 2 * math.pi / group.rotations, [], []
+    step, angles, labels = 2 * math.pi / group.rotations, [], []
     for g in group.elements:
         m, r = divmod(g, group.rotations)
-        angles.append(turn * (r + m / 2))
+        angles.append(step * (r + m / 2))
         labels.append(("m " if m else "") + f"{360 * r / group.rotations:g}°")
     return angles, labels
 

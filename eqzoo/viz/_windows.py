@@ -1,9 +1,8 @@
-"""The weights of self-attention over neighbours, computed plainly from parameters and input, and generated filters."""
+"""The weights of self-attention over neighbors, computed with the formulas of `eqzoo.ops.reference`."""
 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..layers import (
@@ -13,20 +12,20 @@ from ..layers import (
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
-from ..ops.affine_attention import AffineBank
+from ..ops import reference
 
-__all__ = ["GroupWeights", "WindowWeights", "group_weights", "neighbour_places", "window_weights"]
+__all__ = ["GroupWeights", "WindowWeights", "group_weights", "neighbor_places", "window_weights"]
 
 SelfConv = AffineSelfConv2d | SimpleAffineSelfConv2d | StandAloneSelfAttention2d
 SelfAttention = LiftingSelfAttention2d | GroupSelfAttention2d
 
 
 class WindowWeights(NamedTuple):
-    """What an affine self convolution or a stand-alone self-attention attends to.
+    """The attention of an affine self convolution or of stand-alone self-attention.
 
     Args:
-        weights: ``α(P, x, d)``, ``(B, heads, |H|, k², height, width)``; they sum to 1 over the k² neighbours d.
-        values: What they weigh, ``(B, heads, C/heads, |H|, k², height, width)``.
+        weights: ``α(P, x, d)``, ``(B, heads, |H|, k², height, width)``; they sum to 1 over the k² neighbors d.
+        values: The values, ``(B, heads, C/heads, |H|, k², height, width)``.
     """
 
     weights: Tensor
@@ -34,12 +33,12 @@ class WindowWeights(NamedTuple):
 
 
 class GroupWeights(NamedTuple):
-    """What group self-attention attends to, from some places.
+    """The attention of group self-attention from some query places.
 
     Args:
-        weights: ``(B, heads, |V|, |G|, places, |M|, neighbours)``: output pose v, query pose g and place, key pose m
-            and neighbour; they sum to 1 over the last two. Lifting attention has one query and one key pose.
-        values: What they weigh, ``(B, heads, d, |M|, places, neighbours)``.
+        weights: ``(B, heads, |V|, |G|, places, |M|, neighbors)``: output pose v, query pose g and place, key pose m
+            and neighbor; they sum to 1 over the last two. Lifting attention has one query and one key pose.
+        values: The values, ``(B, heads, d, |M|, places, neighbors)``.
     """
 
     weights: Tensor
@@ -54,66 +53,42 @@ def window_weights(layer: SelfConv, x: Tensor) -> WindowWeights:
         x: Its input, ``(B, C, |H|, height, width)``.
     """
     to_query, to_key, to_value = layer.embeddings()
-    banks = layer.banks()
-    heads = (layer.num_heads, -1)
-    key = _affine(to_key(x), banks.key, layer.kernel_size).unflatten(1, heads)
-    query = _affine(to_query(x), banks.query, 1).unflatten(1, heads)
-    scores = layer.score_factor * (query * key).sum(2)
-    if to_value is None or banks.value is None:
-        values = key
-    else:
-        values = _affine(to_value(x), banks.value, layer.kernel_size).unflatten(1, heads)
-    return WindowWeights(scores.softmax(3), values)
-
-
-def _affine(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
-    """``Σ_R f(R, x + d) ψ(P, R, d) + β(P, d)``, one neighbour d after the other: ``(B, C, |H|, k², height, width)``."""
-    margin = kernel_size // 2
-    padded = F.pad(x, (margin,) * 4)
-    height, width = x.shape[-2:]
-    seen = []
-    for d in range(kernel_size**2):
-        i, j = divmod(d, kernel_size)
-        y = padded[..., i : i + height, j : j + width]
-        if bank.psi is not None:
-            y = torch.einsum("bcrhw,cpr->bcphw", y, bank.psi[..., d])
-        if bank.beta is not None:
-            y = y + bank.beta[..., d, None, None]
-        seen.append(y)
-    return torch.stack(seen, 3)
+    key, value = to_key(x), None if to_value is None else to_value(x)
+    options = (layer.kernel_size, layer.num_heads, layer.score_factor)
+    weights, values = reference.affine_attention_weights(to_query(x), key, value, layer.banks(), *options)
+    return WindowWeights(weights.unflatten(-1, x.shape[-2:]), values.unflatten(-1, x.shape[-2:]))
 
 
 def group_weights(layer: SelfAttention, x: Tensor, places: Tensor, heads: slice = slice(None)) -> GroupWeights:
-    """The softmax over poses and neighbours, from the places that are asked for.
+    """The softmax over poses and neighbors, from some query places.
 
     Args:
         layer: The layer.
-        x: Its input, a field or a picture.
+        x: Its input, a field or an image.
         places: The query places, counted row by row, ``(n,)`` int64.
         heads: The heads.
     """
     height, width = x.shape[-2:]
     query, key, value = (t[:, heads].flatten(-2) for t in layer.split(x).unbind(1))  # (B, heads, d, poses, places)
-    around, exists = neighbour_places(layer.kernel_size, height, width, places)
+    around, exists = neighbor_places(layer.kernel_size, height, width, places)
     key, value = (t[..., around] for t in (key, value))
     query = query[..., places]
-    codes = _codes(layer, height, width, places)  # (p, |V|, n, neighbours)
-    scores = torch.einsum("bncgi,bncmij->bngimj", query, key)[:, :, None]
-    placed = torch.einsum("bncgi,cvij->bnvgij", query[:, :, : len(codes)], codes)
-    scores = scores + placed.unsqueeze(5)
-    if isinstance(layer, GroupSelfAttention2d):
-        table = layer.pose_table if layer.pose_table.ndim == 3 else layer.pose_table[None]
-        pose = layer.pose(table)  # (|V| or 1, |G|, |M|, e)
-        posed = torch.einsum("bncgi,vgmc->bnvgim", query[:, :, -pose.shape[-1] :], pose)
-        scores = scores + posed.unsqueeze(-1)
-    scores = (layer.scale * scores).masked_fill(~exists[:, None], float("-inf"))
-    return GroupWeights(scores.flatten(-2).softmax(-1).unflatten(-1, scores.shape[-2:]), value)
+    codes = _codes(layer, height, width, places)  # (p, |V|, n, neighbors)
+    attend = reference.group_attention_weights
+    if not isinstance(layer, GroupSelfAttention2d):
+        return GroupWeights(attend(query, key, codes, None, exists, scale=layer.scale), value)
+    pose = layer.pose(layer.pose_table).movedim(-1, -3)
+    if pose.ndim == 3:
+        return GroupWeights(attend(query, key, codes, pose, exists, scale=layer.scale), value)
+    # The released pose index depends on the output pose, too.
+    parts = [attend(query, key, codes[:, v : v + 1], own, exists, scale=layer.scale) for v, own in enumerate(pose)]
+    return GroupWeights(torch.cat(parts, 2), value)
 
 
-def neighbour_places(kernel_size: int | str, height: int, width: int, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The neighbours of places, counted row by row, and which exist, each ``(n, neighbours)``.
+def neighbor_places(kernel_size: int | str, height: int, width: int, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The neighbors of places, counted row by row, and which exist, each ``(n, neighbors)``.
 
-    One that does not exist stands at some place that does.
+    The entry of one that does not exist is some place that does.
     """
     if kernel_size == "global":
         every = torch.arange(height * width).expand(len(places), -1)
@@ -128,12 +103,12 @@ def neighbour_places(kernel_size: int | str, height: int, width: int, places: Te
 
 
 def _codes(layer: SelfAttention, height: int, width: int, places: Tensor) -> Tensor:
-    """The encoded relative positions of the neighbours of places, ``(2·d, |V|, n, neighbours)``."""
+    """The encoded relative positions of the neighbors of places, ``(2·d, |V|, n, neighbors)``."""
     if layer.kernel_size != "global":
         side = int(layer.kernel_size)
         codes: Tensor = layer.position((side, side))
         return codes.unsqueeze(2).expand(-1, -1, len(places), -1)
-    # A window that reaches from any place to any other; each place reads its own part of it.
+    # A window from any place to any other, of which each place reads its own part.
     codes = layer.position((2 * height - 1, 2 * width - 1))
     rows, columns = torch.arange(height), torch.arange(width)
     row = rows[None, :, None] - (places // width)[:, None, None] + height - 1

@@ -1,4 +1,4 @@
-"""The figures. Each is a matplotlib `Figure` of its own, for the caller to change, show or save."""
+"""Figures of attention, feature fields, filters, equivariance errors and rotation curves."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..analysis.rotation import rotate
 from ..groups import Group, cyclic
-from ..turns import turn
 from ._draw import (
-    COLOURS,
+    COLORS,
     SEQUENTIAL,
     SIGNED,
-    colour_bar,
+    color_bar,
     draw_above,
     draw_map,
     draw_ring,
@@ -22,16 +22,16 @@ from ._draw import (
     panels,
 )
 from ._inside import moved
-from .attention import Attention, attention
+from .attention_weights import Attention, attention
 from .measures import error_maps, first_convolution, orbit_filters
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["attention_maps", "equivariance_map", "feature_rings", "filter_orbit", "plot_turn_curve"]
+__all__ = ["attention_maps", "equivariance_map", "feature_rings", "filter_orbit", "plot_rotation_curve"]
 
-ROUNDING = 1e-12  # relative errors below are those of rounding in float64
+ROUNDOFF = 1e-12  # smaller relative errors are float64 round-off
 _LINES = ("-", "--", "-.", ":")
 
 
@@ -44,21 +44,21 @@ def attention_maps(
     pose: int | None = None,
     group: Group | None = None,
 ) -> "Figure":
-    """Draws what a layer attends to, at every pose, for a picture and its transformed copies.
+    """Draws the attention of a layer, one map per pose, for an image and its transformed copies.
 
-    Each copy is a ring: the picture in the middle, the map of each pose around it. The ring of a turned picture is the
-    ring, turned: the maps turn, and each takes the place of the next pose. Where there is channel attention, it is
-    drawn below on a scale of 0 to 1, a row a channel and a column a pose.
+    Each copy is drawn as a ring, with the image in the center and the maps of the poses around it. The ring of a
+    rotated image is the rotated ring: each map is rotated and moves to the position of the next pose. Channel
+    attention, if any, is drawn below on a scale of 0 to 1, with one row per channel and one column per pose.
 
     Args:
-        model: The network, or numbers that `eqzoo.viz.attention` gave; then the rest is left out.
-        image: What the network is fed, a normalised picture ``(C, height, width)``.
-        layer: The name of the layer; by default the first whose attention has poses.
-        place: The query place of self-attention, ``(row, column)`` in pixels of the layer's input; None for the
-            attention that each pixel receives from all places.
+        model: The network, or the result of `eqzoo.viz.attention`; then the other arguments are omitted.
+        image: A normalized image ``(C, height, width)``.
+        layer: The name of the layer; by default the first one whose attention has poses.
+        place: The query position of self-attention, ``(row, column)`` in pixels of the layer's input; None for the
+            attention that each pixel receives from all positions.
         head: The head, the output field of an attentive convolution, or the slice of an E⁴ layer.
-        pose: The pose of the query, in group self-attention.
-        group: The group of the copies; by default the network's own, or p4 for one without.
+        pose: The query pose, in group self-attention.
+        group: The group of the copies; by default the network's own, or p4 if it has none.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -67,10 +67,10 @@ def attention_maps(
     if isinstance(model, Attention):
         seen = model
     elif image is None:
-        raise ValueError("attention_maps(model, image): image is missing, what the network is fed, (C, height, width)")
+        raise ValueError("attention_maps(model, image): image is missing, a normalized image (C, height, width)")
     else:
         seen = attention(model, image, layer, place, head, pose, group)
-    count, one_pose = len(seen.pictures), seen.maps and len(seen.maps[0]) == 1
+    count, one_pose = len(seen.images), seen.maps and len(seen.maps[0]) == 1
     heights = [2.6 if one_pose else 2.4] * bool(seen.maps) + [1.0] * bool(seen.channels)
     columns = min(4, count)
     width = (1.9 if one_pose else 2.5) * columns + 1.0
@@ -88,12 +88,12 @@ def attention_maps(
 
 
 def _attention_title(seen: Attention, width: float) -> str:
-    """The title, in lines that a figure of this width, in inches, has room for."""
+    """The title, wrapped to the width of the figure, in inches."""
     where = f" at row {seen.place[0]}, column {seen.place[1]} of {seen.size[0]} x {seen.size[1]}" if seen.place else ""
     law = (
-        f"turns with the picture to rounding ({seen.error:.0e})"
-        if seen.error < ROUNDING
-        else f"does not turn with the picture: relative difference {seen.error:.2g}"
+        f"equivariant up to round-off ({seen.error:.0e})"
+        if seen.error < ROUNDOFF
+        else f"not equivariant: relative error {seen.error:.2g}"
     )
     lines = (f"{seen.layer or 'the layer'}: {seen.quantity}{where}", law)
     return _typeset("\n".join(textwrap.fill(line, int(12 * width)) for line in lines))
@@ -105,15 +105,15 @@ def _typeset(text: str) -> str:
 
 def _draw_rings(shown: "list[Axes]", bar: "Axes", seen: Attention) -> None:
     norm, cmap = norm_of(seen.maps, seen.signed), SIGNED if seen.signed else SEQUENTIAL
-    for i, (axes, picture, maps) in enumerate(zip(shown, seen.pictures, seen.maps, strict=True)):
-        draw_ring(axes, maps, seen.own, picture, _mark(seen, i), norm=norm, cmap=cmap)
+    for i, (axes, image, maps) in enumerate(zip(shown, seen.images, seen.maps, strict=True)):
+        draw_ring(axes, maps, seen.own, image, _mark(seen, i), norm=norm, cmap=cmap)
     label = seen.quantity.partition(",")[0].partition(" and ")[0].partition(" over ")[0].partition(" from ")[0]
-    colour_bar(bar, norm, cmap, _typeset("weight" if seen.signed else label))
+    color_bar(bar, norm, cmap, _typeset("weight" if seen.signed else label))
 
 
 def _mark(seen: Attention, copy: int) -> tuple[float, float, float, float] | None:
-    """The window in a copy, where the layer sees as many pixels as the picture has."""
-    if seen.place is None or tuple(seen.pictures[0].shape[-2:]) != seen.size:
+    """The frame of the neighborhood in a copy, if the layer's input has the size of the image."""
+    if seen.place is None or tuple(seen.images[0].shape[-2:]) != seen.size:
         return None
     height, width = seen.maps[copy].shape[-2:]
     row, column = moved(seen.place, *seen.size, seen.group, seen.elements[copy])
@@ -123,7 +123,7 @@ def _mark(seen: Attention, copy: int) -> tuple[float, float, float, float] | Non
 def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attention) -> None:
     from matplotlib.colors import Normalize
 
-    norm = Normalize(0, 1)  # of a sigmoid, which is 0.5 for all where training left it alone
+    norm = Normalize(0, 1)  # the range of the sigmoid
     for place, (axes, values) in enumerate(zip(shown, seen.channels, strict=True)):
         axes.imshow(values.numpy(), norm=norm, cmap=SEQUENTIAL, interpolation="nearest", aspect="auto")
         axes.set(xticks=range(values.shape[1]), yticks=[0, len(values) - 1] if len(values) > 1 else [0])
@@ -131,34 +131,34 @@ def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attenti
         axes.tick_params(labelsize=7, length=2)
         if place % columns == 0:
             axes.set_ylabel("channel", fontsize=8)
-    colour_bar(bar, norm, SEQUENTIAL, _typeset("attention α^C"))
+    color_bar(bar, norm, SEQUENTIAL, _typeset("attention α^C"))
 
 
 def feature_rings(
     field: Tensor,
     group: Group | None = None,
-    picture: Tensor | None = None,
+    image: Tensor | None = None,
     fields: Sequence[int] | None = None,
     columns: int = 5,
 ) -> "Figure":
-    """Draws feature fields as rings: the maps of a field, one a pose, on a circle, counter-clockwise from the top.
+    """Draws feature fields as rings: the maps of the poses on a circle, counter-clockwise from the top.
 
     Args:
-        field: A regular field ``(C, |H|, height, width)``, or with a batch of one before it.
-        group: Its group; by default turns alone, as many as there are poses.
-        picture: A picture ``(C, height, width)`` for the middle of every ring.
-        fields: Which fields; by default the first 10.
-        columns: The rings in a row.
+        field: A regular field ``(C, |H|, height, width)``, or ``(1, C, |H|, height, width)``.
+        group: Its group; by default the cyclic group with as many rotations as poses.
+        image: An image ``(C, height, width)`` for the center of each ring.
+        fields: The indices of the fields; by default the first 10.
+        columns: The number of rings per row.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If it is no regular field of the group, or has no such field.
+        ValueError: If it is not a regular field of the group, or an index is out of range.
     """
     maps = field[0] if field.ndim == 5 and len(field) == 1 else field
     group = group or (cyclic(maps.shape[1]) if maps.ndim == 4 else None)
     if maps.ndim != 4 or group is None or maps.shape[1] != group.order:
         wanted = group.order if group else "|H|"
-        raise ValueError(f"a regular field of one picture is (C, {wanted}, height, width), got {tuple(field.shape)}")
+        raise ValueError(f"a regular field of one image is (C, {wanted}, height, width), got {tuple(field.shape)}")
     maps = maps.detach().to("cpu", torch.float64)
     chosen = list(range(min(10, len(maps)))) if fields is None else list(fields)
     if not chosen or not all(0 <= i < len(maps) for i in chosen):
@@ -169,26 +169,26 @@ def feature_rings(
     figure = new_figure(2.2 * columns + 0.9, 2.4 * -(-len(chosen) // columns))
     (shown,), (bar,) = panels(figure, len(chosen), columns)
     for axes, i in zip(shown, chosen, strict=True):
-        draw_ring(axes, maps[i], group, picture, norm=norm, cmap=cmap)
+        draw_ring(axes, maps[i], group, image, norm=norm, cmap=cmap)
         axes.set_title(f"field {i}", fontsize=9)
-    colour_bar(bar, norm, cmap, "activation")
+    color_bar(bar, norm, cmap, "activation")
     return figure
 
 
 def filter_orbit(layer: nn.Module, fields: Sequence[int] | None = None, channel: int = 0) -> "Figure":
-    """Draws filters under all elements of the group.
+    """Draws the orbits of filters, their copies under all elements of the group.
 
-    A filter of a lifting convolution is one square, and its orbit a ring of them. A filter of a group convolution has a
-    square for each input pose, itself a ring; its orbit is a row of rings, each the first one turned.
+    The orbit of a filter of a lifting convolution is a ring. A filter of a group convolution has one map per input pose
+    and is itself a ring; its orbit is a row of rings, the transformed copies of the first.
 
     Args:
-        layer: The convolution, plain or attentive; of a network, the first one inside.
-        fields: The fields that go out; by default the first 8 of a lifting convolution, 3 of a group convolution.
-        channel: The channel or field that comes in.
+        layer: The convolution, plain or attentive, or a network, whose first convolution is drawn.
+        fields: The output fields; by default the first 8 of a lifting convolution, 3 of a group convolution.
+        channel: The input channel or field.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no such convolution, field or channel.
+        ValueError: If there is no lifting or group convolution, or an index is out of range.
     """
     layer = first_convolution(layer)
     filters = orbit_filters(layer).to("cpu", torch.float64)
@@ -196,7 +196,7 @@ def filter_orbit(layer: nn.Module, fields: Sequence[int] | None = None, channel:
     chosen = list(range(min(8 if lifting else 3, len(filters)))) if fields is None else list(fields)
     if not chosen or not all(0 <= i < len(filters) for i in chosen) or not 0 <= channel < filters.shape[2]:
         raise ValueError(
-            f"the layer has fields 0 to {len(filters) - 1} going out and 0 to {filters.shape[2] - 1} coming in, got "
+            f"the layer has output fields 0 to {len(filters) - 1} and input channels 0 to {filters.shape[2] - 1}, got "
             f"fields {chosen} and channel {channel}"
         )
     filters = filters[:, :, channel]
@@ -210,30 +210,30 @@ def filter_orbit(layer: nn.Module, fields: Sequence[int] | None = None, channel:
         i, g = (place, 0) if lifting else divmod(place, group.order)
         draw_ring(axes, filters[chosen[i]] if lifting else filters[chosen[i], g], group, norm=norm, cmap=SIGNED)
         axes.set_title(f"filter {chosen[i]}" + ("" if lifting else f"\n{group.describe(g)}"), fontsize=8)
-    colour_bar(bar, norm, SIGNED, "weight")
+    color_bar(bar, norm, SIGNED, "weight")
     return figure
 
 
 def equivariance_map(model: nn.Module, x: Tensor, layer: str | None = None, group: Group | None = None) -> "Figure":
-    """Draws where in the picture the equivariance error of a layer, or of a network's features, lies.
+    """Draws the equivariance error of a network's features, or of a layer, at each pixel.
 
-    One map an element, the error relative to the root mean square of the output, on one logarithmic scale for all
-    networks, from rounding to 1.
+    One map per element: the error relative to the root mean square of the output, on a logarithmic scale from round-off
+    to 1, the same for all networks.
 
     Args:
         model: The network, or a layer.
-        x: What it is fed, with a batch axis.
-        layer: The name of a layer of the network, to measure it on the input that it has there.
-        group: The group; by default the network's own, or p4 for one without turns and mirrors.
+        x: The input, with a batch axis.
+        layer: The name of a layer of the network, which is measured on the input that it receives there.
+        group: The group; by default the network's own, or p4 if it is trivial.
 
     Raises:
         ImportError: If matplotlib is not installed.
         ValueError: As `eqzoo.viz.error_maps`.
     """
     found = error_maps(model, x, layer, group)
-    shown = {g: m for g, m in found.maps.items() if g}  # as it is, there is nothing to see
+    shown = {g: m for g, m in found.maps.items() if g}  # the identity has no error
     if not shown:
-        raise ValueError(f"{found.group.name} has no element but the identity on the pixel grid; ask for group=P4")
+        raise ValueError(f"{found.group.name} has only the identity on the pixel grid; pass group=P4")
     from matplotlib.colors import LogNorm
 
     norm, errors = LogNorm(1e-17, 1), found.errors
@@ -245,61 +245,62 @@ def equivariance_map(model: nn.Module, x: Tensor, layer: str | None = None, grou
     for axes, (g, values) in zip(grid, shown.items(), strict=True):
         draw_map(axes, values.clamp(min=1e-17), norm=norm, cmap=SEQUENTIAL)
         axes.set(xticks=[], yticks=[])
-        size = f"0 to rounding ({errors[g]:.0e})" if errors[g] < ROUNDING else f"{errors[g]:.2g}"
+        size = f"0 up to round-off ({errors[g]:.0e})" if errors[g] < ROUNDOFF else f"{errors[g]:.2g}"
         axes.set_title(f"{found.group.describe(g)}\n{size}", fontsize=8)
-    colour_bar(bar, norm, SEQUENTIAL, "relative error")
+    color_bar(bar, norm, SEQUENTIAL, "relative error")
     return figure
 
 
-def plot_turn_curve(
+def plot_rotation_curve(
     curves: Mapping[str, Sequence[float]],
     degrees: Sequence[float] = range(0, 360, 15),
     label: str = "accuracy in percent",
-    picture: Tensor | None = None,
+    image: Tensor | None = None,
 ) -> "Figure":
-    """Draws the accuracy of classifiers over the angle by which their pictures are turned.
+    """Draws the accuracy of classifiers over the rotation angle of their images.
 
     Args:
-        curves: By name, what `eqzoo.turn_curve` gave for each classifier.
-        degrees: The angles, in degrees, as they were given to `eqzoo.turn_curve`.
-        label: What the values are.
-        picture: A picture, ``(C, height, width)``, to be shown above the curves as it is at each angle that has a mark;
-            or None.
+        curves: The results of `eqzoo.rotation_curve`, by name of the classifier.
+        degrees: The angles given to `eqzoo.rotation_curve`, in degrees.
+        label: The label of the accuracy axis.
+        image: An image ``(C, height, width)``, drawn above the curves, rotated by the angle of each tick; or None.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no curve, one has another length than there are angles, or the picture is none.
+        ValueError: If there is no curve, a curve and the angles differ in length, or the image has another shape.
     """
-    if picture is not None and picture.ndim != 3:
-        raise ValueError(f"picture is (C, height, width), got {tuple(picture.shape)}")
+    if image is not None and image.ndim != 3:
+        raise ValueError(f"image is (C, height, width), got {tuple(image.shape)}")
     if not curves:
         raise ValueError("no curve to draw: curves is {name: [accuracy at each angle]}")
     for name, values in curves.items():
         if len(values) != len(degrees):
-            raise ValueError(f"{name} has {len(values)} values for {len(degrees)} angles; pass degrees= as they were")
-    figure = new_figure(7, 3.6 if picture is None else 4.2)
+            raise ValueError(
+                f"{name} has {len(values)} values for {len(degrees)} angles; pass the degrees= of rotation_curve"
+            )
+    figure = new_figure(7, 3.6 if image is None else 4.2)
     axes = figure.subplots()
     for place, (name, values) in enumerate(curves.items()):
         angles, heights = _closed(list(degrees), list(values))
-        style = _LINES[(place // len(COLOURS)) % len(_LINES)]
-        colour = COLOURS[place % len(COLOURS)]
-        axes.plot(angles, heights, style, color=colour, marker="o", markersize=3, label=name, clip_on=False)
-    axes.set(xlabel="turned by, in degrees", ylabel=label, xlim=(min(degrees), max([*degrees, 360])))
+        style = _LINES[(place // len(COLORS)) % len(_LINES)]
+        color = COLORS[place % len(COLORS)]
+        axes.plot(angles, heights, style, color=color, marker="o", markersize=3, label=name, clip_on=False)
+    axes.set(xlabel="rotation angle in degrees", ylabel=label, xlim=(min(degrees), max([*degrees, 360])))
     axes.set_xticks([a for a in range(0, 361, 45) if min(degrees) <= a])
     for quarter in (90, 180, 270):
         axes.axvline(quarter, color="#cccccc", linewidth=0.8, zorder=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee")
-    if picture is not None:
-        low, high = picture.min(), picture.max()
-        for angle in axes.get_xticks():  # interpolation goes beyond the picture's own range
-            draw_above(axes, turn(picture[None], angle)[0].clamp(low, high), angle, 34)
+    if image is not None:
+        low, high = image.min(), image.max()
+        for angle in axes.get_xticks():  # interpolation exceeds the range of the image
+            draw_above(axes, rotate(image[None], angle)[0].clamp(low, high), angle, 34)
     figure.legend(loc="outside upper left", ncols=min(3, len(curves)), frameon=False, fontsize=9)
     return figure
 
 
 def _closed(degrees: list[float], values: list[float]) -> tuple[list[float], list[float]]:
-    """A curve that starts at 0 goes on to 360, which is the same angle."""
+    """Extends a curve that starts at 0° to 360°, which is the same angle."""
     if degrees and degrees[0] == 0 and 300 < degrees[-1] < 360:
         return [*degrees, 360.0], [*values, values[0]]
     return degrees, values

@@ -1,4 +1,4 @@
-"""Filters, and where in the picture an equivariance error lies, as numbers."""
+"""Orbits of filters, and equivariance errors at each pixel."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ __all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]
 
 
 def orbit_filters(layer: nn.Module) -> Tensor:
-    """The filters of a lifting or group convolution under all elements.
+    """The orbits of the filters of a lifting or group convolution.
 
     Args:
         layer: The convolution, plain or attentive.
 
     Returns:
-        ``(C', |H|, C, k, k)`` for a lifting convolution, ``(C', |H|, C, |H|, k, k)`` for a group convolution: field
-        that goes out, element, field that comes in, its pose.
+        ``(C', |H|, C, k, k)`` for a lifting convolution, ``(C', |H|, C, |H|, k, k)`` for a group convolution, with
+        axes output field, element, input channel or field, input pose, row and column.
 
     Raises:
-        ValueError: If it is another layer.
+        ValueError: If it is not a lifting or group convolution.
 
     Example:
         >>> from eqzoo.groups import P4
@@ -36,34 +36,35 @@ def orbit_filters(layer: nn.Module) -> Tensor:
     """
     if not isinstance(layer, _OrbitConv2d):
         raise ValueError(
-            f"filters with an orbit are those of LiftingConv2d, GroupConv2d and their attentive forms, got "
-            f"{type(layer).__name__}"
+            f"orbit_filters takes LiftingConv2d, GroupConv2d and their attentive forms, got {type(layer).__name__}"
         )
     filters = layer.filters().detach().unflatten(0, (layer.out_channels, layer.group.order))
     return filters if layer.in_field == "trivial" else filters.unflatten(2, (layer.in_channels, layer.group.order))
 
 
 def first_convolution(model: nn.Module) -> nn.Module:
-    """The model itself if it is a lifting or group convolution, else the first one inside.
+    """The model itself if it is a lifting or group convolution, else the first one that it contains.
 
     Raises:
         ValueError: If there is none.
     """
     found = next((module for module in model.modules() if isinstance(module, _OrbitConv2d)), None)
     if found is None:
-        raise ValueError(f"{type(model).__name__} has no lifting or group convolution, so no filter with an orbit")
+        raise ValueError(
+            f"{type(model).__name__} has no lifting or group convolution; pass a network or layer with one"
+        )
     return cast(LiftingConv2d | GroupConv2d, found)
 
 
 @dataclass(frozen=True)
 class ErrorMaps:
-    """Where the equivariance error of a layer or a network lies.
+    """The equivariance error of a layer or a network at each pixel.
 
     Args:
         group: The group.
-        maps: For every element that maps the pixel grid onto itself, ``‖Φ(g x) − g Φ(x)‖`` at each pixel of the output,
-            over pictures, fields and poses, divided by the root mean square of ``‖Φ(x)‖`` over the pixels:
-            ``(height, width)``. The root mean square of a map is the relative error ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``.
+        maps: ``(height, width)`` for each element that maps the pixel grid onto itself: the norm of ``Φ(g x) − g Φ(x)``
+            over images, fields and poses at each pixel of the output, divided by the root mean square over the pixels
+            of the same norm of ``Φ(x)``. The root mean square of a map is ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``.
     """
 
     group: Group
@@ -71,23 +72,23 @@ class ErrorMaps:
 
     @property
     def errors(self) -> dict[int, float]:
-        """The relative error of every element."""
+        """The relative error of each element."""
         return {g: m.square().mean().sqrt().item() for g, m in self.maps.items()}
 
 
 @torch.no_grad()
 def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Group | None = None) -> ErrorMaps:
-    """Where the equivariance error of a layer, or of a network's features, lies; in float64 and evaluation mode.
+    """The equivariance error of a network's features, or of a layer, at each pixel; in float64 and evaluation mode.
 
     Args:
         model: The network, whose ``forward_features`` is measured, or a layer.
-        x: What it is fed, with a batch axis: pictures or, for a layer, its input.
-        layer: The name of a layer of the network, to measure it on the input that it has there.
-        group: The group; by default the network's own, or p4 for one without turns and mirrors. A network without a
-            group gives planes, which are turned alone.
+        x: The input with a batch axis: images or, for a layer, its input.
+        layer: The name of a layer of the network, which is measured on the input that it receives there.
+        group: The group; by default the network's own, or p4 if it is trivial. The output of a network without a group
+            is a trivial field.
 
     Raises:
-        ValueError: If the poses know nothing of the group, the output is no map or it is zero everywhere.
+        ValueError: If the group does not permute the poses, or the output is not a map or is zero everywhere.
 
     Example:
         >>> from eqzoo.groups import P4
@@ -105,7 +106,7 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
     y = function(x)
     scale = y.square().sum((0, 1, 2)).mean().sqrt()
     if scale == 0:
-        raise ValueError("the output is zero everywhere, so there is no relative error; feed another x")
+        raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")
     maps = {}
     for g in group.grid_elements:
         difference = function(_transformed(x, own, group, g)) - act(y, own, group, g)
@@ -118,11 +119,11 @@ def _transformed(x: Tensor, own: Group, group: Group, g: int) -> Tensor:
 
 
 def _maps(module: Callable[[Tensor], Any], x: Tensor, own: Group, planes: bool) -> Tensor:
-    """An output as ``(B, C, poses, height, width)``; a fused network gives its fields as planes."""
+    """The output as ``(B, C, poses, height, width)``; a fused network returns planes."""
     y = module(x)
     if not isinstance(y, Tensor) or y.ndim not in (4, 5):
         shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"an error has a place where the output is a map or a field; this one is {shape}")
+        raise ValueError(f"the output has to be (B, C, height, width) or a regular field to map its error, got {shape}")
     if y.ndim == 5:
         return y
     return y.unflatten(1, (-1, own.order)) if planes else y.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""What a classifier takes for what, drawn."""
+"""Confusion matrices."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,26 +10,28 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_confusion"]
 
-_NUMBERED = 15  # classes, at most, whose cells have room for a number
-_NAMED = 40  # classes, at most, whose names have room
-_LONGEST = 16  # characters of a name that are shown
+_NUMBERED = 15  # the largest number of classes for which counts are written into the cells
+_NAMED = 40  # the largest number of classes for which all ticks are labeled
+_LONGEST = 16  # the longest class name that is not abbreviated, in characters
 
 
 def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Figure":
-    """Draws a confusion matrix: a row a true class, a column an answer, coloured by the share of the row.
+    """Draws a confusion matrix, with one row per true class, colored by the fraction of the row.
 
     Args:
-        matrix: The counts, ``[true class][answer]``.
-        names: The names of the classes. Long ones are cut in the middle, and numbers stand for all where two would then
-            look alike.
+        matrix: The counts, ``[true class][predicted class]``.
+        names: The names of the classes. Long names are abbreviated in the middle; if two would then be equal, class
+            numbers are shown instead.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the matrix is not as wide and as high as there are names.
+        ValueError: If the matrix does not have as many rows and columns as there are names.
     """
     count = len(names)
     if not count or len(matrix) != count or any(len(row) != count for row in matrix):
-        raise ValueError(f"a matrix of {count} names has {count} rows and columns, got {[len(row) for row in matrix]}")
+        raise ValueError(
+            f"the matrix of {count} classes has {count} rows and columns, got {[len(row) for row in matrix]}"
+        )
     side = min(12.0, 3 + 0.38 * count)
     figure = new_figure(side + 0.9, side)
     axes = figure.subplots()
@@ -38,21 +40,21 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
     if count <= _NUMBERED:
         for i, row in enumerate(matrix):
             for j, value in enumerate(row):
-                colour = "black" if shares[i][j] > 0.55 else "white"
-                axes.text(j, i, str(value), ha="center", va="center", fontsize=8, color=colour)
+                color = "black" if shares[i][j] > 0.55 else "white"
+                axes.text(j, i, str(value), ha="center", va="center", fontsize=8, color=color)
     step = 1 if count <= _NAMED else -(-count // _NAMED)
     shown = _shown(names)[::step]
     longest = max(map(len, shown))
     axes.set_xticks(range(0, count, step), shown, rotation=0 if longest <= 2 else 90, fontsize=8)
     axes.set_yticks(range(0, count, step), shown, fontsize=8)
-    axes.set(xlabel="answer", ylabel="true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     bar = figure.colorbar(image, ax=axes, fraction=0.046)
-    bar.set_label("share of the true class", fontsize=9)
+    bar.set_label("fraction of the true class", fontsize=9)
     bar.outline.set_visible(False)
     return figure
 
 
 def _shown(names: Sequence[str]) -> list[str]:
-    """The names, or what there is room for: their beginnings and ends, or numbers where these are not enough."""
+    """The names, abbreviated if long, or class numbers if abbreviations would be equal."""
     short = [name if len(name) <= _LONGEST else f"{name[:8]}…{name[-7:]}" for name in names]
     return short if len(set(short)) == len(set(names)) else [str(i) for i in range(len(names))]

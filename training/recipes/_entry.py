@@ -1,4 +1,4 @@
-"""What a recipe's name stands for."""
+"""Entries of the table of recipes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ __all__ = ["Entry", "family"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe and what has to be known of it.
+    """A recipe and its description.
 
     Args:
         recipe: The recipe.
-        text: A paragraph for the card: what is the paper's, what is ours.
+        text: A paragraph for the model card, which says what follows the paper and what does not.
     """
 
     recipe: Recipe
@@ -23,6 +23,6 @@ class Entry:
 
 
 def family(models: Iterable[str], dataset: str, text: str, variant: str = "", **values: Any) -> dict[str, Entry]:
-    """The same recipe for several networks, each under its name, ``<model>.<data set>[_<variant>]``."""
+    """The same recipe for several networks, named ``<model>.<data set>[_<variant>]``."""
     name = f"{dataset}_{variant}" if variant else dataset
     return {f"{model}.{name}": Entry(Recipe(model=model, dataset=dataset, **values), text) for model in models}

@@ -1,4 +1,4 @@
-"""The attentive paper's CIFAR-10 and PatchCamelyon networks (Romero et al., 2020, appendix B)."""
+"""Recipes of attentive group convolutions on CIFAR-10 and PatchCamelyon (Romero et al., 2020, appendix B)."""
 
 from typing import Any
 
@@ -11,24 +11,26 @@ RESNET_AUG = ("p4m_resnet44", "p4m_alpha_f_resnet44")
 DENSENETS = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "p4m_alpha_f_densenet")
 
 _SPLIT = (
-    "The paper splits 40,000, 10,000 and 10,000 pictures, as here, the validation pictures drawn by a fixed seed; its "
-    "code trains on all 50,000 and keeps the epoch that is best on the test pictures, which is not done here. Pictures "
-    "are standardised by CIFAR-10's own mean and deviation, where the code takes ImageNet's."
+    "As in the paper, 40,000 images for training, 10,000 for validation, here drawn with a fixed seed, and 10,000 for "
+    "testing; the authors' code trains on all 50,000 and selects the epoch with the best test accuracy. Images are "
+    "normalized by the mean and standard deviation of CIFAR-10, in the authors' code by those of ImageNet."
 )
-_AUG = " The paper's CIFAR10+: mirror images, and shifts by up to 4 pixels with black coming in."
+_AUG = " CIFAR10+ of the paper: augmentation by flips and by shifts of up to 4 pixels."
 _ALLCNN = (
-    "The paper's SGD, batch 128, weight decay 1e-3 and 350 epochs, the learning rate divided by 10 at 200, 250 and "
-    "300. It is the best of 0.01, 0.05, 0.1 and 0.25 in the paper, which does not say which; 0.05 here, as in the "
-    f"authors' one published log. The momentum, 0.9, is their code's. {_SPLIT}"
+    "As in the paper: SGD, batch size 128, weight decay 1e-3, 350 epochs, and the learning rate divided by 10 at 200, "
+    "250 and 300. The paper selects the learning rate from 0.01, 0.05, 0.1 and 0.25 without saying which; it is 0.05 "
+    "here, "
+    f"as in the authors' published log. The momentum of 0.9 is from the authors' code. {_SPLIT}"
 )
 _RESNET = (
-    "The paper's SGD, batch 128, learning rate 0.05 divided by 10 at 50, 100 and 150, and 300 epochs. Momentum 0.9 and "
-    f"no weight decay are the authors' code's, where the paper is silent. {_SPLIT}"
+    "As in the paper: SGD, batch size 128, learning rate 0.05 divided by 10 at 50, 100 and 150, and 300 epochs. The "
+    "paper does not give momentum and weight decay; momentum 0.9 and no weight decay are from the authors' code. "
+    f"{_SPLIT}"
 )
 _PCAM = (
-    "The paper's Adam with 1e-3, batch 64, weight decay 1e-4 and 100 epochs; the learning rate is halved after 20 "
-    "epochs without a lower validation loss, which the authors' code applies to validation accuracy. The set's own "
-    "262,144 training, 32,768 validation and 32,768 test pictures; no augmentation."
+    "As in the paper: Adam with learning rate 1e-3, batch size 64, weight decay 1e-4 and 100 epochs; the learning "
+    "rate is halved after 20 epochs without a lower validation loss, in the authors' code without a higher validation "
+    "accuracy. The official splits of 262,144 training, 32,768 validation and 32,768 test images; no augmentation."
 )
 
 

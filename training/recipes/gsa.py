@@ -1,4 +1,4 @@
-"""GSA-Nets (Romero and Cordonnier, 2021, appendix F)."""
+"""Recipes of GSA-Nets (Romero and Cordonnier, 2021, appendix F)."""
 
 from typing import Any
 
@@ -11,44 +11,45 @@ CIFAR = ("z2_gsanet_b", "z2m_gsanet_b")
 PCAM = ("z2_gsanet_s", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s")
 
 _MNIST = (
-    "The paper's Adam with 1e-3, batch 8, weight decay 1e-4, attention and value dropout 0.1, and 300 epochs. Its "
-    "mixed precision is float16 with scaled losses, here bfloat16 without. 10,000 digits train and 2,000 choose the "
-    "epoch, as the paper has it; the authors' code chooses it on the test digits."
+    "As in the paper: Adam with learning rate 1e-3, batch size 8, weight decay 1e-4, attention and value dropout 0.1, "
+    "and 300 epochs; 10,000 digits for training and 2,000 to select the epoch, for which the authors' code uses the "
+    "test digits. The paper's mixed precision is float16 with loss scaling, here it is bfloat16."
 )
 _MNIST_SHORTER = (
-    "The paper's batch and weight decay; the rest is ours, to learn in few epochs: Muon with Nesterov's momentum and "
-    "1e-2 for matrices, AdamW with 3e-3 for other parameters, both halved after epochs 5, 7, 9 and 10 of 11, "
-    "against the paper's Adam with 1e-3 in 300 epochs. No dropout; digits are turned again, by any angle, bilinearly, "
-    "where the paper's are left alone; a moving average of the weights. In float32, two hours on one core of a CPU for "
-    "r4. 10,000 digits train and 2,000 choose the epoch."
+    "Batch size and weight decay as in the paper; the rest is chosen for few epochs: Muon with Nesterov momentum and "
+    "learning rate 1e-2 for matrices, AdamW with 3e-3 for other parameters, both halved after epochs 5, 7, 9 and 10 "
+    "of 11 (the paper: Adam with 1e-3 over 300 epochs), no dropout, augmentation by bilinear rotations by any angle "
+    "(the paper: none), and a moving average of the weights. In float32, two hours on one CPU core for r4. 10,000 "
+    "digits for training and 2,000 to select the epoch."
 )
 _R4 = (
-    " A first recipe, of 8 epochs with Adam, dropout and digits left alone, had 5.90 % validation and 6.04 % test "
-    "error. The decays of this one were set while it trained, by its training and validation losses."
+    " A first recipe, of 8 epochs with Adam, dropout and no augmentation, had 5.90 % validation error and 6.04 % test "
+    "error. The epochs at which the learning rate is halved were set during the run, from training and validation "
+    "losses."
 )
 _R8 = (
-    "Starts from the weights of r4_gsanet_t.rotmnist, which are those of a network of 8 turns but for the tables of "
-    "relative poses, interpolated between the quarter turns. Then the paper's batch and weight decay, and ours for the "
-    "rest: 4 epochs, against the paper's 300, of Muon with Nesterov's momentum for matrices and AdamW for other "
-    "parameters, along a cosine from half the rates that r4_gsanet_t began with, 5e-3 and 1.5e-3. No dropout; digits "
-    "are turned again, by any angle, bilinearly, where the paper's are left alone; a moving average of the weights. In "
-    "float32. 10,000 digits train and 2,000 choose the epoch, the same as for r4_gsanet_t."
+    "Initialized with the weights of r4_gsanet_t.rotmnist; the embeddings of relative poses, the only weights that "
+    "depend on the number of rotations, are interpolated between the 90° rotations. Batch size and weight decay as in "
+    "the paper; 4 epochs (the paper: 300) with Muon with Nesterov momentum for matrices and AdamW for other "
+    "parameters, a cosine learning rate schedule from 5e-3 and 1.5e-3, half the initial rates of r4_gsanet_t, no "
+    "dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving average of the weights. "
+    "In float32. 10,000 digits for training and 2,000 to select the epoch, the same as for r4_gsanet_t."
 )
 _SGD = (
-    "The paper's SGD with momentum 0.9, learning rate 0.01 along a cosine, batch {batch}, weight decay 1e-4 and "
-    "{epochs} epochs in float32; it found that mixed precision diverges here. The warm-up of 10 epochs is the authors' "
-    "code's. "
+    "As in the paper: SGD with momentum 0.9, a cosine learning rate schedule from 0.01, batch size {batch}, weight "
+    "decay 1e-4 and {epochs} epochs in float32, because mixed precision diverged. The warm-up of 10 epochs is from "
+    "the authors' code. "
 )
 _CIFAR = (
-    _SGD.format(batch=24, epochs=350) + "Attention and value dropout 0.1, dropout 0.3 on the picture and 0.2 before "
-    "each pool are the paper's, the latter two the other way round in the code. 40,000 pictures train and 10,000, "
-    "drawn by a fixed seed, choose the epoch, as the paper has it; the code trains on all 50,000 and chooses it on the "
-    "test pictures. No augmentation."
+    _SGD.format(batch=24, epochs=350) + "Attention and value dropout 0.1, dropout 0.3 on the image and 0.2 before "
+    "each pool, as in the paper; the authors' code has the latter two interchanged. 40,000 images for training and "
+    "10,000, drawn with a fixed seed, to select the epoch, as in the paper; the authors' code trains on all 50,000 and "
+    "selects the epoch on the test images. No augmentation."
 )
 _PCAM = (
     _SGD.format(batch=8, epochs=100)
-    + "Attention and value dropout 0.1 are the paper's. The set's own 262,144 training, "
-    "32,768 validation and 32,768 test pictures; no augmentation."
+    + "Attention and value dropout 0.1, as in the paper. The official splits of 262,144 training, "
+    "32,768 validation and 32,768 test images; no augmentation."
 )
 
 
@@ -72,7 +73,7 @@ _MUON: dict[str, Any] = {
     "schedule": "multistep",
     "milestones": (5, 7, 9, 10),
     "decay_rate": 0.5,
-    "augment": "turns",
+    "augment": "rotations",
     "ema_decay": 0.999,
     "model_args": {"attn_drop_rate": 0.0, "value_drop_rate": 0.0},
 }

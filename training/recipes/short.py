@@ -1,4 +1,4 @@
-"""Short recipes, ours: most of the accuracy in minutes on one GPU."""
+"""Short recipes: most of the accuracy in minutes on one GPU."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from .rotmnist import ATTENTIVE, WIDER
 __all__ = ["RECIPES"]
 
 _CIFAR = (
-    "Ours, for one GPU: {epochs} epochs in bfloat16, compiled, batch 256; SGD with Nesterov's momentum 0.9 and weight "
-    "decay {decay:g}, the learning rate {lr:g} along a cosine after a warm-up of 3 epochs, label smoothing 0.1, and a "
-    "moving average of the weights; mirror images, and shifts by up to 4 pixels. 5,000 training pictures, drawn by a "
-    "fixed seed, choose the epoch."
+    "Our recipe for one GPU: {epochs} epochs in bfloat16, compiled, batch size 256; SGD with Nesterov momentum 0.9, "
+    "weight decay {decay:g}, a cosine learning rate schedule from {lr:g} after a warm-up of 3 epochs, label smoothing "
+    "0.1, a moving average of the weights, and augmentation by flips and by shifts of up to 4 pixels. 5,000 training "
+    "images, drawn with a fixed seed, to select the epoch."
 )
 _MNIST = (
-    "Ours, for one GPU: 40 epochs in bfloat16, compiled, batch {batch}; Adam with weight decay 1e-4, the learning rate "
-    "{lr:g} along a cosine after a warm-up of 2 epochs, and a moving average of the weights."
+    "Our recipe for one GPU: 40 epochs in bfloat16, compiled, batch size {batch}; Adam with weight decay 1e-4, a "
+    "cosine learning rate schedule from {lr:g} after a warm-up of 2 epochs, and a moving average of the weights."
 )
 _PCAM = (
-    "Ours, for one GPU: 5 epochs in bfloat16, compiled, batch 256; Adam with weight decay 1e-4, the learning rate 2e-3 "
-    "along a cosine after a warm-up of an epoch, a moving average of the weights, and turned and mirrored pictures for "
-    "networks that do not keep them by construction. The set's own splits."
+    "Our recipe for one GPU: 5 epochs in bfloat16, compiled, batch size 256; Adam with weight decay 1e-4, a cosine "
+    "learning rate schedule from 2e-3 after a warm-up of one epoch, a moving average of the weights, and augmentation "
+    "by 90° rotations and flips unless the network is invariant under p4m. The official splits."
 )
 _GPU: dict[str, Any] = {"precision": "bfloat16", "compile": True, "deterministic": False, "ema_decay": 0.999}
 
@@ -67,6 +67,6 @@ RECIPES: dict[str, Entry] = {
     **_cifar(("z2_resnet44", *RESNET_AUG), "cifar10", lr=0.1, decay=5e-4),
     **_cifar(RESNETS, "cifar10", lr=0.2, decay=5e-4),
     **_cifar(RESNETS, "cifar100", lr=0.2, decay=5e-4),
-    **_pcam(tuple(name for name in DENSENETS if not name.startswith("p4m")), "quarter_turns_flips"),
+    **_pcam(tuple(name for name in DENSENETS if not name.startswith("p4m")), "quarter_rotations_flips"),
     **_pcam(tuple(name for name in DENSENETS if name.startswith("p4m")), "none"),
 }

@@ -1,9 +1,9 @@
-// Affine local attention, forward and backward, one head of one picture at a time.
+// Affine local attention, forward and backward, one head of one image at a time.
 //
-// Planes are copied once into scratch with r = k/2 zeros behind every row and r rows of zeros above and below. Seen as
-// one long line, the neighbour of pixel i at offset d is then pixel i + shift(d), without a branch, and vectors run
-// over the ends of rows, so that small pictures fill them too. The zeros at the ends of rows are computed along as if
-// they were queries; nothing of them is kept, and their gradients vanish because that of the output is 0 there.
+// Planes are copied into scratch with r = k/2 zeros behind every row and r rows of zeros above and below. In this flat
+// layout the neighbor of pixel i at offset d is pixel i + shift(d), without a branch, and vectors cross the ends of
+// rows, so that small images fill them too. The padding at the ends of rows is computed like queries and discarded;
+// its gradients are 0 because that of the output is 0 there.
 //
 // Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels.
 #include <algorithm>
@@ -14,38 +14,10 @@
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int BYTES = 64;
-#elif defined(__AVX__)
-constexpr int BYTES = 32;
-#else
-constexpr int BYTES = 16;
-#endif
-
 // The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
 constexpr int64_t BAND_BYTES = 80 * 1024;
 
-template <class T> struct Lanes {
-    typedef T Vec __attribute__((vector_size(BYTES)));
-    static constexpr int64_t count = BYTES / sizeof(T);
-};
-template <class T> using Vec = typename Lanes<T>::Vec;
-
-template <class T> inline Vec<T> load(const T *from) {
-    Vec<T> v;
-    std::memcpy(&v, from, sizeof v);
-    return v;
-}
-
-template <class T> inline void store(T *to, Vec<T> v) { std::memcpy(to, &v, sizeof v); }
-
-template <class T> inline T total(const T *from) {
-    T sum = 0;
-    for (int64_t i = 0; i < Lanes<T>::count; i++) sum += from[i];
-    return sum;
-}
-
-// Zeros, from the start of a cache line on.
+// Zero-initialized memory, aligned to a cache line.
 template <class T> class Buffer {
   public:
     explicit Buffer(int64_t size) : memory(new char[size * sizeof(T) + 64]) {
@@ -59,8 +31,6 @@ template <class T> class Buffer {
     T *start;
 };
 
-int64_t up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
-
 template <class T> struct Sizes {
     int64_t batch, channels, order, height, width, k, heads, size, offsets;
     int64_t stride, origin, pixels, tile, band, padded;
@@ -69,11 +39,11 @@ template <class T> struct Sizes {
     Sizes(int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k, int64_t heads)
         : batch(batch), channels(channels), order(order), height(height), width(width), k(k), heads(heads),
           size(channels / heads), offsets(k * k), stride(width + k / 2), origin((k / 2) * (stride + 1)) {
-        tile = Lanes<T>::count * (order == 1 ? 4 : 2);
-        int64_t flat = up(height * stride, tile);
+        tile = lanes<T> * (order == 1 ? 4 : 2);
+        int64_t flat = round_up(height * stride, tile);
         int64_t most = std::max(tile, BAND_BYTES / int64_t(sizeof(T)) / (offsets * order) / tile * tile);
         int64_t bands = (flat + most - 1) / most;
-        band = up((flat + bands - 1) / bands, tile);
+        band = round_up((flat + bands - 1) / bands, tile);
         pixels = band * bands;
         padded = pixels + 2 * origin;
         for (int64_t d = 0; d < offsets; d++) shift.push_back(d / k * stride + d % k);
@@ -81,25 +51,25 @@ template <class T> struct Sizes {
 
     int64_t plane() const { return height * width; }
 
-    // The planes of one head of one picture begin here.
-    int64_t field(int64_t picture, int64_t head) const {
-        return (picture * channels + head * size) * order * plane();
+    // The offset of the planes of one head of one image.
+    int64_t field(int64_t image, int64_t head) const {
+        return (image * channels + head * size) * order * plane();
     }
 
-    void spread(const T *from, T *to, int64_t pitch) const {
+    void pad(const T *from, T *to, int64_t pitch) const {
         for (int64_t f = 0; f < size * order; f++)
             for (int64_t y = 0; y < height; y++)
                 std::memcpy(to + f * pitch + y * stride, from + (f * height + y) * width, width * sizeof(T));
     }
 
-    void gather(const T *from, T *to, int64_t pitch) const {
+    void crop(const T *from, T *to, int64_t pitch) const {
         for (int64_t f = 0; f < size * order; f++)
             for (int64_t y = 0; y < height; y++)
                 std::memcpy(to + (f * height + y) * width, from + f * pitch + y * stride, width * sizeof(T));
     }
 };
 
-// Tables with the offset before the elements, so that the loops read one number after the other:
+// Tables with the offset before the elements, so that the loops read them contiguously:
 // psi (C, P, R, d) becomes (C, d, P, R), and beta (C, P, d) becomes (C, d, P).
 template <class T> std::vector<T> offset_first(const T *from, int64_t channels, int64_t elements, int64_t offsets) {
     std::vector<T> to(channels * elements * offsets);
@@ -123,8 +93,8 @@ template <class T> struct Map {
 // One head's work on a tile of W vectors of pixels, for N elements, B of them at a time.
 template <class T, int N> struct Tile {
     static constexpr int W = N == 1 ? 4 : 2, B = N < 4 ? N : 4;
-    static constexpr int64_t L = Lanes<T>::count, T_ = W * L;
-    using V = Vec<T>;
+    static constexpr int64_t L = lanes<T>, T_ = W * L;
+    using V = Vector<T>;
 
     // m(P) = beta(P) + sum over R of x(R) psi(P, R), for B elements P.
     static inline __attribute__((always_inline)) void map(
@@ -140,7 +110,7 @@ template <class T, int N> struct Tile {
         }
     }
 
-    // dots(d, P) (+)= u(P) m(d, P) for one channel; keeps m in kept (d, P, tile) if asked to.
+    // dots(d, P) (+)= u(P) m(d, P) for one channel; stores m in kept (d, P, tile) unless that is null.
     static void dots(
         T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
         const T *__restrict x, int64_t x_pitch, const T *__restrict psi, const T *__restrict beta,
@@ -241,8 +211,7 @@ template <class T, int N> struct Tile {
         for (int64_t i = 0; i < N * T_; i++) inverse[i] = 1 / inverse[i];
     }
 
-    // With scores and gradients of weights: scores become weights a, and gradients those of scores,
-    // a (g - sum over d of a g).
+    // In place: scores become weights a, and the gradients g of the weights those of the scores, a (g - sum_d a g).
     static void softmax_backward(
         T *__restrict scores, T *__restrict grads, int64_t pitch, T *__restrict inverse, T *__restrict m,
         T *__restrict mean, int64_t offsets
@@ -301,11 +270,11 @@ void forward(
         Buffer<T> scores(per_beta * tile), inverse(N * tile), top(N * tile);
 #pragma omp for collapse(2) schedule(static)
         for (int64_t head = 0; head < s.heads; head++)
-            for (int64_t picture = 0; picture < s.batch; picture++) {
-                const int64_t at = s.field(picture, head), first = head * s.size;
-                s.spread(query + at, raw, s.pixels);
-                s.spread(key + at, keys + s.origin, s.padded);
-                if (value) s.spread(value + at, values + s.origin, s.padded);
+            for (int64_t image = 0; image < s.batch; image++) {
+                const int64_t at = s.field(image, head), first = head * s.size;
+                s.pad(query + at, raw, s.pixels);
+                s.pad(key + at, keys + s.origin, s.padded);
+                if (value) s.pad(value + at, values + s.origin, s.padded);
                 queries<T, N>(s, q, raw, query_map, first, scale);
                 for (int64_t i = 0; i < s.pixels; i += tile) {
                     for (int64_t c = 0; c < s.size; c++)
@@ -330,23 +299,23 @@ void forward(
                             );
                     }
                 }
-                s.gather(y, out + at, s.pixels);
+                s.crop(y, out + at, s.pixels);
             }
     }
 }
 
-// One channel of a band: with dm(P) = a(P) u(P) (+ b(P) v(P)) the gradient of a mapped neighbour, adds to the gradients
-// of the field, dx(R) += sum over P of dm(P) psi(P, R), and to those of psi and beta, which stay vectors: the sum over
-// their lanes is taken once at the end.
+// One channel of a band: with dm(P) = a(P) u(P) (+ b(P) v(P)) the gradient of a mapped neighbor, adds to the gradients
+// of the field, dx(R) += sum over P of dm(P) psi(P, R), and to those of psi and beta, which stay vectors until the
+// sum over lanes at the end.
 template <class T, int N, bool TWO>
-void spread_gradients(
+void add_gradients(
     const Sizes<T> &s, const T *__restrict a, const T *__restrict u, const T *__restrict b, const T *__restrict v,
     const T *__restrict x, T *__restrict dx, const T *__restrict psi, T *__restrict dpsi, T *__restrict dbeta
 ) {
     constexpr int B = Tile<T, N>::B;
-    constexpr int64_t L = Lanes<T>::count;
-    using V = Vec<T>;
-    // Down the columns first: what is added to one place is then not read again at once, when it is still under way.
+    constexpr int64_t L = lanes<T>;
+    using V = Vector<T>;
+    // Columns first, so that a sum is not read right after it was stored, while the store is still in flight.
     for (int64_t column = 0; column < s.k; column++)
         for (int64_t row = 0; row < s.k; row++) {
             const int64_t d = row * s.k + column;
@@ -397,7 +366,7 @@ template <class T> struct Parts {
         : psi(parts * channels * order * order * offsets), beta(parts * channels * order * offsets),
           channels(channels), order(order), offsets(offsets) {}
 
-    // Takes what one head has summed up, (c, d, P, R, lane) and (c, d, P, lane), and clears it.
+    // Stores the sums of one head, (c, d, P, R, lane) and (c, d, P, lane), and clears them.
     void take(T *lanes_psi, T *lanes_beta, int64_t part, int64_t first, int64_t size) {
         put(psi, lanes_psi, part, first, size, order * order);
         put(beta, lanes_beta, part, first, size, order);
@@ -409,14 +378,14 @@ template <class T> struct Parts {
     }
 
   private:
-    void put(std::vector<T> &to, T *lanes, int64_t part, int64_t first, int64_t size, int64_t elements) {
-        constexpr int64_t L = Lanes<T>::count;
+    void put(std::vector<T> &to, T *sums, int64_t part, int64_t first, int64_t size, int64_t elements) {
+        constexpr int64_t L = lanes<T>;
         for (int64_t c = 0; c < size; c++)
             for (int64_t d = 0; d < offsets; d++)
                 for (int64_t e = 0; e < elements; e++)
                     to[((part * channels + first + c) * elements + e) * offsets + d] =
-                        total(lanes + ((c * offsets + d) * elements + e) * L);
-        std::fill(lanes, lanes + size * offsets * elements * L, T(0));
+                        lane_sum<T>(sums + ((c * offsets + d) * elements + e) * L);
+        std::fill(sums, sums + size * offsets * elements * L, T(0));
     }
 
     static void add(const std::vector<T> &from, T *to, int64_t count) {
@@ -432,30 +401,31 @@ void backward(
     Parts<T> &query_parts, Parts<T> &key_parts, Parts<T> &value_parts, int64_t parts, int64_t threads
 ) {
     using Own = Tile<T, N>;
-    constexpr int64_t L = Lanes<T>::count;
-    using V = Vec<T>;
+    constexpr int64_t L = lanes<T>;
+    using V = Vector<T>;
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
 #pragma omp parallel num_threads(threads)
     {
-        const int64_t fields = s.size * N, lanes = s.size * L;
+        const int64_t fields = s.size * N, in_lanes = s.size * L;
         Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), g(fields * s.pixels), dq(fields * s.pixels);
         Buffer<T> keys(fields * s.padded), dkeys(fields * s.padded);
         Buffer<T> values(value ? fields * s.padded : 0), dvalues(value ? fields * s.padded : 0);
         Buffer<T> weights(per_beta * s.band), dscores(per_beta * s.band), kept(s.size * per_beta * tile);
         Buffer<T> inverse(N * tile), top(N * tile), mean(N * tile), factor(N * tile);
-        Buffer<T> query_psi(N * N * lanes), query_beta(N * lanes), key_psi(per_psi * lanes), key_beta(per_beta * lanes);
-        Buffer<T> value_psi(value ? per_psi * lanes : 0), value_beta(value ? per_beta * lanes : 0);
+        Buffer<T> query_psi(N * N * in_lanes), query_beta(N * in_lanes);
+        Buffer<T> key_psi(per_psi * in_lanes), key_beta(per_beta * in_lanes);
+        Buffer<T> value_psi(value ? per_psi * in_lanes : 0), value_beta(value ? per_beta * in_lanes : 0);
         std::fill(factor + 0, factor + N * tile, T(scale));
 #pragma omp for collapse(2) schedule(static)
         for (int64_t head = 0; head < s.heads; head++)
             for (int64_t part = 0; part < parts; part++) {
                 const int64_t first = head * s.size;
-                for (int64_t picture = s.batch * part / parts; picture < s.batch * (part + 1) / parts; picture++) {
-                    const int64_t at = s.field(picture, head);
-                    s.spread(query + at, raw, s.pixels);
-                    s.spread(grad + at, g, s.pixels);
-                    s.spread(key + at, keys + s.origin, s.padded);
-                    if (value) s.spread(value + at, values + s.origin, s.padded);
+                for (int64_t image = s.batch * part / parts; image < s.batch * (part + 1) / parts; image++) {
+                    const int64_t at = s.field(image, head);
+                    s.pad(query + at, raw, s.pixels);
+                    s.pad(grad + at, g, s.pixels);
+                    s.pad(key + at, keys + s.origin, s.padded);
+                    if (value) s.pad(value + at, values + s.origin, s.padded);
                     queries<T, N>(s, q, raw, query_map, first, scale);
                     std::fill(dkeys + 0, dkeys + fields * s.padded, T(0));
                     if (value) std::fill(dvalues + 0, dvalues + fields * s.padded, T(0));
@@ -491,22 +461,22 @@ void backward(
                             const T *psi = key_map.psi.data() + (first + c) * per_psi;
                             T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
                             if (value) {
-                                spread_gradients<T, N, false>(
+                                add_gradients<T, N, false>(
                                     s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta
                                 );
-                                spread_gradients<T, N, false>(
+                                add_gradients<T, N, false>(
                                     s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
                                     value_map.psi.data() + (first + c) * per_psi, value_psi + c * per_psi * L,
                                     value_beta + c * per_beta * L
                                 );
                             } else {
-                                spread_gradients<T, N, true>(
+                                add_gradients<T, N, true>(
                                     s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta
                                 );
                             }
                         }
                     }
-                    // Through the map of the queries: the gradient after it makes place for that before it.
+                    // Through the map of the queries, in place.
                     for (int64_t c = 0; c < s.size; c++) {
                         const T *psi = query_map.psi.data() + (first + c) * N * N;
                         T *x = raw + c * N * s.pixels, *dm = dq + c * N * s.pixels;
@@ -525,9 +495,9 @@ void backward(
                             for (int r = 0; r < N; r++) store<T>(dm + r * s.pixels + i, sum[r]);
                         }
                     }
-                    s.gather(dq, grad_query + at, s.pixels);
-                    s.gather(dkeys + s.origin, grad_key + at, s.padded);
-                    if (value) s.gather(dvalues + s.origin, grad_value + at, s.padded);
+                    s.crop(dq, grad_query + at, s.pixels);
+                    s.crop(dkeys + s.origin, grad_key + at, s.padded);
+                    if (value) s.crop(dvalues + s.origin, grad_value + at, s.padded);
                 }
                 query_parts.take(query_psi, query_beta, part, first, s.size);
                 key_parts.take(key_psi, key_beta, part, first, s.size);

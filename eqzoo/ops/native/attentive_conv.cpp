@@ -1,30 +1,22 @@
-// The responses of a group convolution, reduced as they are produced: none is stored.
+// Reductions of the responses of a group convolution, computed without storing the responses.
 //
-// A lane is an output plane o: filters, attention, sums and maxima over pixels, poses and channels then stay in their
-// lanes, whatever the size of the picture, and a value of the input is one factor for all lanes. Only the gradient of
-// the input adds lanes up.
+// A lane is an output plane o: filters, attention, and sums and maxima over pixels, poses and channels stay in their
+// lanes, whatever the size of the image, and a value of the input is one factor for all lanes. Only the gradient of the
+// input is a sum over lanes.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "common.h"
 
 namespace {
 
-template <typename T> struct Lanes;
-template <> struct Lanes<float> {
-    typedef float V __attribute__((vector_size(64)));
-    typedef int32_t I __attribute__((vector_size(64)));
-    typedef int32_t Whole;
-};
-template <> struct Lanes<double> {
-    typedef double V __attribute__((vector_size(64)));
-    typedef int64_t I __attribute__((vector_size(64)));
-    typedef int64_t Whole;
-};
-template <typename T> using Vec = typename Lanes<T>::V;
-template <typename T> using Int = typename Lanes<T>::I;
+// Vectors of 64 bytes on every processor: compilers split them where registers are narrower.
+template <typename T> using Vec = Vector<T, 64>;
+template <typename T> using IntOf = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+template <typename T> using Int = Vector<IntOf<T>, 64>;
 // The same number in all lanes.
-template <typename T> Int<T> whole(int64_t i) { return Int<T>{} + static_cast<typename Lanes<T>::Whole>(i); }
+template <typename T> Int<T> all_lanes(int64_t i) { return Int<T>{} + static_cast<IntOf<T>>(i); }
 template <typename T> constexpr int N = 64 / sizeof(T);
 
 struct Shape {
@@ -39,7 +31,7 @@ struct Shape {
     template <typename T> int64_t blocks() const { return (out + N<T> - 1) / N<T>; }
 };
 
-// Room for vectors, which new aligns to their size.
+// Vectors in memory, which new aligns to their size.
 template <typename T> using Vectors = std::vector<Vec<T>>;
 
 template <typename T> Vec<T> load(const T *from, int64_t n) {
@@ -58,14 +50,6 @@ template <typename T> void store(T *to, const Vec<T> &v, int64_t n) {
         std::memcpy(to, &v, n * sizeof(T));
 }
 
-template <typename T> T sum(const Vec<T> &v) {
-    T parts[N<T>], total = 0;
-    std::memcpy(parts, &v, sizeof v);
-#pragma omp simd reduction(+ : total)
-    for (int l = 0; l < N<T>; l++) total += parts[l];
-    return total;
-}
-
 template <typename T> Vec<T> sigmoid(const Vec<T> &z) {
     const T most = sizeof(T) == 4 ? 80 : 700;
     T parts[N<T>];
@@ -80,13 +64,7 @@ template <typename T> Vec<T> sigmoid(const Vec<T> &z) {
     return s;
 }
 
-// Shares n tasks among threads: the same tasks to the same slot in every run, so that sums never change.
-template <typename F> void share(int64_t n, int64_t threads, F work) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t slot = 0; slot < threads; slot++) work(slot, n * slot / threads, n * (slot + 1) / threads);
-}
-
-// A plane with its border of zeros; without a border, the plane itself.
+// The plane with its zero padding; without padding, the plane itself.
 template <typename T> const T *pad(const T *plane, T *room, const Shape &s) {
     if (s.padding == 0) return plane;
     for (int64_t i = 0; i < s.height; i++)
@@ -107,7 +85,7 @@ template <typename T> Vectors<T> pack_filters(const T *w, const Shape &s) {
     return packed;
 }
 
-// The filters of the spatial attention: (O, 2, S, n, n) to (S, blocks, n, n, 2) vectors. The mean's take the 1 / C.
+// The filters of the spatial attention: (O, 2, S, n, n) to (S, blocks, n, n, 2) vectors. Those of the mean include 1 / C.
 template <typename T> Vectors<T> pack_spatial(const T *psi, const Shape &s) {
     const int64_t blocks = s.blocks<T>(), taps = s.n * s.n;
     Vectors<T> packed(s.poses * blocks * taps * 2);
@@ -121,7 +99,7 @@ template <typename T> Vectors<T> pack_spatial(const T *psi, const Shape &s) {
     return packed;
 }
 
-// The responses of J neighbours in a row, for all lanes. K is the side of the filter and UNIT a stride of 1, where
+// The responses of J neighbors in a row, for all lanes. K is the side of the filter and UNIT a stride of 1, where
 // the compiler may know them; K = 0 reads the side from the shape.
 template <int K, bool UNIT, int J, typename T>
 inline void respond(const T *x, const Vec<T> *w, const Shape &s, Vec<T> *r) {
@@ -142,7 +120,7 @@ inline void peak_of(const T *x, const Vec<T> *w, const Shape &s, int64_t place, 
     for (int j = 0; j < J; j++) {
         const Int<T> more = r[j] > best;
         best = more ? r[j] : best;
-        where = more ? whole<T>(place + j) : where;
+        where = more ? all_lanes<T>(place + j) : where;
     }
 }
 
@@ -178,16 +156,16 @@ void peak(const T *x, const T *w, T *peaks, int32_t *places, const Shape &s, int
     });
 }
 
-// Every plane of the input is one task: it writes its own part of both gradients.
+// One task for each plane of the input, which writes its own part of both gradients.
 template <typename T>
-void peak_backward(const T *x, const T *w, const int32_t *places, const T *g, T *gx, T *gw, const Shape &s,
+void peak_backward(const T *x, const T *w, const int32_t *places, const T *g, T *grad_x, T *grad_w, const Shape &s,
                    int64_t threads) {
     const int64_t size = s.padded_height() * s.padded_width(), k = s.k;
     share(s.planes(), threads, [&](int64_t, int64_t begin, int64_t end) {
-        std::vector<T> room(size), sums(size), slopes(s.out * s.taps());
+        std::vector<T> room(size), sums(size), grad_filters(s.out * s.taps());
         for (int64_t task = begin; task < end; task++) {
             const int64_t c = task / s.poses, p = task % s.poses;
-            std::fill(slopes.begin(), slopes.end(), T(0));
+            std::fill(grad_filters.begin(), grad_filters.end(), T(0));
             for (int64_t b = 0; b < s.batch; b++) {
                 const T *plane = pad(x + (b * s.planes() + task) * s.height * s.width, room.data(), s);
                 std::fill(sums.begin(), sums.end(), T(0));
@@ -195,27 +173,28 @@ void peak_backward(const T *x, const T *w, const int32_t *places, const T *g, T 
                 for (int64_t o = 0; o < s.out; o++) {
                     const int64_t i = places[at + o] / s.columns, j = places[at + o] % s.columns;
                     const int64_t corner = (i * s.padded_width() + j) * s.stride;
-                    const T slope = g[at + o], *taps = w + (o * s.planes() + task) * s.taps();
-                    T *to = &slopes[o * s.taps()];
+                    const T grad_peak = g[at + o], *taps = w + (o * s.planes() + task) * s.taps();
+                    T *to = &grad_filters[o * s.taps()];
                     for (int64_t u = 0; u < k; u++) {
                         const int64_t row = corner + u * s.dilation * s.padded_width();
                         for (int64_t v = 0; v < k; v++) {
-                            to[u * k + v] += slope * plane[row + v * s.dilation];
-                            sums[row + v * s.dilation] += slope * taps[u * k + v];
+                            to[u * k + v] += grad_peak * plane[row + v * s.dilation];
+                            sums[row + v * s.dilation] += grad_peak * taps[u * k + v];
                         }
                     }
                 }
                 for (int64_t i = 0; i < s.height; i++)
-                    std::memcpy(gx + ((b * s.planes() + task) * s.height + i) * s.width,
+                    std::memcpy(grad_x + ((b * s.planes() + task) * s.height + i) * s.width,
                                 &sums[(i + s.padding) * s.padded_width() + s.padding], s.width * sizeof(T));
             }
             for (int64_t o = 0; o < s.out; o++)
-                std::memcpy(gw + (o * s.planes() + task) * s.taps(), &slopes[o * s.taps()], s.taps() * sizeof(T));
+                std::memcpy(grad_w + (o * s.planes() + task) * s.taps(), &grad_filters[o * s.taps()],
+                            s.taps() * sizeof(T));
         }
     });
 }
 
-// Maps of the spatial attention, as wide as its filters need: zeros left and right, and room to compute in fours.
+// Maps of the spatial attention with zero padding left and right, and a width that is a multiple of four.
 struct Maps {
     int64_t rows, columns, n, reach, step, width;
     explicit Maps(const Shape &s)
@@ -223,7 +202,7 @@ struct Maps {
           step(s.attention_dilation), width((s.columns + 3) / 4 * 4 + 2 * reach) {}
     int64_t size() const { return rows * width; }
     int64_t at(int64_t i, int64_t j) const { return i * width + reach + j; }
-    // Calls with every row of the filter that meets the map at row i, and the row of the map that it meets.
+    // Calls with every row of the filter that overlaps the map at row i, and that row of the map.
     template <typename F> void meet(int64_t i, F work) const {
         for (int64_t u = 0; u < n; u++) {
             const int64_t from = i + u * step - reach;
@@ -250,14 +229,14 @@ void spatial_logits(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *psi, 
         }
 }
 
-// What z's gradient says about U and M: the same filters, read backwards.
+// The gradients of U and M from that of z: a correlation with the flipped filters.
 template <typename T>
-void spatial_back(const Vec<T> *gz, const Vec<T> *psi, const Maps &m, Vec<T> *gsums, Vec<T> *gpeaks) {
+void spatial_backward(const Vec<T> *grad_z, const Vec<T> *psi, const Maps &m, Vec<T> *grad_sums, Vec<T> *grad_peaks) {
     for (int64_t i = 0; i < m.rows; i++)
         for (int64_t j = 0; j < m.columns; j += 4) {
             Vec<T> a[4] = {}, b[4] = {};
             m.meet(i, [&](int64_t u, int64_t from) {
-                const Vec<T> *p = psi + ((m.n - u) * m.n - 1) * 2, *x = gz + from * m.width + j;
+                const Vec<T> *p = psi + ((m.n - u) * m.n - 1) * 2, *x = grad_z + from * m.width + j;
                 for (int64_t v = 0; v < m.n; v++, p -= 2, x += m.step)
                     for (int l = 0; l < 4; l++) {
                         a[l] += p[0] * x[l];
@@ -265,14 +244,15 @@ void spatial_back(const Vec<T> *gz, const Vec<T> *psi, const Maps &m, Vec<T> *gs
                     }
             });
             for (int l = 0; l < 4 && j + l < m.columns; l++) {
-                gsums[i * m.columns + j + l] += a[l];
-                gpeaks[i * m.columns + j + l] = b[l];
+                grad_sums[i * m.columns + j + l] += a[l];
+                grad_peaks[i * m.columns + j + l] = b[l];
             }
         }
 }
 
 template <typename T>
-void spatial_slopes(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *gz, const Maps &m, Vec<T> *slopes) {
+void spatial_filter_gradient(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *grad_z, const Maps &m,
+                             Vec<T> *grad_psi) {
     for (int64_t u = 0; u < m.n; u++)
         for (int64_t first = 0; first < m.n; first += 4) {
             const int64_t some = std::min<int64_t>(4, m.n - first);
@@ -280,7 +260,7 @@ void spatial_slopes(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *gz, c
             for (int64_t i = 0; i < m.rows; i++) {
                 const int64_t from = i + u * m.step - m.reach;
                 if (from < 0 || from >= m.rows) continue;
-                const Vec<T> *g = gz + m.at(i, 0);
+                const Vec<T> *g = grad_z + m.at(i, 0);
                 const Vec<T> *x = sums + from * m.width + first * m.step;
                 const Vec<T> *y = peaks + from * m.width + first * m.step;
                 if (some == 4)
@@ -297,13 +277,13 @@ void spatial_slopes(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *gz, c
                         }
             }
             for (int64_t l = 0; l < some; l++) {
-                slopes[(u * m.n + first + l) * 2] += a[l];
-                slopes[(u * m.n + first + l) * 2 + 1] += b[l];
+                grad_psi[(u * m.n + first + l) * 2] += a[l];
+                grad_psi[(u * m.n + first + l) * 2 + 1] += b[l];
             }
         }
 }
 
-// Sum and maximum over channels of J neighbours' responses, weighed by attention, and the channel of the maximum.
+// Sum and maximum over channels of J neighbors' responses, times attention, and the channel of the maximum.
 template <int K, bool UNIT, int J, typename T>
 inline void reduce_of(const T *x, int64_t size, const Vec<T> *w, const Vec<T> *alpha, const Shape &s, Vec<T> *sums,
                       Vec<T> *peaks, Int<T> *which) {
@@ -321,7 +301,7 @@ inline void reduce_of(const T *x, int64_t size, const Vec<T> *w, const Vec<T> *a
             total[j] += r[j];
             const Int<T> more = r[j] > best[j];
             best[j] = more ? r[j] : best[j];
-            where[j] = more ? whole<T>(c) : where[j];
+            where[j] = more ? all_lanes<T>(c) : where[j];
         }
     }
     for (int j = 0; j < J; j++) {
@@ -349,7 +329,7 @@ void attend(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T 
             if (s.padding && (task == begin || block == 0))
                 for (int64_t plane = 0; plane < s.planes(); plane++)
                     pad(own + plane * s.height * s.width, &room[plane * size], s);
-            const T *picture = s.padding ? room.data() : own;
+            const T *image = s.padding ? room.data() : own;
             std::fill(total.begin(), total.end(), Vec<T>{});
             for (int64_t p = 0; p < s.poses; p++) {
                 const Vec<T> *taps = &filters[(p * blocks + block) * s.channels * s.taps()];
@@ -357,7 +337,7 @@ void attend(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T 
                     weights[c] = alpha ? load(alpha + ((b * s.poses + p) * s.channels + c) * s.out + first, valid)
                                        : Vec<T>{} + T(1);
                 for (int64_t i = 0; i < s.rows; i++) {
-                    const T *row = picture + p * size + i * stride * s.padded_width();
+                    const T *row = image + p * size + i * stride * s.padded_width();
                     int64_t j = 0, at = maps.at(i, 0);
                     const Vec<T> *by = weights.data();
                     for (; j + 4 <= s.columns; j += 4, at += 4)
@@ -401,9 +381,9 @@ struct Spread {
     int64_t at(int64_t i) const { return (edge + i * stride) * width + edge; }
 };
 
-// slopes(t) = sum over pixels of x(p + t) g(p)
+// grad_filters(t) = sum over pixels of x(p + t) g(p)
 template <int K, bool UNIT, typename T>
-inline void correlate(const T *x, const Vec<T> *g, const Spread &to, const Shape &s, Vec<T> *slopes) {
+inline void correlate(const T *x, const Vec<T> *g, const Spread &to, const Shape &s, Vec<T> *grad_filters) {
     const int64_t k = K ? K : s.k, stride = UNIT ? 1 : s.stride, across = s.padded_width();
     constexpr int64_t most = K ? K : 4;
     for (int64_t u = 0; u < k; u++)
@@ -429,13 +409,14 @@ inline void correlate(const T *x, const Vec<T> *g, const Spread &to, const Shape
                             a[0][v] += from[j * stride] * row[j * stride + v * s.dilation];
                 }
             }
-            for (int64_t v = 0; v < some; v++) slopes[u * k + first + v] = a[0][v] + a[1][v];
+            for (int64_t v = 0; v < some; v++) grad_filters[u * k + first + v] = a[0][v] + a[1][v];
         }
 }
 
 // sums(q) += sum over taps of w(t) g(q - t), for the pixels q inside the border
 template <int K, typename T>
-inline void spread(const Vec<T> *g, const Vec<T> *w, const Spread &from, const Shape &s, Vec<T> *sums, int64_t across) {
+inline void correlate_flipped(const Vec<T> *g, const Vec<T> *w, const Spread &from, const Shape &s, Vec<T> *sums,
+                              int64_t across) {
     const int64_t k = K ? K : s.k;
     for (int64_t i = 0; i < s.height; i++)
         for (int64_t j = 0; j < s.width; j += 4) {
@@ -451,12 +432,13 @@ inline void spread(const Vec<T> *g, const Vec<T> *w, const Spread &from, const S
         }
 }
 
-// What the output's gradient says about U, M and psi, for one pose of one picture.
+// The gradients of U, M and psi from that of the output, for one pose of one image.
 template <typename T>
-void attend_back(const T *u, const T *m, const Vec<T> *gy, const Vec<T> *psi, const Maps &maps, const Shape &s,
-                 int64_t first, Vec<T> *room, Vec<T> *gsums, Vec<T> *gpeaks, Vec<T> *slopes) {
+void spatial_attention_backward(const T *u, const T *m, const Vec<T> *grad_y, const Vec<T> *psi, const Maps &maps,
+                                const Shape &s, int64_t first, Vec<T> *room, Vec<T> *grad_sums, Vec<T> *grad_peaks,
+                                Vec<T> *grad_psi) {
     const int64_t valid = std::min<int64_t>(N<T>, s.out - first), size = maps.size();
-    Vec<T> *sums = room, *peaks = room + size, *z = room + 2 * size, *gz = room + 3 * size;
+    Vec<T> *sums = room, *peaks = room + size, *z = room + 2 * size, *grad_z = room + 3 * size;
     for (int64_t i = 0; i < s.rows; i++)
         for (int64_t j = 0; j < s.columns; j++) {
             const int64_t from = (i * s.columns + j) * s.out + first;
@@ -468,47 +450,49 @@ void attend_back(const T *u, const T *m, const Vec<T> *gy, const Vec<T> *psi, co
         for (int64_t j = 0; j < s.columns; j++) {
             const int64_t at = maps.at(i, j), pixel = i * s.columns + j;
             const Vec<T> a = sigmoid<T>(z[at]);
-            gsums[pixel] = gy[pixel] * a;
-            gz[at] = gsums[pixel] * (T(1) - a) * sums[at];
+            grad_sums[pixel] = grad_y[pixel] * a;
+            grad_z[at] = grad_sums[pixel] * (T(1) - a) * sums[at];
         }
-    spatial_back<T>(gz, psi, maps, gsums, gpeaks);
-    spatial_slopes<T>(sums, peaks, gz, maps, slopes);
+    spatial_backward<T>(grad_z, psi, maps, grad_sums, grad_peaks);
+    spatial_filter_gradient<T>(sums, peaks, grad_z, maps, grad_psi);
 }
 
 template <int K, bool UNIT, typename T>
 void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const T *u, const T *m, const int16_t *which,
-                     const T *gy, T *gx, T *gw, T *galpha, T *gpsi, const Shape &s, int64_t threads) {
+                     const T *grad_y, T *grad_x, T *grad_w, T *grad_alpha, T *grad_psi, const Shape &s,
+                     int64_t threads) {
     const int64_t blocks = s.blocks<T>(), pixels = s.pixels(), taps = s.taps(), area = s.n * s.n * 2;
     const int64_t size = s.padded_height() * s.padded_width(), across = (s.width + 3) / 4 * 4;
     const Maps maps(s);
     const Spread grid(s);
     const Vectors<T> filters = pack_filters(w, s), spatial = psi ? pack_spatial(psi, s) : Vectors<T>();
-    // Sums over pictures, each thread's own.
-    std::vector<Vectors<T>> slopes(threads), bends(threads);
+    // Sums over images, one for each thread.
+    std::vector<Vectors<T>> grad_filters(threads), grad_spatial(threads);
     share(s.batch * s.poses, threads, [&](int64_t slot, int64_t begin, int64_t end) {
-        slopes[slot].resize(filters.size());
-        bends[slot].resize(spatial.size());
+        grad_filters[slot].resize(filters.size());
+        grad_spatial[slot].resize(spatial.size());
         std::vector<T> room(s.padding ? size : 0);
-        Vectors<T> gout(blocks * pixels), gsums(blocks * pixels), gpeaks(psi ? blocks * pixels : 0);
+        Vectors<T> grad_out(blocks * pixels), grad_sums(blocks * pixels), grad_peaks(psi ? blocks * pixels : 0);
         std::vector<Int<T>> where(psi ? blocks * pixels : 0);
         Vectors<T> scratch(psi ? 4 * maps.size() : 0), g(grid.size()), sums(s.height * across), q(taps), scaled(taps);
         for (int64_t task = begin; task < end; task++) {
             const int64_t b = task / s.poses, p = task % s.poses;
-            T *values = reinterpret_cast<T *>(gout.data());
+            T *values = reinterpret_cast<T *>(grad_out.data());
             for (int64_t o = 0; o < s.out; o++)
                 for (int64_t pixel = 0; pixel < pixels; pixel++)
-                    values[(o / N<T> * pixels + pixel) * N<T> + o % N<T>] = gy[(b * s.out + o) * pixels + pixel];
+                    values[(o / N<T> * pixels + pixel) * N<T> + o % N<T>] = grad_y[(b * s.out + o) * pixels + pixel];
             for (int64_t block = 0; block < blocks && psi; block++) {
                 const int64_t first = block * N<T>, valid = std::min<int64_t>(N<T>, s.out - first);
                 const int64_t from = task * pixels * s.out, own = p * blocks + block;
-                attend_back<T>(u + from, m + from, &gout[block * pixels], &spatial[own * area], maps, s, first,
-                               scratch.data(), &gsums[block * pixels], &gpeaks[block * pixels],
-                               &bends[slot][own * area]);
+                spatial_attention_backward<T>(u + from, m + from, &grad_out[block * pixels], &spatial[own * area], maps,
+                                              s, first,
+                               scratch.data(), &grad_sums[block * pixels], &grad_peaks[block * pixels],
+                               &grad_spatial[slot][own * area]);
                 for (int64_t pixel = 0; pixel < pixels; pixel++)
                     for (int64_t l = 0; l < valid; l++)
                         where[block * pixels + pixel][l] = which[from + pixel * s.out + first + l];
             }
-            const Vec<T> *gtotal = psi ? gsums.data() : gout.data();
+            const Vec<T> *grad_total = psi ? grad_sums.data() : grad_out.data();
             for (int64_t c = 0; c < s.channels; c++) {
                 const int64_t plane = b * s.planes() + c * s.poses + p;
                 const T *from = pad(x + plane * s.height * s.width, room.data(), s);
@@ -520,45 +504,45 @@ void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const
                     for (int64_t i = 0; i < s.rows; i++)
                         for (int64_t j = 0; j < s.columns; j++) {
                             const int64_t pixel = block * pixels + i * s.columns + j;
-                            Vec<T> own_g = gtotal[pixel];
-                            if (psi) own_g += where[pixel] == whole<T>(c) ? gpeaks[pixel] : Vec<T>{};
-                            g[grid.at(i) + j * grid.stride] = own_g;
+                            Vec<T> grad_response = grad_total[pixel];
+                            if (psi) grad_response += where[pixel] == all_lanes<T>(c) ? grad_peaks[pixel] : Vec<T>{};
+                            g[grid.at(i) + j * grid.stride] = grad_response;
                         }
                     correlate<K, UNIT, T>(from, g.data(), grid, s, q.data());
                     const Vec<T> weight = alpha ? load(alpha + at, valid) : Vec<T>{} + T(1);
-                    Vec<T> slope = {};
+                    Vec<T> of_alpha = {};
                     for (int64_t t = 0; t < taps; t++) {
-                        slope += filters[own + t] * q[t];
-                        slopes[slot][own + t] += weight * q[t];
+                        of_alpha += filters[own + t] * q[t];
+                        grad_filters[slot][own + t] += weight * q[t];
                         scaled[t] = weight * filters[own + t];
                     }
-                    if (galpha) store(galpha + at, slope, valid);
-                    spread<K, T>(g.data(), scaled.data(), grid, s, sums.data(), across);
+                    if (grad_alpha) store(grad_alpha + at, of_alpha, valid);
+                    correlate_flipped<K, T>(g.data(), scaled.data(), grid, s, sums.data(), across);
                 }
                 for (int64_t i = 0; i < s.height; i++)
                     for (int64_t j = 0; j < s.width; j++)
-                        gx[(plane * s.height + i) * s.width + j] = sum<T>(sums[i * across + j]);
+                        grad_x[(plane * s.height + i) * s.width + j] = lane_sum<T, 64>(&sums[i * across + j]);
             }
         }
     });
     for (int64_t slot = 1; slot < threads; slot++) {
-        for (size_t i = 0; i < slopes[slot].size(); i++) slopes[0][i] += slopes[slot][i];
-        for (size_t i = 0; i < bends[slot].size(); i++) bends[0][i] += bends[slot][i];
+        for (size_t i = 0; i < grad_filters[slot].size(); i++) grad_filters[0][i] += grad_filters[slot][i];
+        for (size_t i = 0; i < grad_spatial[slot].size(); i++) grad_spatial[0][i] += grad_spatial[slot][i];
     }
-    const T *from = reinterpret_cast<const T *>(slopes[0].data());
+    const T *from = reinterpret_cast<const T *>(grad_filters[0].data());
     for (int64_t o = 0; o < s.out; o++)
         for (int64_t c = 0; c < s.channels; c++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < taps; t++)
-                    *gw++ = from[(((p * blocks + o / N<T>)*s.channels + c) * taps + t) * N<T> + o % N<T>];
+                    *grad_w++ = from[(((p * blocks + o / N<T>)*s.channels + c) * taps + t) * N<T> + o % N<T>];
     if (!psi) return;
-    from = reinterpret_cast<const T *>(bends[0].data());
+    from = reinterpret_cast<const T *>(grad_spatial[0].data());
     for (int64_t o = 0; o < s.out; o++)
         for (int64_t statistic = 0; statistic < 2; statistic++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < s.n * s.n; t++) {
-                    const T slope = from[((p * blocks + o / N<T>)*area + t * 2 + statistic) * N<T> + o % N<T>];
-                    *gpsi++ = statistic ? slope : slope / s.channels;
+                    const T grad = from[((p * blocks + o / N<T>)*area + t * 2 + statistic) * N<T> + o % N<T>];
+                    *grad_psi++ = statistic ? grad : grad / s.channels;
                 }
 }
 
@@ -576,37 +560,38 @@ template <typename F> void with_constants(const Shape &s, F call) {
 
 }  // namespace
 
-#define SIZES                                                                                                       \
-    int64_t batch, int64_t channels, int64_t poses, int64_t out, int64_t k, int64_t height, int64_t width,          \
-        int64_t rows, int64_t columns, int64_t stride, int64_t padding, int64_t dilation, int64_t n,                \
+#define SIZES                                                                                                          \
+    int64_t batch, int64_t channels, int64_t poses, int64_t out, int64_t k, int64_t height, int64_t width,             \
+        int64_t rows, int64_t columns, int64_t stride, int64_t padding, int64_t dilation, int64_t n,                   \
         int64_t attention_dilation, int64_t threads
-#define SHAPE                                                                                                       \
-    const Shape s{batch, channels, poses, out, k, height, width, rows, columns, stride, padding, dilation, n,       \
+#define SHAPE                                                                                                          \
+    const Shape s{batch, channels, poses, out, k, height, width, rows, columns, stride, padding, dilation, n,          \
                   attention_dilation}
-#define DEFINE(T)                                                                                                   \
-    extern "C" void response_peak_##T(const T *x, const T *w, T *peaks, int32_t *places, SIZES) {                   \
-        SHAPE;                                                                                                      \
-        with_constants(s, [&](auto side, auto unit) { peak<side(), unit()>(x, w, peaks, places, s, threads); });    \
-    }                                                                                                               \
-    extern "C" void response_peak_backward_##T(const T *x, const T *w, const int32_t *places, const T *g, T *gx,    \
-                                               T *gw, SIZES) {                                                      \
-        SHAPE;                                                                                                      \
-        peak_backward(x, w, places, g, gx, gw, s, threads);                                                         \
-    }                                                                                                               \
-    extern "C" void response_sum_##T(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T *m,        \
-                                     int16_t *which, SIZES) {                                                       \
-        SHAPE;                                                                                                      \
-        with_constants(s, [&](auto side, auto unit) {                                                               \
-            attend<side(), unit()>(x, w, alpha, psi, y, u, m, which, s, threads);                                   \
-        });                                                                                                         \
-    }                                                                                                               \
-    extern "C" void response_sum_backward_##T(const T *x, const T *w, const T *alpha, const T *psi, const T *u,     \
-                                              const T *m, const int16_t *which, const T *g, T *gx, T *gw,           \
-                                              T *galpha, T *gpsi, SIZES) {                                          \
-        SHAPE;                                                                                                      \
-        with_constants(s, [&](auto side, auto unit) {                                                               \
-            attend_backward<side(), unit()>(x, w, alpha, psi, u, m, which, g, gx, gw, galpha, gpsi, s, threads);    \
-        });                                                                                                         \
+#define DEFINE(T)                                                                                                      \
+    extern "C" void response_peak_##T(const T *x, const T *w, T *peaks, int32_t *places, SIZES) {                      \
+        SHAPE;                                                                                                         \
+        with_constants(s, [&](auto side, auto unit) { peak<side(), unit()>(x, w, peaks, places, s, threads); });       \
+    }                                                                                                                  \
+    extern "C" void response_peak_backward_##T(const T *x, const T *w, const int32_t *places, const T *g, T *grad_x,   \
+                                               T *grad_w, SIZES) {                                                     \
+        SHAPE;                                                                                                         \
+        peak_backward(x, w, places, g, grad_x, grad_w, s, threads);                                                    \
+    }                                                                                                                  \
+    extern "C" void response_sum_##T(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T *m,           \
+                                     int16_t *which, SIZES) {                                                          \
+        SHAPE;                                                                                                         \
+        with_constants(s, [&](auto side, auto unit) {                                                                  \
+            attend<side(), unit()>(x, w, alpha, psi, y, u, m, which, s, threads);                                      \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" void response_sum_backward_##T(const T *x, const T *w, const T *alpha, const T *psi, const T *u,        \
+                                              const T *m, const int16_t *which, const T *g, T *grad_x, T *grad_w,      \
+                                              T *grad_alpha, T *grad_psi, SIZES) {                                     \
+        SHAPE;                                                                                                         \
+        with_constants(s, [&](auto side, auto unit) {                                                                  \
+            attend_backward<side(), unit()>(x, w, alpha, psi, u, m, which, g, grad_x, grad_w, grad_alpha,              \
+                grad_psi, s, threads);                                                                                 \
+        });                                                                                                            \
     }
 DEFINE(float)
 DEFINE(double)

@@ -1,12 +1,64 @@
-// What the kernels share: an exponential that compilers can vectorise, and one name for each type.
+// Shared by the kernels: vectors, the division of work among threads, and an exponential that vectorizes.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
+// The widest vectors of the processor that this is compiled for.
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+#elif defined(__AVX__)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+
+template <typename T, int Bytes = vector_bytes> struct VectorType {
+    typedef T type __attribute__((vector_size(Bytes)));
+};
+template <typename T, int Bytes = vector_bytes> using Vector = typename VectorType<T, Bytes>::type;
+template <typename T> constexpr int64_t lanes = vector_bytes / sizeof(T);
+
+// Reads a vector or a single number, V, from any address.
+template <typename V, typename T> inline V load_as(const T *from) {
+    V value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+template <typename T> inline Vector<T> load(const T *from) { return load_as<Vector<T>>(from); }
+
+template <typename T> inline void store(T *to, Vector<T> v) { std::memcpy(to, &v, sizeof v); }
+
+// The sum of the numbers of a vector, by halves.
+template <typename T, int Bytes = vector_bytes> inline T lane_sum(const void *vector) {
+    if constexpr (Bytes == sizeof(T)) {
+        return load_as<T>(static_cast<const char *>(vector));
+    } else {
+        using Half = Vector<T, Bytes / 2>;
+        const char *from = static_cast<const char *>(vector);
+        const Half sum = load_as<Half>(from) + load_as<Half>(from + Bytes / 2);
+        return lane_sum<T, Bytes / 2>(&sum);
+    }
+}
+
+inline int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+
+// Divides n tasks among threads, the same tasks for the same slot in every run, so that sums are reproducible.
+template <typename F> inline void share(int64_t n, int64_t threads, F work) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t slot = 0; slot < threads; slot++) work(slot, n * slot / threads, n * (slot + 1) / threads);
+}
+
+template <typename F> inline void parallel_for(int64_t n, int64_t threads, F work) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t i = 0; i < n; i++) work(i);
+}
+
 // exp(x) for x <= 88 (float) or 709 (double) to about 1 ulp: 2^n times a polynomial on [-ln2/2, ln2/2]. Below the
-// smallest normal number it gives 0, and so exp(-inf) = 0. No branches and no library call, so that loops vectorise.
+// smallest normal number it gives 0, and so exp(-inf) = 0. No branches and no library call, so that loops vectorize.
 static inline float fast_exp(float x) {
     const float low = -87.3f;
     float y = x < low ? low : x;

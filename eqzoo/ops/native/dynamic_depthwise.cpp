@@ -1,8 +1,8 @@
-// Sums over neighbourhoods with a filter of its own at every pixel, and their gradients.
+// Depthwise correlation with a filter at every pixel, and its gradients.
 //
-// All loops run over flat pixels, whatever the width: an offset (i, j) of the window leads i·width + j pixels on. Where
-// that leaves the picture through a side, it leads to the next row, and the filter there is set to zero; above and below
-// are zeros, in a copy of the planes that share a filter. So no loop knows an edge, and filters are overwritten.
+// All loops run over flattened pixels: the neighbor at offset (i, j) is i·width + j pixels on. Where that crosses a side
+// of the image it is a pixel of another row, and a mask sets its factor to zero; above and below are zeros, in a copy of
+// the planes that share a filter. So no loop has a branch for the borders.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -16,36 +16,10 @@
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int vector_bytes = 64;
-constexpr int unroll = 2, wide = 3;  // 8 sums of so many vectors each stay in 32 registers
-#elif defined(__AVX__)
-constexpr int vector_bytes = 32;
-constexpr int unroll = 1, wide = 1;
-#else
-constexpr int vector_bytes = 16;
-constexpr int unroll = 1, wide = 1;
-#endif
+// Eight sums of so many vectors each stay in registers, of which AVX-512 has 32.
+constexpr int unroll = vector_bytes == 64 ? 2 : 1, product_unroll = vector_bytes == 64 ? 3 : 1;
 
-template <typename T>
-struct Vector;
-template <>
-struct Vector<float> {
-    typedef float type __attribute__((vector_size(vector_bytes)));
-};
-template <>
-struct Vector<double> {
-    typedef double type __attribute__((vector_size(vector_bytes)));
-};
-
-template <typename V, typename T>
-inline V load(const T *from) {
-    V value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-
-// Calls f with a whole number 1..N that the compiler knows.
+// Calls f with n, 1 to N, as a compile-time constant.
 template <int N, typename F>
 inline void known(int64_t n, F f) {
     if constexpr (N > 1) {
@@ -54,7 +28,7 @@ inline void known(int64_t n, F f) {
     f(std::integral_constant<int, N>{});
 }
 
-// Cuts 0..total into parts of at most N, as equal as they can be, and calls f(first, size).
+// Divides 0..total into parts of at most N, of sizes that differ by at most 1, and calls f(first, size).
 template <int N, typename F>
 inline void parts(int64_t total, F f) {
     const int64_t count = (total + N - 1) / N;
@@ -64,23 +38,22 @@ inline void parts(int64_t total, F f) {
     }
 }
 
-// Calls f(V, U, p) for blocks of U vectors at pixel p. The last block overlaps the one before; small pictures go pixel
-// by pixel. So f must assign, and never add.
+// Calls f(V, U, p) for blocks of U vectors at pixel p. The last block overlaps the one before, so f must assign, not
+// add. Images smaller than a vector are processed pixel by pixel.
 template <typename T, int U, typename F>
 inline void blocks(int64_t pixels, F f) {
-    using V = typename Vector<T>::type;
-    constexpr int64_t lanes = vector_bytes / sizeof(T);
+    using V = Vector<T>;
     int64_t p = 0;
-    if (pixels < lanes) {
+    if (pixels < lanes<T>) {
         for (; p < pixels; p++) f(T(), std::integral_constant<int, 1>{}, p);
         return;
     }
-    for (; p + U * lanes <= pixels; p += U * lanes) f(V(), std::integral_constant<int, U>{}, p);
-    for (; p + lanes <= pixels; p += lanes) f(V(), std::integral_constant<int, 1>{}, p);
-    if (p < pixels) f(V(), std::integral_constant<int, 1>{}, pixels - lanes);
+    for (; p + U * lanes<T> <= pixels; p += U * lanes<T>) f(V(), std::integral_constant<int, U>{}, p);
+    for (; p + lanes<T> <= pixels; p += lanes<T>) f(V(), std::integral_constant<int, 1>{}, p);
+    if (p < pixels) f(V(), std::integral_constant<int, 1>{}, pixels - lanes<T>);
 }
 
-// Which of the threads this is.
+// The number of this thread.
 inline int64_t thread() {
 #ifdef _OPENMP
     return omp_get_thread_num();
@@ -101,7 +74,7 @@ struct Shape {
     int64_t offset(int64_t d) const { return (d / side - side / 2) * width + d % side - side / 2; }
 };
 
-// The planes that share a filter, with zeros before and behind each.
+// The planes that share a filter, with zeros before and after each.
 template <typename T>
 class Planes {
    public:
@@ -120,8 +93,8 @@ class Planes {
     std::vector<T> data_;
 };
 
-// For each column of the window, 1 at the pixels whose neighbour there is inside the picture and 0 at the others, with
-// zeros before and behind.
+// For each column of the window, 1 at the pixels whose neighbor is in the image and 0 at the others, with zeros before
+// and after.
 template <typename T>
 class Masks {
    public:
@@ -142,7 +115,7 @@ class Masks {
     std::vector<T> data_;
 };
 
-// Where a thread reads for each offset of the window.
+// The addresses that a thread reads at each offset of the window.
 template <typename T>
 struct Reads {
     explicit Reads(const Shape &s) : tap(s.taps()), mask(s.taps()), field(s.taps()) {}
@@ -152,19 +125,19 @@ struct Reads {
 
 // out(c, p) = Σ_d tap[d][p] · mask[d][p] · field[d][c·plane + p]
 template <typename T>
-void weigh(const Shape &s, const Reads<T> &read, int64_t plane, T *out) {
+void filtered_sum(const Shape &s, const Reads<T> &read, int64_t plane, T *out) {
     parts<8>(s.shared(), [&](int64_t first, auto channels) {
         blocks<T, unroll>(s.pixels(), [&](auto zero, auto vectors, int64_t p) {
             using V = decltype(zero);
-            constexpr int C = decltype(channels)::value, U = decltype(vectors)::value, lanes = sizeof(V) / sizeof(T);
+            constexpr int C = decltype(channels)::value, U = decltype(vectors)::value, count = sizeof(V) / sizeof(T);
             V sum[C][U] = {};
             for (int64_t d = 0; d < s.taps(); d++) {
                 const T *from = read.field[d] + first * plane + p;
 #pragma GCC unroll 8
                 for (int u = 0; u < U; u++) {
-                    const V tap = load<V>(read.tap[d] + p + u * lanes) * load<V>(read.mask[d] + p + u * lanes);
+                    const V tap = load_as<V>(read.tap[d] + p + u * count) * load_as<V>(read.mask[d] + p + u * count);
 #pragma GCC unroll 8
-                    for (int c = 0; c < C; c++) sum[c][u] += tap * load<V>(from + c * plane + u * lanes);
+                    for (int c = 0; c < C; c++) sum[c][u] += tap * load_as<V>(from + c * plane + u * count);
                 }
             }
             for (int c = 0; c < C; c++) std::memcpy(out + (first + c) * s.step() + p, sum[c], sizeof sum[c]);
@@ -177,28 +150,28 @@ template <typename T>
 void tap_gradient(const Shape &s, const T *grad, const Reads<T> &read, int64_t plane, T *grad_tap) {
     blocks<T, unroll>(s.pixels(), [&](auto zero, auto vectors, int64_t p) {
         using V = decltype(zero);
-        constexpr int U = decltype(vectors)::value, lanes = sizeof(V) / sizeof(T);
+        constexpr int U = decltype(vectors)::value, count = sizeof(V) / sizeof(T);
         parts<8>(s.taps(), [&](int64_t first, auto taps) {
             constexpr int D = decltype(taps)::value;
             V sum[D][U] = {};
             for (int64_t c = 0; c < s.shared(); c++) {
 #pragma GCC unroll 8
                 for (int u = 0; u < U; u++) {
-                    const V gradient = load<V>(grad + c * s.step() + p + u * lanes);
+                    const V gradient = load_as<V>(grad + c * s.step() + p + u * count);
 #pragma GCC unroll 8
                     for (int d = 0; d < D; d++)
-                        sum[d][u] += gradient * load<V>(read.field[first + d] + c * plane + p + u * lanes);
+                        sum[d][u] += gradient * load_as<V>(read.field[first + d] + c * plane + p + u * count);
                 }
             }
             for (int d = 0; d < D; d++) {
-                for (int u = 0; u < U; u++) sum[d][u] *= load<V>(read.mask[first + d] + p + u * lanes);
+                for (int u = 0; u < U; u++) sum[d][u] *= load_as<V>(read.mask[first + d] + p + u * count);
                 std::memcpy(grad_tap + (first + d) * s.tap_step + p, sum[d], sizeof sum[d]);
             }
         });
     });
 }
 
-// What a thread has: the planes that it reads, and where it reads them and the filters for each offset.
+// The scratch of a thread: a copy of the planes, and the addresses of planes and filters at each offset.
 template <typename T>
 class Worker {
    public:
@@ -214,7 +187,7 @@ class Worker {
     void sum(const T *filter, const T *value, T *out) {
         for (int64_t d = 0; d < s_.taps(); d++) near_.tap[d] = filter + d * s_.tap_step;
         planes_.fill(value);
-        weigh(s_, near_, planes_.step(), out);
+        filtered_sum(s_, near_, planes_.step(), out);
     }
 
     void filter_gradient(const T *grad, const T *value, T *grad_filter) {
@@ -222,12 +195,12 @@ class Worker {
         tap_gradient(s_, grad, near_, planes_.step(), grad_filter);
     }
 
-    // grad_value(c, q) = Σ_d tap[d][q − d] · grad(c, q − d). Filters are read up to s.reach() pixels before and behind
-    // their own, where the gradient is zero: there must be finite numbers.
+    // grad_value(c, q) = Σ_d tap[d][q − d] · grad(c, q − d). Filters are read up to s.reach() pixels before and
+    // after their own, where the gradient is zero, so the memory there must hold finite numbers.
     void value_gradient(const T *filter, const T *grad, T *grad_value) {
         for (int64_t d = 0; d < s_.taps(); d++) far_.tap[d] = filter + d * s_.tap_step - s_.offset(d);
         planes_.fill(grad);
-        weigh(s_, far_, planes_.step(), grad_value);
+        filtered_sum(s_, far_, planes_.step(), grad_value);
     }
 
    private:
@@ -236,7 +209,7 @@ class Worker {
     Reads<T> near_, far_;
 };
 
-// Calls f(worker, filter's place, field's place) for every picture, slice and element, shared out among the threads.
+// Calls f(worker, offset of the filter, offset of the field) for every image, slice and element, on all threads.
 template <typename T, typename F>
 void each(const Shape &s, int64_t threads, F f) {
     const Masks<T> masks(s);
@@ -281,13 +254,13 @@ void backward_value(const T *kernel, const T *grad, T *grad_value, const Shape &
     });
 }
 
-// out[r][p] = first[r·row] + Σ_k a[r·row + k·column] · b[k][p]; no first is zeros.
+// out[r][p] = first[r·row] + Σ_k a[r·row + k·column] · b[k][p]; first may be null, for zeros.
 template <typename T>
 void product(int64_t rows, int64_t depth, int64_t pixels, const T *a, int64_t row, int64_t column, const T *first,
              const T *const *b, T *const *out) {
-    blocks<T, wide>(pixels, [&](auto zero, auto vectors, int64_t p) {
+    blocks<T, product_unroll>(pixels, [&](auto zero, auto vectors, int64_t p) {
         using V = decltype(zero);
-        constexpr int U = decltype(vectors)::value, lanes = sizeof(V) / sizeof(T);
+        constexpr int U = decltype(vectors)::value, count = sizeof(V) / sizeof(T);
         parts<8>(rows, [&](int64_t r0, auto size) {
             constexpr int R = decltype(size)::value;
             V sum[R][U];
@@ -296,7 +269,7 @@ void product(int64_t rows, int64_t depth, int64_t pixels, const T *a, int64_t ro
             const T *factor = a + r0 * row;
             for (int64_t k = 0; k < depth; k++) {
                 V x[U];
-                for (int u = 0; u < U; u++) x[u] = load<V>(b[k] + p + u * lanes);
+                for (int u = 0; u < U; u++) x[u] = load_as<V>(b[k] + p + u * count);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
                     const T f = factor[r * row + k * column];
@@ -309,34 +282,21 @@ void product(int64_t rows, int64_t depth, int64_t pixels, const T *a, int64_t ro
     });
 }
 
-// The sum of the numbers of a vector, by halves.
-template <typename T, int Bytes>
-inline T total(const char *vector) {
-    if constexpr (Bytes == sizeof(T)) {
-        return load<T>(reinterpret_cast<const T *>(vector));
-    } else {
-        typedef T Half __attribute__((vector_size(Bytes / 2)));
-        Half sum = load<Half>(vector) + load<Half>(vector + Bytes / 2);
-        return total<T, Bytes / 2>(reinterpret_cast<const char *>(&sum));
-    }
-}
-
-// out(r, k) += Σ_p a[r][p] · b[k][p], b being zero up to a whole number of vectors.
+// out(r, k) += Σ_p a[r][p] · b[k][p], with b padded by zeros to a multiple of the vector length.
 template <typename T>
 void inner_products(int64_t rows, int64_t columns, int64_t pixels, const T *const *a, const T *const *b, T *out) {
-    using V = typename Vector<T>::type;
-    constexpr int64_t lanes = vector_bytes / sizeof(T);
+    using V = Vector<T>;
     parts<4>(rows, [&](int64_t r0, auto r_size) {
-        parts<wide == 3 ? 6 : 2>(columns, [&](int64_t k0, auto k_size) {
+        parts<product_unroll == 3 ? 6 : 2>(columns, [&](int64_t k0, auto k_size) {
             constexpr int R = decltype(r_size)::value, K = decltype(k_size)::value;
             V sum[R][K] = {};
-            for (int64_t p = 0; p < pixels; p += lanes) {
+            for (int64_t p = 0; p < pixels; p += lanes<T>) {
                 V x[K];
 #pragma GCC unroll 8
-                for (int k = 0; k < K; k++) x[k] = load<V>(b[k0 + k] + p);
+                for (int k = 0; k < K; k++) x[k] = load_as<V>(b[k0 + k] + p);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; r++) {
-                    const V f = load<V>(a[r0 + r] + p);
+                    const V f = load_as<V>(a[r0 + r] + p);
 #pragma GCC unroll 8
                     for (int k = 0; k < K; k++) sum[r][k] += f * x[k];
                 }
@@ -344,13 +304,13 @@ void inner_products(int64_t rows, int64_t columns, int64_t pixels, const T *cons
             for (int r = 0; r < R; r++)
                 for (int k = 0; k < K; k++)
                     out[(r0 + r) * columns + k0 + k] +=
-                        total<T, sizeof(V)>(reinterpret_cast<const char *>(&sum[r][k]));
+                        lane_sum<T>(&sum[r][k]);
         });
     });
 }
 
-// The filters of a few pictures and one element, generated from hidden fields: a row of pixels for each slice and
-// offset. The map has a row for each of them, of a factor for each field and a constant.
+// The filters of a few images and one element, generated from hidden fields: one row of pixels for each slice and
+// offset. A row of the map has a factor for each hidden field, and a constant.
 template <typename T>
 class Generator {
    public:
@@ -367,27 +327,25 @@ class Generator {
     int64_t count() const { return s_.slices * s_.taps(); }
     int64_t columns() const { return fields_ + 1; }
 
-    // The pictures that are worked on together: enough for long loops, and few enough for their filters to stay in a
-    // core's cache.
+    // The number of images at a time: enough for long loops, few enough for their filters to stay in a core's cache.
     static int64_t together(const Shape &s) {
         const int64_t room = (1 << 19) / sizeof(T) / (s.slices * s.taps() * s.pixels());
         return std::max<int64_t>(1, std::min({s.batch, 512 / s.pixels(), room}));
     }
 
-    // The distance of rows: a whole number of vectors.
+    // The pitch of rows, a multiple of the vector length.
     static int64_t step(const Shape &s) {
-        constexpr int64_t lanes = vector_bytes / sizeof(T);
-        return (together(s) * s.pixels() + lanes - 1) / lanes * lanes;
+        return (together(s) * s.pixels() + lanes<T> - 1) / lanes<T> * lanes<T>;
     }
 
-    // Takes the hidden fields of an element, the first picture's being here: where they lie, or from copies in which
-    // the pictures follow one another. The last row is of ones.
-    void read(const T *hidden, int64_t pictures) {
-        pixels_ = pictures * s_.pixels();
-        in_place_ = pictures == 1 && pixels_ == s_.tap_step;
+    // Reads the hidden fields of an element, from the first image on: in place, or from copies in which the images are
+    // contiguous. The last row is all ones.
+    void read(const T *hidden, int64_t images) {
+        pixels_ = images * s_.pixels();
+        in_place_ = images == 1 && pixels_ == s_.tap_step;
         for (int64_t j = 0; j < fields_; j++) {
             hidden_[j] = in_place_ ? hidden + j * s_.step() : copied_[j];
-            for (int64_t i = 0; i < pictures && !in_place_; i++)
+            for (int64_t i = 0; i < images && !in_place_; i++)
                 std::copy_n(hidden + (i * fields_ + j) * s_.step(), s_.pixels(), copied_[j] + i * s_.pixels());
         }
         T *ones = copies_.data() + fields_ * s_.tap_step;
@@ -396,16 +354,16 @@ class Generator {
             std::fill(row + pixels_, row + s_.tap_step, T(0));
     }
 
-    T *filter(int64_t slice, int64_t picture) {
-        return memory_.data() + s_.reach() + slice * s_.taps() * s_.tap_step + picture * s_.pixels();
+    T *filter(int64_t slice, int64_t image) {
+        return memory_.data() + s_.reach() + slice * s_.taps() * s_.tap_step + image * s_.pixels();
     }
 
     void generate(const T *map) {
         product<T>(count(), fields_, pixels_, map, columns(), 1, map + fields_, hidden_.data(), filters_.data());
     }
 
-    // From the gradient of the filters, which is in their place, to those of the map and of the hidden fields.
-    void carry_on(const T *map, T *grad_map, T *grad_hidden) {
+    // From the gradient of the filters, which has overwritten the filters, to those of the map and the hidden fields.
+    void backward(const T *map, T *grad_map, T *grad_hidden) {
         inner_products<T>(count(), columns(), pixels_, filters_.data(), hidden_.data(), grad_map);
         if (in_place_)
             for (int64_t j = 0; j < fields_; j++) copied_[j] = grad_hidden + j * s_.step();
@@ -427,7 +385,7 @@ class Generator {
     bool in_place_ = false;
 };
 
-// Calls f(generator, thread, element, its hidden fields' place, calls for all slices and pictures).
+// Calls f(generator, element, offset of its hidden fields, images, a function that calls for all slices and images).
 template <typename T, typename F>
 void each_generated(Shape s, int64_t fields, int64_t threads, F f) {
     const int64_t together = Generator<T>::together(s);
@@ -439,14 +397,14 @@ void each_generated(Shape s, int64_t fields, int64_t threads, F f) {
 #pragma omp for collapse(2) schedule(static)
         for (int64_t h = 0; h < s.order; h++)
             for (int64_t b = 0; b < s.batch; b += together) {
-                const int64_t pictures = std::min(together, s.batch - b);
+                const int64_t images = std::min(together, s.batch - b);
                 auto all = [&](auto call) {
-                    for (int64_t i = 0; i < pictures; i++)
+                    for (int64_t i = 0; i < images; i++)
                         for (int64_t slice = 0; slice < s.slices; slice++)
                             call(generator.filter(slice, i),
                                  (((b + i) * s.channels + slice * s.shared()) * s.order + h) * s.pixels());
                 };
-                f(generator, h, (b * fields * s.order + h) * s.pixels(), pictures, all);
+                f(generator, h, (b * fields * s.order + h) * s.pixels(), images, all);
             }
     }
 }
@@ -454,21 +412,21 @@ void each_generated(Shape s, int64_t fields, int64_t threads, F f) {
 template <typename T>
 void generated_forward(const T *hidden, const T *map, const T *value, T *out, const Shape &s, int64_t fields,
                        int64_t threads) {
-    each_generated<T>(s, fields, threads, [&](auto &generator, int64_t h, int64_t place, int64_t pictures, auto all) {
-        generator.read(hidden + place, pictures);
+    each_generated<T>(s, fields, threads, [&](auto &generator, int64_t h, int64_t place, int64_t images, auto all) {
+        generator.read(hidden + place, images);
         generator.generate(map + h * generator.count() * generator.columns());
         all([&](T *filter, int64_t field) { generator.worker.sum(filter, value + field, out + field); });
     });
 }
 
-// No gradient of the value, or none of the others, where there is no place for it. That of the map has a part for each
-// thread.
+// grad_value, or grad_hidden for the gradients of hidden fields and map, may be null and is not computed then. The
+// gradient of the map has a part for each thread.
 template <typename T>
 void generated_backward(const T *grad, const T *hidden, const T *map, const T *value, T *grad_hidden, T *grad_maps,
                         T *grad_value, const Shape &s, int64_t fields, int64_t threads) {
-    each_generated<T>(s, fields, threads, [&](auto &generator, int64_t h, int64_t place, int64_t pictures, auto all) {
+    each_generated<T>(s, fields, threads, [&](auto &generator, int64_t h, int64_t place, int64_t images, auto all) {
         const int64_t size = generator.count() * generator.columns();
-        generator.read(hidden + place, pictures);
+        generator.read(hidden + place, images);
         if (grad_value) {
             generator.generate(map + h * size);
             all([&](T *filter, int64_t field) {
@@ -479,35 +437,35 @@ void generated_backward(const T *grad, const T *hidden, const T *map, const T *v
             all([&](T *filter, int64_t field) {
                 generator.worker.filter_gradient(grad + field, value + field, filter);
             });
-            generator.carry_on(map + h * size, grad_maps + (thread() * s.order + h) * size, grad_hidden + place);
+            generator.backward(map + h * size, grad_maps + (thread() * s.order + h) * size, grad_hidden + place);
         }
     });
 }
 
 }  // namespace
 
-#define DEFINE(T)                                                                                                     \
-    extern "C" {                                                                                                      \
-    void dynamic_depthwise_##T(const T *kernel, const T *value, T *out, SIZES, int64_t threads) {                     \
-        forward<T>(kernel, value, out, SHAPE, threads);                                                               \
-    }                                                                                                                 \
-    void dynamic_depthwise_kernel_##T(const T *grad, const T *value, T *out, SIZES, int64_t threads) {                \
-        backward_kernel<T>(grad, value, out, SHAPE, threads);                                                         \
-    }                                                                                                                 \
-    void dynamic_depthwise_value_##T(const T *kernel, const T *grad, T *out, SIZES, int64_t threads) {                \
-        backward_value<T>(kernel, grad, out, SHAPE, threads);                                                         \
-    }                                                                                                                 \
-    void generated_depthwise_##T(const T *hidden, const T *map, const T *value, T *out, SIZES, int64_t fields,        \
-                                 int64_t threads) {                                                                   \
-        generated_forward<T>(hidden, map, value, out, SHAPE, fields, threads);                                        \
-    }                                                                                                                 \
-    void generated_depthwise_backward_##T(const T *grad, const T *hidden, const T *map, const T *value,               \
-                                          T *grad_hidden, T *grad_maps, T *grad_value, SIZES, int64_t fields,         \
-                                          int64_t threads) {                                                          \
-        generated_backward<T>(grad, hidden, map, value, grad_hidden, grad_maps, grad_value, SHAPE, fields, threads);  \
-    }                                                                                                                 \
+#define DEFINE(T)                                                                                                      \
+    extern "C" {                                                                                                       \
+    void dynamic_depthwise_##T(const T *kernel, const T *value, T *out, SIZES, int64_t threads) {                      \
+        forward<T>(kernel, value, out, SHAPE, threads);                                                                \
+    }                                                                                                                  \
+    void dynamic_depthwise_kernel_##T(const T *grad, const T *value, T *out, SIZES, int64_t threads) {                 \
+        backward_kernel<T>(grad, value, out, SHAPE, threads);                                                          \
+    }                                                                                                                  \
+    void dynamic_depthwise_value_##T(const T *kernel, const T *grad, T *out, SIZES, int64_t threads) {                 \
+        backward_value<T>(kernel, grad, out, SHAPE, threads);                                                          \
+    }                                                                                                                  \
+    void generated_depthwise_##T(const T *hidden, const T *map, const T *value, T *out, SIZES, int64_t fields,         \
+                                 int64_t threads) {                                                                    \
+        generated_forward<T>(hidden, map, value, out, SHAPE, fields, threads);                                         \
+    }                                                                                                                  \
+    void generated_depthwise_backward_##T(const T *grad, const T *hidden, const T *map, const T *value,                \
+                                          T *grad_hidden, T *grad_maps, T *grad_value, SIZES, int64_t fields,          \
+                                          int64_t threads) {                                                           \
+        generated_backward<T>(grad, hidden, map, value, grad_hidden, grad_maps, grad_value, SHAPE, fields, threads);   \
+    }                                                                                                                  \
     }
-#define SIZES                                                                                                         \
+#define SIZES                                                                                                          \
     int64_t batch, int64_t channels, int64_t order, int64_t slices, int64_t height, int64_t width, int64_t side
 #define SHAPE Shape{batch, channels, order, slices, height, width, side, height * width}
 DEFINE(float)

@@ -1,51 +1,23 @@
-// Group self-attention in local windows. One thread owns one head of one picture; a vector holds neighbouring pixels.
+// Group self-attention in local windows. One thread owns one head of one image; a vector holds neighboring pixels.
 //
-// Pictures are laid out with a pitch of width + reach, so that the padding right of a row is that left of the next one:
-// every neighbour of a run of pixels is the same run, shifted. What attention does at a pixel are products of small
-// matrices, one in each lane, over poses, channels and neighbours.
+// Rows have a pitch of width + reach, so that the padding right of a row is that left of the next one: every neighbor
+// of a run of pixels is the same run, shifted. Attention at a pixel is a product of small matrices over poses,
+// channels and neighbors, one in each lane.
 //
-// Scores fall into shared(g, m, j) and placed(v, g, j). With top(g, j) = max_m shared and E = exp(shared - top), the
+// Scores are shared(g, m, j) + placed(v, g, j). With top(g, j) = max_m shared and E = exp(shared - top), the
 // probabilities are a(v, g, j) E(g, m, j), a = exp(placed + top - max_j) / Z. Neither factor can overflow, and no
 // logarithm is needed. The softmax of each g has its own Z, so weights are summed over g only when all Z are known.
 //
-// The sum over g and m of a E value is taken over g first, which is |H|^3 products for each neighbour, or over m first
+// The sum over g and m of a E value is taken over g first, which is |H|^3 products for each neighbor, or over m first
 // where there are more poses than channels: then nothing grows faster than |H|^2.
 #include <algorithm>
 #include <new>
 
 #include "common.h"
 
-#if defined(__AVX512F__)
-#define VECTOR_BYTES 64
-#elif defined(__AVX__)
-#define VECTOR_BYTES 32
-#else
-#define VECTOR_BYTES 16
-#endif
-
 namespace {
 
-template <class T> struct Lanes {
-    typedef T type __attribute__((vector_size(VECTOR_BYTES)));
-    static constexpr int count = VECTOR_BYTES / sizeof(T);
-};
-template <class T> using Vector = typename Lanes<T>::type;
-
-template <class T> inline Vector<T> load(const T *p) {
-    Vector<T> v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-}
-
-template <class T> inline void store(T *p, Vector<T> v) { std::memcpy(p, &v, sizeof v); }
-
-template <class T> inline T sum(const T *p) {
-    T total = 0;
-    for (int l = 0; l < Lanes<T>::count; l++) total += p[l];
-    return total;
-}
-
-// A matrix for each lane: entry (r, k) starts at data + r * row + k * inner, and that of neighbour j at jump more.
+// A matrix for each lane: entry (r, k) starts at data + r * row + k * inner, and that of neighbor j at jump more.
 template <class T> struct Left {
     const T *data;
     int64_t row, inner, jump;
@@ -53,7 +25,7 @@ template <class T> struct Left {
 template <class T> struct Right {
     const T *data;
     int64_t column, inner;
-    const int64_t *jumps;  // one for each neighbour, null for a single one
+    const int64_t *jumps;  // one for each neighbor, null for a single one
 };
 template <class T> struct Out {
     T *data;
@@ -64,12 +36,12 @@ template <class T> struct Out {
 // out(r, c) = sum over j and k of left(j, r, k) right(j, k, c), with R x C sums in registers. The numbers on the left
 // are the same in all lanes if they are Uniform.
 template <class T, bool Uniform, int R, int C>
-void block(const Left<T> &left, const Right<T> &right, const Out<T> &out, int64_t r0, int64_t c0, int64_t neighbours,
+void block(const Left<T> &left, const Right<T> &right, const Out<T> &out, int64_t r0, int64_t c0, int64_t neighbors,
            int64_t inner) {
     const int64_t row = left.row, column = right.column, left_step = left.inner, right_step = right.inner;
     const T *a0 = left.data + r0 * row, *b0 = right.data + c0 * column;
     Vector<T> sums[R][C] = {};
-    for (int64_t j = 0; j < neighbours; j++) {
+    for (int64_t j = 0; j < neighbors; j++) {
         const T *a = a0 + j * left.jump, *b = b0 + (right.jumps ? right.jumps[j] : 0);
         for (int64_t k = 0; k < inner; k++, a += left_step, b += right_step) {
             Vector<T> columns[C];
@@ -94,7 +66,7 @@ void block(const Left<T> &left, const Right<T> &right, const Out<T> &out, int64_
 
 template <class T, bool Uniform = false>
 inline void product(int64_t rows, int64_t columns, const Left<T> &left, const Right<T> &right, const Out<T> &out,
-                    int64_t neighbours, int64_t inner) {
+                    int64_t neighbors, int64_t inner) {
     using Block = void (*)(const Left<T> &, const Right<T> &, const Out<T> &, int64_t, int64_t, int64_t, int64_t);
     static constexpr Block blocks[4][4] = {
         {block<T, Uniform, 1, 1>, block<T, Uniform, 1, 2>, block<T, Uniform, 1, 3>, block<T, Uniform, 1, 4>},
@@ -104,21 +76,21 @@ inline void product(int64_t rows, int64_t columns, const Left<T> &left, const Ri
     for (int64_t c = 0; c < columns; c += 4)
         for (int64_t r = 0; r < rows; r += 4)
             blocks[std::min<int64_t>(rows - r, 4) - 1][std::min<int64_t>(columns - c, 4) - 1](left, right, out, r, c,
-                                                                                             neighbours, inner);
+                                                                                             neighbors, inner);
 }
 
 struct Sizes {
-    int64_t batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation;
+    int64_t batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns;
     double scale, dropout;
     int64_t pixels() const { return height * width; }
-    int64_t neighbours() const { return rows * columns; }
-    int64_t reach_rows() const { return dilation * (rows / 2); }
-    int64_t reach_columns() const { return dilation * (columns / 2); }
+    int64_t neighbors() const { return rows * columns; }
+    int64_t reach_rows() const { return rows / 2; }
+    int64_t reach_columns() const { return columns / 2; }
     int64_t pitch() const { return width + reach_columns(); }
     int64_t extent() const { return (height - 1) * pitch() + width; }  // of queries, from the first to the last
 };
 
-inline uint32_t mixed(uint32_t x) {
+inline uint32_t hash(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     return x ^ (x >> 16);
@@ -126,19 +98,19 @@ inline uint32_t mixed(uint32_t x) {
 
 // Scratch for one thread, and what forward and backward share: probabilities of a run of pixels.
 template <class T> struct Worker {
-    static constexpr int L = Lanes<T>::count;
+    static constexpr int L = lanes<T>;
     static constexpr int64_t most = 4;  // output poses at a time
     const Sizes n;
     const T *position, *pose, *log_measure;
     uint32_t seed[2];
     int64_t plane, room;
-    int64_t first, count;  // the neighbours of this run: those in rows that it can see
+    int64_t first, count;  // the neighbors of this run: those in rows that it can see
     int64_t source[L];     // the pixel of each lane; any one where the lane is padding
     bool real[L];
     bool poses_first;
     T *memory, *codes, *outside, *keys, *values, *query, *bias, *weights, *kept, *top, *total;
     T *placed, *highest, *mass, *mixture, *staged;
-    T *grad_keys, *grad_values, *grad_out, *grad_query, *grad_weights, *grad_mixture, *grad_placed, *spread, *delta;
+    T *grad_keys, *grad_values, *grad_out, *grad_query, *grad_weights, *grad_mixture, *grad_placed, *sum_delta, *delta;
     T *grad_bias, *grad_position, *grad_pose;
     int64_t *shifts, *jumps, *steps;
 
@@ -146,13 +118,13 @@ template <class T> struct Worker {
         : n(sizes), position(position), pose(pose), log_measure(log_measure) {
         seed[0] = seeds ? static_cast<uint32_t>(*seeds) : 0;
         seed[1] = seeds ? static_cast<uint32_t>(static_cast<uint64_t>(*seeds) >> 32) : 0;
-        int64_t d = n.channels, G = n.poses, J = n.neighbours(), GG = G * G, v = std::min(most, n.outputs);
+        int64_t d = n.channels, G = n.poses, J = n.neighbors(), GG = G * G, v = std::min(most, n.outputs);
         int64_t runs = (n.extent() + L - 1) / L * L;
         plane = runs + 2 * n.reach_rows() * n.pitch() + 2 * n.reach_columns();
         poses_first = G > d;
         plane = ((plane + L - 1) / L | 1) * L;  // odd, so that planes do not share cache sets
-        int64_t spread_rows = n.height - 1 + (L + n.pitch() - 1) / n.pitch();
-        room = std::min(J, std::min(n.rows, spread_rows / n.dilation + 2) * n.columns);
+        int64_t run_rows = n.height - 1 + (L + n.pitch() - 1) / n.pitch();
+        room = std::min(J, std::min(n.rows, run_rows + 2) * n.columns);
         for (bool measure : {true, false}) {
             int64_t used = 0;
             auto take = [&](T *&part, int64_t size) {
@@ -182,7 +154,7 @@ template <class T> struct Worker {
                 take(grad_weights, room * GG * L);
                 take(grad_mixture, poses_first ? room * d * G * L : v * G * L);
                 take(grad_placed, room * v * G * L);
-                take(spread, room * G * L);
+                take(sum_delta, room * G * L);
                 take(delta, v * G * L);
                 take(grad_bias, GG * L);
                 take(grad_position, J * n.coded * n.outputs * L);
@@ -196,12 +168,12 @@ template <class T> struct Worker {
         steps = new int64_t[J];
         for (int64_t j = 0; j < J; j++) {
             steps[j] = j * d * G * L;
-            shifts[j] = n.dilation * (j / n.columns * n.pitch() + j % n.columns);
+            shifts[j] = j / n.columns * n.pitch() + j % n.columns;
             for (int64_t c = 0; c < n.coded; c++)
                 for (int64_t v = 0; v < n.outputs; v++)
                     codes[(c * J + j) * n.outputs + v] = position[(c * n.outputs + v) * J + j];
         }
-        // Finite, so that padding pixels, whose neighbours may all be outside, make no not-a-number.
+        // Finite, so that padding pixels, whose neighbors may all be outside, give no NaN.
         std::fill(outside, outside + plane, T(-1e30));
         for (int64_t y = 0; y < n.height; y++) std::fill_n(outside + place(y), n.width, T(0));
         std::fill(keys, keys + d * G * plane, T(0));
@@ -229,8 +201,8 @@ template <class T> struct Worker {
                 std::copy_n(from + c * plane + place(y), n.width, to + c * n.pixels() + y * n.width);
     }
 
-    // Turns to the run of pixels that starts at t, and to the neighbours that lie in the picture's rows.
-    void turn_to(int64_t t) {
+    // Moves to the run of pixels that starts at t, and to the rows of neighbors that lie in the image.
+    void move_to(int64_t t) {
         for (int l = 0; l < L; l++) {
             int64_t y = (t + l) / n.pitch(), x = (t + l) % n.pitch();
             real[l] = y < n.height && x < n.width;
@@ -238,8 +210,8 @@ template <class T> struct Worker {
         }
         int64_t top_row = t / n.pitch(), last_row = std::min(n.height - 1, (t + L - 1) / n.pitch());
         int64_t begin = 0, end = n.rows;
-        while (last_row + (begin - n.rows / 2) * n.dilation < 0) begin++;
-        while (top_row + (end - 1 - n.rows / 2) * n.dilation >= n.height) end--;
+        while (last_row + begin - n.rows / 2 < 0) begin++;
+        while (top_row + end - 1 - n.rows / 2 >= n.height) end--;
         first = begin * n.columns;
         count = (end - begin) * n.columns;
         for (int64_t j = 0; j < count; j++) jumps[j] = shifts[first + j] + t;
@@ -257,13 +229,13 @@ template <class T> struct Worker {
         for (int64_t g = 0; g < poses; g++)
             for (int64_t c = 0; c < n.channels; c++) {
                 T *row = to + (c * orders + g) * n.pixels();
-                const T *lanes = from + (g * n.channels + c) * L;
+                const T *values = from + (g * n.channels + c) * L;
                 for (int l = 0; l < L; l++)
-                    if (real[l]) row[source[l]] = lanes[l] * factor;
+                    if (real[l]) row[source[l]] = values[l] * factor;
             }
     }
 
-    // What of the shared scores no neighbour changes.
+    // The part of the shared scores that does not depend on the neighbor.
     void biases() {
         int64_t G = n.poses;
         for (int64_t g = 0; g < G; g++)
@@ -281,9 +253,9 @@ template <class T> struct Worker {
         uint32_t bound = static_cast<uint32_t>(std::min(n.dropout * 4294967296.0, 4294967295.0));
         for (int64_t j = 0; j < count; j++)
             for (int64_t gm = 0; gm < G * G; gm++) {
-                int64_t row = ((head * n.neighbours() + first + j) * G * G) + gm;
-                uint32_t low = mixed(static_cast<uint32_t>(row) ^ seed[0]), high = mixed(low + seed[1]);
-                // Numbers of four bytes in a loop of their own: GCC 12 gets a loop wrong that has doubles, too.
+                int64_t row = ((head * n.neighbors() + first + j) * G * G) + gm;
+                uint32_t low = hash(static_cast<uint32_t>(row) ^ seed[0]), high = hash(low + seed[1]);
+                // 32-bit integers in a loop of their own: GCC 12 miscompiles a loop that has doubles, too.
                 uint32_t x[L];
                 for (int l = 0; l < L; l++) {
                     x[l] = static_cast<uint32_t>(source[l]) * 0x9e3779b9u + low;
@@ -334,9 +306,9 @@ template <class T> struct Worker {
         if (n.dropout > 0) drop(head);
     }
 
-    // a, for some output poses. Neighbour by neighbour, so that what is at work stays in the nearest cache.
+    // a, for some output poses, neighbor by neighbor, so that the working set stays in the L1 cache.
     void attend_to_places(int64_t v, int64_t outputs) {
-        int64_t G = n.poses, J = n.neighbours(), size = outputs * G * L;
+        int64_t G = n.poses, J = n.neighbors(), size = outputs * G * L;
         for (int64_t j = 0; j < count; j++) {
             T *A = placed + j * size;
             product<T, true>(outputs, G, {codes + (first + j) * n.outputs + v, 1, J * n.outputs, 0},
@@ -402,8 +374,8 @@ template <class T> struct Worker {
         }
     }
 
-    // The gradient of a in grad_placed, and what of those of values and E these output poses give. Where poses come
-    // first, the gradient of the mixed values stands for both.
+    // The gradient of a, in grad_placed, and the part of these output poses in the gradients of values and E; where the
+    // sum over poses comes first, in that of the mixed values instead.
     void backward_of_mixture(int64_t j, const T *grads, int64_t outputs) {
         int64_t d = n.channels, G = n.poses, GGL = G * G * L, size = outputs * G * L;
         T *DA = grad_placed + j * size, *A = placed + j * size;
@@ -437,12 +409,12 @@ template <class T> struct Worker {
     }
 
     void backward(int64_t head, const T *qkv_query, const T *grad, T *grad_qkv_query) {
-        int64_t d = n.channels, G = n.poses, J = n.neighbours(), GGL = G * G * L;
+        int64_t d = n.channels, G = n.poses, J = n.neighbors(), GGL = G * G * L;
         gather(qkv_query, query, d * G, T(n.scale), false);
         gather(grad, grad_out, d * n.outputs, T(1), true);
         attend_to_poses(head);
         std::fill(grad_weights, grad_weights + count * GGL, T(0));
-        std::fill(spread, spread + count * G * L, T(0));
+        std::fill(sum_delta, sum_delta + count * G * L, T(0));
         std::fill(grad_query, grad_query + d * G * L, T(0));
         std::fill(grad_bias, grad_bias + GGL, T(0));
         if (poses_first) {
@@ -464,7 +436,7 @@ template <class T> struct Worker {
                 for (int64_t o = 0; o < outputs; o++)
                     for (int64_t g = 0; g < G; g++) {
                         int64_t i = (o * G + g) * L;
-                        T *sums = spread + (j * G + g) * L;
+                        T *sums = sum_delta + (j * G + g) * L;
                         Vector<T> a = load(A + i), D = load(delta + i);
                         store<T>(sums, load(sums) + a * D);
                         store<T>(DA + i, a * (load(DA + i) - load(total + (j * G + g) * L) * D));
@@ -479,7 +451,7 @@ template <class T> struct Worker {
         for (int64_t j = 0; j < count; j++) {
             T *DE = grad_weights + j * GGL;
             for (int64_t g = 0; g < G; g++) {
-                Vector<T> U = load(spread + (j * G + g) * L);
+                Vector<T> U = load(sum_delta + (j * G + g) * L);
                 for (int64_t m = 0; m < G; m++) {
                     int64_t i = (g * G + m) * L;
                     Vector<T> D = load(kept + j * GGL + i) * load(DE + i) - load(weights + j * GGL + i) * U;
@@ -520,18 +492,18 @@ void forward(const T *qkv, const T *position, const T *pose, const T *log_measur
             worker.pad(from + n.heads * field, worker.keys);
             worker.pad(from + 2 * n.heads * field, worker.values);
             for (int64_t t = 0; t < n.extent(); t += worker.L) {
-                worker.turn_to(t);
+                worker.move_to(t);
                 worker.forward(head, from, out + head * n.channels * n.outputs * n.pixels());
             }
         }
     }
 }
 
-// Gradients of positions and poses come apart for each head of each picture, so that no two threads add to one number.
+// Gradients of positions and poses are written for each head of each image, so that no two threads add to one number.
 template <class T>
 void backward(const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed,
               T *grad_qkv, T *grad_position, T *grad_pose, Sizes n, int64_t threads) {
-    int64_t field = n.channels * n.poses * n.pixels(), heads = n.batch * n.heads, J = n.neighbours();
+    int64_t field = n.channels * n.poses * n.pixels(), heads = n.batch * n.heads, J = n.neighbors();
     int64_t codes = n.coded * n.outputs * J, poses = n.posed * n.poses * n.poses;
 #pragma omp parallel num_threads(threads)
     {
@@ -547,7 +519,7 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
             std::fill(worker.grad_position, worker.grad_position + codes * L, T(0));
             std::fill(worker.grad_pose, worker.grad_pose + poses * L, T(0));
             for (int64_t t = 0; t < n.extent(); t += L) {
-                worker.turn_to(t);
+                worker.move_to(t);
                 worker.backward(head, qkv + at, grad + head * n.channels * n.outputs * n.pixels(), grad_qkv + at);
             }
             worker.crop(worker.grad_keys, grad_qkv + at + next);
@@ -555,35 +527,35 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
             for (int64_t j = 0; j < J; j++)
                 for (int64_t i = 0; i < n.coded * n.outputs; i++)
                     grad_position[head * codes + i * J + j] =
-                        sum(worker.grad_position + (j * n.coded * n.outputs + i) * L);
-            for (int64_t i = 0; i < poses; i++) grad_pose[head * poses + i] = sum(worker.grad_pose + i * L);
+                        lane_sum<T>(worker.grad_position + (j * n.coded * n.outputs + i) * L);
+            for (int64_t i = 0; i < poses; i++) grad_pose[head * poses + i] = lane_sum<T>(worker.grad_pose + i * L);
         }
     }
 }
 
 }  // namespace
 
-#define DEFINE(T) \
-    extern "C" void local_group_attention_##T( \
-        const T *qkv, const T *position, const T *pose, const T *log_measure, \
-                                        const int64_t *seed, T *out, int64_t batch, int64_t heads, int64_t channels, \
-                                        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height, \
-                                        int64_t width, int64_t rows, int64_t columns, int64_t dilation, double scale, \
-                                        double dropout, int64_t threads) { \
-        forward<T>(qkv, position, pose, log_measure, seed, out, \
-                   {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation, \
-                    scale, dropout}, \
-                   threads); \
-    } \
-    extern "C" void local_group_attention_backward_##T( \
-        const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed, \
-        T *grad_qkv, T *grad_position, T *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses, \
-        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns, \
-        int64_t dilation, double scale, double dropout, int64_t threads) { \
-        backward<T>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose, \
-                    {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns, dilation, \
-                     scale, dropout}, \
-                    threads); \
+#define DEFINE(T)                                                                                                      \
+    extern "C" void local_group_attention_##T(                                                                         \
+        const T *qkv, const T *position, const T *pose, const T *log_measure,                                          \
+                                        const int64_t *seed, T *out, int64_t batch, int64_t heads, int64_t channels,   \
+                                        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height,  \
+                                        int64_t width, int64_t rows, int64_t columns, double scale,                    \
+                                        double dropout, int64_t threads) {                                             \
+        forward<T>(qkv, position, pose, log_measure, seed, out,                                                        \
+                   {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,                \
+                    scale, dropout},                                                                                   \
+                   threads);                                                                                           \
+    }                                                                                                                  \
+    extern "C" void local_group_attention_backward_##T(                                                                \
+        const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed,      \
+        T *grad_qkv, T *grad_position, T *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses,    \
+        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns,   \
+        double scale, double dropout, int64_t threads) {                                                               \
+        backward<T>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose,                  \
+                    {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,               \
+                     scale, dropout},                                                                                  \
+                    threads);                                                                                          \
     }
 
 DEFINE(float)

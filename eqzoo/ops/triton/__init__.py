@@ -1,4 +1,4 @@
-"""Triton kernels of the neighbourhood operations, for GPUs. Importing a module of this package needs Triton."""
+"""Triton kernels of the operations, for GPUs. The modules of this package need Triton."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def on_own_device(function: Callable[P, T]) -> Callable[P, T]:
-    """Runs a function on the GPU of its first tensor: kernels are launched on the current one, which may be another."""
+    """Makes the GPU of the first tensor the current one, on which kernels are launched."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,11 +1,11 @@
-"""Affine local attention on a GPU: scores, softmax and aggregation in one pass, and three kernels backwards.
+"""Triton kernels of affine local attention: scores, softmax and sum in one forward pass, three kernels backward.
 
-Every tensor of a program is (channel of the head, element, pixel): pixels lie along the threads, the rest in registers,
-so that sums over channels and elements need no exchange. Loads run along the width. No atomic additions: gradients of
-fields are gathered, and those of psi and beta are sums over programs in a fixed order.
+Tensors of a program are (channel of the head, element, pixel): pixels are distributed over threads, the rest is in
+registers, so that sums over channels and elements need no exchange. Loads are contiguous along the width. No atomic
+additions: gradients of fields are gathered, and those of psi and beta are sums over programs in a fixed order.
 """
 
-# What a kernel takes has no types before it is compiled, and its constants are written as constants.
+# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
 # ruff: noqa: ANN001, ANN202, N803
 # mypy: disable-error-code="no-untyped-def"
 
@@ -21,11 +21,11 @@ from . import on_own_device
 __all__ = ["backward", "forward"]
 
 _BLOCK = 256  # pixels a program, at most
-_PROGRAMS = 8192  # wanted for the gradients of psi: some waves on a large GPU
+_PROGRAMS = 8192  # for the gradients of psi: several waves on a large GPU
 
 
 @triton.jit
-def _neighbour(i, d, height, width, K: tl.constexpr, SIGN: tl.constexpr):
+def _neighbor(i, d, height, width, K: tl.constexpr, SIGN: tl.constexpr):
     """The pixel at offset d from pixels i, or from which they are at offset d (SIGN -1), and whether there is one."""
     row = i // width + SIGN * (d // K - K // 2)
     column = i % width + SIGN * (d % K - K // 2)
@@ -59,24 +59,24 @@ def _forward(
     p = tl.arange(0, ORDER)[None, :, None]
     i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, None, :]
     q = _map(query + field, query_psi + psi, query_beta + beta, i, i < plane, 0, plane, c, p, SIZE, ORDER, 1) * scale
-    top = tl.full((1, ORDER, BLOCK), -float("inf"), tl.float32)
+    running_max = tl.full((1, ORDER, BLOCK), -float("inf"), tl.float32)
     total = tl.zeros((1, ORDER, BLOCK), tl.float32)
     y = tl.zeros((CHANNELS, ORDER, BLOCK), tl.float32)
     psi *= K * K
     beta *= K * K
     for d in range(K * K):
-        at, inside = _neighbour(i, d, height, width, K, 1)
+        at, inside = _neighbor(i, d, height, width, K, 1)
         k = _map(key + field, key_psi + psi, key_beta + beta, at, inside, d, plane, c, p, SIZE, ORDER, K * K)
         v = k
         if VALUES:
             v = _map(value + field, value_psi + psi, value_beta + beta, at, inside, d, plane, c, p, SIZE, ORDER, K * K)
         s = tl.sum(q * k, 0, keep_dims=True)
-        higher = tl.maximum(top, s)
-        shrink = tl.exp(top - higher)
-        e = tl.exp(s - higher)
-        total = total * shrink + e
-        y = y * shrink + e * v
-        top = higher
+        maximum = tl.maximum(running_max, s)
+        rescale = tl.exp(running_max - maximum)
+        e = tl.exp(s - maximum)
+        total = total * rescale + e
+        y = y * rescale + e * v
+        running_max = maximum
     tl.store(out + field + (c * ORDER + p) * plane + i, y / total, mask=(c < SIZE) & (i < plane))
 
 
@@ -87,7 +87,7 @@ def _backward_queries(
     HEADS: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr, ORDER: tl.constexpr, K: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """By query: the gradients before the map of the queries and of the map, and what the other two kernels read.
+    """By query: the gradients of the queries and of their map, and the inputs of the other two kernels.
 
     These are the mapped queries, the logarithm of the sum of exponentials (level) and the mean gradient of weights.
     """
@@ -102,36 +102,62 @@ def _backward_queries(
     own = (c < SIZE) & (i < plane)
     q = _map(query + field, query_psi + psi, query_beta + beta, i, i < plane, 0, plane, c, p, SIZE, ORDER, 1) * scale
     g = tl.load(grad + field + (c * ORDER + p) * plane + i, mask=own, other=0.0).to(tl.float32)
-    top = tl.full((1, ORDER, BLOCK), -float("inf"), tl.float32)
+    running_max = tl.full((1, ORDER, BLOCK), -float("inf"), tl.float32)
     total = tl.zeros((1, ORDER, BLOCK), tl.float32)
     sum_da = tl.zeros((1, ORDER, BLOCK), tl.float32)
-    wide = psi * (K * K)
-    shift = beta * (K * K)
+    key_psi_at = psi * (K * K)
+    key_beta_at = beta * (K * K)
     for d in range(K * K):
-        at, inside = _neighbour(i, d, height, width, K, 1)
-        k = _map(key + field, key_psi + wide, key_beta + shift, at, inside, d, plane, c, p, SIZE, ORDER, K * K)
+        at, inside = _neighbor(i, d, height, width, K, 1)
+        k = _map(
+            key + field, key_psi + key_psi_at, key_beta + key_beta_at, at, inside, d, plane, c, p, SIZE, ORDER, K * K
+        )
         v = k
         if VALUES:
             v = _map(
-                value + field, value_psi + wide, value_beta + shift, at, inside, d, plane, c, p, SIZE, ORDER, K * K
+                value + field,
+                value_psi + key_psi_at,
+                value_beta + key_beta_at,
+                at,
+                inside,
+                d,
+                plane,
+                c,
+                p,
+                SIZE,
+                ORDER,
+                K * K,
             )
         s = tl.sum(q * k, 0, keep_dims=True)
-        higher = tl.maximum(top, s)
-        shrink = tl.exp(top - higher)
-        e = tl.exp(s - higher)
-        total = total * shrink + e
-        sum_da = sum_da * shrink + e * tl.sum(g * v, 0, keep_dims=True)
-        top = higher
-    log = top + tl.log(total)
+        maximum = tl.maximum(running_max, s)
+        rescale = tl.exp(running_max - maximum)
+        e = tl.exp(s - maximum)
+        total = total * rescale + e
+        sum_da = sum_da * rescale + e * tl.sum(g * v, 0, keep_dims=True)
+        running_max = maximum
+    log = running_max + tl.log(total)
     mean_da = sum_da / total
     dq = tl.zeros((CHANNELS, ORDER, BLOCK), tl.float32)
     for d in range(K * K):
-        at, inside = _neighbour(i, d, height, width, K, 1)
-        k = _map(key + field, key_psi + wide, key_beta + shift, at, inside, d, plane, c, p, SIZE, ORDER, K * K)
+        at, inside = _neighbor(i, d, height, width, K, 1)
+        k = _map(
+            key + field, key_psi + key_psi_at, key_beta + key_beta_at, at, inside, d, plane, c, p, SIZE, ORDER, K * K
+        )
         v = k
         if VALUES:
             v = _map(
-                value + field, value_psi + wide, value_beta + shift, at, inside, d, plane, c, p, SIZE, ORDER, K * K
+                value + field,
+                value_psi + key_psi_at,
+                value_beta + key_beta_at,
+                at,
+                inside,
+                d,
+                plane,
+                c,
+                p,
+                SIZE,
+                ORDER,
+                K * K,
             )
         a = tl.exp(tl.sum(q * k, 0, keep_dims=True) - log)
         dq += a * (tl.sum(g * v, 0, keep_dims=True) - mean_da) * k
@@ -140,7 +166,7 @@ def _backward_queries(
     at_head = tl.program_id(0).to(tl.int64) * ORDER * plane + p * plane + i
     tl.store(level + at_head, log, mask=i < plane)
     tl.store(mean + at_head, mean_da, mask=i < plane)
-    # One part a program, (picture and head, tile, channel, P, R), the shift behind the elements R.
+    # One part a program, (image and head, tile, channel, P, R), the constant behind the elements R.
     parts = query_parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (
         SIZE * ORDER * (ORDER + 1)
     )
@@ -161,12 +187,12 @@ def _backward_fields(
     HEADS: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr, ORDER: tl.constexpr, K: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """By neighbour: the gradients of keys and values, gathered from the queries that see the pixel."""
+    """By neighbor: the gradients of keys and values, gathered from the queries that see the pixel."""
     plane = height * width
     head = tl.program_id(0) % HEADS
     field = tl.program_id(0).to(tl.int64) * (SIZE * ORDER) * plane
-    wide = head * (SIZE * ORDER * ORDER * K * K)
-    shift = head * (SIZE * ORDER * K * K)
+    key_psi_at = head * (SIZE * ORDER * ORDER * K * K)
+    key_beta_at = head * (SIZE * ORDER * K * K)
     c = tl.arange(0, CHANNELS)[:, None, None]
     p = tl.arange(0, ORDER)[None, :, None]
     i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, None, :]
@@ -176,12 +202,25 @@ def _backward_fields(
     elements = ((c * ORDER + p) * ORDER)[:, :, None, :] + tl.arange(0, ORDER)[None, None, :, None]
     own = (c < SIZE)[:, :, None, :]
     for d in range(K * K):
-        at, inside = _neighbour(i, d, height, width, K, -1)
-        k = _map(key + field, key_psi + wide, key_beta + shift, i, i < plane, d, plane, c, p, SIZE, ORDER, K * K)
+        at, inside = _neighbor(i, d, height, width, K, -1)
+        k = _map(
+            key + field, key_psi + key_psi_at, key_beta + key_beta_at, i, i < plane, d, plane, c, p, SIZE, ORDER, K * K
+        )
         v = k
         if VALUES:
             v = _map(
-                value + field, value_psi + wide, value_beta + shift, i, i < plane, d, plane, c, p, SIZE, ORDER, K * K
+                value + field,
+                value_psi + key_psi_at,
+                value_beta + key_beta_at,
+                i,
+                i < plane,
+                d,
+                plane,
+                c,
+                p,
+                SIZE,
+                ORDER,
+                K * K,
             )
         seen = (c < SIZE) & inside
         q = tl.load(mapped + field + (c * ORDER + p) * plane + at, mask=seen, other=0.0)
@@ -192,10 +231,10 @@ def _backward_fields(
         ds = a * (tl.sum(g * v, 0, keep_dims=True) - tl.load(mean + at_head, mask=inside, other=0.0))
         dk = ds * q
         dv = a * g
-        filters = tl.load(key_psi + wide + elements * (K * K) + d, mask=own, other=0.0).to(tl.float32)
+        filters = tl.load(key_psi + key_psi_at + elements * (K * K) + d, mask=own, other=0.0).to(tl.float32)
         if VALUES:
             dx += tl.sum(dk[:, :, None, :] * filters, 1)
-            filters = tl.load(value_psi + wide + elements * (K * K) + d, mask=own, other=0.0).to(tl.float32)
+            filters = tl.load(value_psi + key_psi_at + elements * (K * K) + d, mask=own, other=0.0).to(tl.float32)
             dy += tl.sum(dv[:, :, None, :] * filters, 1)
         else:
             dx += tl.sum((dk + dv)[:, :, None, :] * filters, 1)
@@ -211,7 +250,7 @@ def _backward_maps(
     HEADS: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr, ORDER: tl.constexpr, K: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """By head, output element and offset: the gradients of psi and beta over a share of the tiles of all pictures."""
+    """By head, output element and offset: the gradients of psi and beta over a share of the tiles of all images."""
     plane = height * width
     d = tl.program_id(0) % (K * K)
     p = tl.program_id(0) // (K * K) % ORDER
@@ -235,7 +274,7 @@ def _backward_maps(
         i = (item % tiles * BLOCK + tl.arange(0, BLOCK))[None, None, :]
         pair = (item // tiles).to(tl.int64) * HEADS + head
         field = pair * (SIZE * ORDER) * plane
-        at, inside = _neighbour(i, d, height, width, K, 1)
+        at, inside = _neighbor(i, d, height, width, K, 1)
         x = tl.load(key + field + (c * ORDER + r) * plane + at, mask=own & inside, other=0.0).to(tl.float32)
         k = beta + tl.sum(x * psi, 1, keep_dims=True)
         v = k
@@ -273,8 +312,7 @@ def _constants(tensors: Sequence[Tensor], kernel_size: int, num_heads: int) -> d
     _, channels, order, height, width = tensors[0].shape
     size = channels // num_heads
     padded = triton.next_power_of_2(size)
-    # Some pixels a thread share what it reads of psi. Eight numbers of a field a thread stay in registers, also where
-    # heads are wide: compiled for sm_90, only the widest of P4M (4 channels, 8 elements) spill, and little.
+    # Several pixels a thread share its loads of psi; eight numbers of a field a thread stay in registers.
     block = max(16, min(_BLOCK, triton.next_power_of_2(height * width), 1024 // (padded * order)))
     return {
         "HEADS": num_heads,
@@ -302,7 +340,7 @@ def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
 
     Args:
         tensors: The six or nine tensors, in float32, float16 or bfloat16.
-        kernel_size: The side k of the neighbourhood, in pixels, odd.
+        kernel_size: The side k of the neighborhood, in pixels, odd.
         num_heads: The number of heads.
         scale: The factor of the scores.
 
@@ -349,8 +387,11 @@ def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_head
         grad, query, key, value, query_psi, query_beta, *maps, mapped, level, mean, grads[0], query_parts,
         height, width, scale, **constants,
     )  # fmt: skip
+    of_fields = constants
+    if constants["CHANNELS"] * order**2 * constants["BLOCK"] > 4096:  # the products with psi spill with 4 warps
+        of_fields = constants | {"num_warps": 8}
     _backward_fields[grid](
-        grad, key, value, *maps, mapped, level, mean, grads[1], grads[fields - 1], height, width, **constants
+        grad, key, value, *maps, mapped, level, mean, grads[1], grads[fields - 1], height, width, **of_fields
     )
     offsets = kernel_size**2
     programs = num_heads * order * offsets

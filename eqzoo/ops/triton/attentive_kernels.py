@@ -1,11 +1,10 @@
-"""Responses of a group convolution reduced as they are produced, and their gradients: the programs for a GPU.
+"""Triton kernels that reduce the responses of a group convolution as they are computed, and their gradients.
 
-A program has a tile of pixels and of output planes; filters, attention and what is summed over channels lie with the
-output planes last, ``(..., O)``, so that neighbouring threads read neighbouring numbers. Gradients are gathered, never
-added atomically: the same numbers in every run.
+A program computes a tile of pixels and output planes. Filters, attention and sums over channels have the output planes
+last, ``(..., O)``, so that loads are contiguous. Gradients are gathered, without atomics: results are deterministic.
 """
 
-# What a kernel takes has no types before it is compiled, and its constants are written as constants.
+# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 # mypy: disable-error-code="no-untyped-def"
 
@@ -19,7 +18,7 @@ __all__ = [
     "peak_input_kernel",
     "peak_kernel",
     "reduce_kernel",
-    "spatial_back_kernel",
+    "spatial_input_kernel",
     "spatial_filter_kernel",
     "spatial_kernel",
 ]
@@ -32,7 +31,7 @@ def _response(
 ):  # fmt: skip
     """The responses of one plane at a tile of pixels and output planes."""
     total = tl.zeros((p.shape[0], o.shape[0]), tl.float32)
-    for u in tl.static_range(K):
+    for u in range(K):
         for v in tl.static_range(K):
             row, column = i * STRIDE + u * DILATION - PADDING, j * STRIDE + v * DILATION - PADDING
             seen = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
@@ -69,10 +68,10 @@ def peak_kernel(
 
 @triton.jit
 def peak_input_kernel(
-    w, places, g, gx, channels, poses, out, height, width, columns, K: tl.constexpr, STRIDE: tl.constexpr,
+    w, places, g, grad_x, channels, poses, out, height, width, columns, K: tl.constexpr, STRIDE: tl.constexpr,
     PADDING: tl.constexpr, DILATION: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """What the maxima's gradients say about the input: each goes where its filter saw it."""
+    """The gradient of the input from that of the maxima, each of which comes from one window."""
     plane = tl.program_id(0).to(tl.int64)
     c, s, b = plane % channels, plane // channels % poses, plane // (channels * poses)
     q = tl.program_id(1) * BP + tl.arange(0, BP)
@@ -81,24 +80,24 @@ def peak_input_kernel(
     for first in range(0, out, BO):
         o = first + tl.arange(0, BO)
         place = tl.load(places + plane * out + o, mask=o < out, other=0)
-        slope = tl.load(g + plane * out + o, mask=o < out, other=0.0).to(tl.float32)
+        grad_peak = tl.load(g + plane * out + o, mask=o < out, other=0.0).to(tl.float32)
         row = (q // width + PADDING)[:, None] - (place // columns * STRIDE)[None, :]
         column = (q % width + PADDING)[:, None] - (place % columns * STRIDE)[None, :]
         hit = (row >= 0) & (row % DILATION == 0) & (row < K * DILATION) & (o < out)[None, :]
         hit = hit & (column >= 0) & (column % DILATION == 0) & (column < K * DILATION)
         tap = row // DILATION * K + column // DILATION
         value = tl.load(w + tap * out + o[None, :], mask=hit, other=0.0).to(tl.float32)
-        total += value * slope[None, :]
+        total += value * grad_peak[None, :]
     at = ((b * channels + c) * poses + s) * height * width + q
-    tl.store(gx + at, tl.sum(total, axis=1), mask=q < height * width)
+    tl.store(grad_x + at, tl.sum(total, axis=1), mask=q < height * width)
 
 
 @triton.jit
 def peak_filter_kernel(
-    x, places, g, gw, batch, channels, poses, out, height, width, columns, K: tl.constexpr, T: tl.constexpr,
+    x, places, g, grad_w, batch, channels, poses, out, height, width, columns, K: tl.constexpr, T: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """What the maxima's gradients say about the filters: the windows that gave them."""
+    """The gradient of the filters from that of the maxima: a sum of the windows they come from."""
     plane = tl.program_id(0).to(tl.int64)  # (s, c)
     c, s = plane % channels, plane // channels
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -107,15 +106,15 @@ def peak_filter_kernel(
     for b in range(0, batch):
         own = (b * poses * channels + plane) * out + o
         place = tl.load(places + own, mask=o < out, other=0)
-        slope = tl.load(g + own, mask=o < out, other=0.0).to(tl.float32)
+        grad_peak = tl.load(g + own, mask=o < out, other=0.0).to(tl.float32)
         row = (place // columns * STRIDE - PADDING)[None, :] + (t // K * DILATION)[:, None]
         column = (place % columns * STRIDE - PADDING)[None, :] + (t % K * DILATION)[:, None]
         seen = (t < K * K)[:, None] & (o < out)[None, :]
         seen = seen & (row >= 0) & (row < height) & (column >= 0) & (column < width)
         at = ((b * channels + c) * poses + s) * height * width
         value = tl.load(x + at + row * width + column, mask=seen, other=0.0).to(tl.float32)
-        total += value * slope[None, :]
-    to = gw + (plane * K * K + t[:, None]) * out + o[None, :]
+        total += value * grad_peak[None, :]
+    to = grad_w + (plane * K * K + t[:, None]) * out + o[None, :]
     tl.store(to, total, mask=(t < K * K)[:, None] & (o < out)[None, :])
 
 
@@ -153,10 +152,10 @@ def reduce_kernel(
 
 @triton.jit
 def spatial_kernel(
-    sums, peaks, psi, y, gy, gsums, gz, poses, out, rows, columns, channels, NS: tl.constexpr, STEP: tl.constexpr,
-    BACKWARD: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
+    sums, peaks, psi, y, grad_y, grad_sums, grad_z, poses, out, rows, columns, channels, NS: tl.constexpr,
+    STEP: tl.constexpr, BACKWARD: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """Attended sums, over poses; backwards, what the output says about the sums at a pixel and about the logits."""
+    """The sum over poses times spatial attention; backward, the gradients of the sums and of the logits."""
     b = tl.program_id(0).to(tl.int64)
     pixels = rows * columns
     p = tl.program_id(1) * BP + tl.arange(0, BP)
@@ -166,7 +165,7 @@ def spatial_kernel(
     across = (b * out + o[None, :]) * pixels + p[:, None]
     total = tl.zeros((BP, BO), tl.float32)
     if BACKWARD:
-        slope = tl.load(gy + across, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_y + across, mask=inside, other=0.0).to(tl.float32)
     for s in range(0, poses):
         first = (b * poses + s) * pixels
         z = tl.zeros((BP, BO), tl.float32)
@@ -182,8 +181,8 @@ def spatial_kernel(
         at = (first + p)[:, None] * out + o[None, :]
         own = tl.load(sums + at, mask=inside, other=0.0)
         if BACKWARD:
-            tl.store(gsums + at, slope * alpha, mask=inside)
-            tl.store(gz + at, slope * own * alpha * (1 - alpha), mask=inside)
+            tl.store(grad_sums + at, grad * alpha, mask=inside)
+            tl.store(grad_z + at, grad * own * alpha * (1 - alpha), mask=inside)
         else:
             total += alpha * own
     if not BACKWARD:
@@ -191,11 +190,11 @@ def spatial_kernel(
 
 
 @triton.jit
-def spatial_back_kernel(
-    gz, psi, gsums, gpeaks, poses, out, rows, columns, channels, NS: tl.constexpr, STEP: tl.constexpr,
+def spatial_input_kernel(
+    grad_z, psi, grad_sums, grad_peaks, poses, out, rows, columns, channels, NS: tl.constexpr, STEP: tl.constexpr,
     BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """What the logits say about sums and maxima: the filters read backwards."""
+    """The gradients of sums and maxima from that of the logits: a correlation with the flipped filters."""
     task = tl.program_id(0).to(tl.int64)  # (b, s)
     pixels = rows * columns
     p = tl.program_id(1) * BP + tl.arange(0, BP)
@@ -206,22 +205,22 @@ def spatial_back_kernel(
         row, column = i - (tap // NS - NS // 2) * STEP, j - (tap % NS - NS // 2) * STEP
         seen = (p < pixels) & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         at = (task * pixels + row * columns + column)[:, None] * out + o[None, :]
-        slope = tl.load(gz + at, mask=seen[:, None] & (o < out)[None, :], other=0.0)
+        grad = tl.load(grad_z + at, mask=seen[:, None] & (o < out)[None, :], other=0.0)
         from_ = psi + (task % poses * NS * NS + tap) * 2 * out + o
-        mean += slope * tl.load(from_, mask=o < out, other=0.0)[None, :] / channels
-        peak += slope * tl.load(from_ + out, mask=o < out, other=0.0)[None, :]
+        mean += grad * tl.load(from_, mask=o < out, other=0.0)[None, :] / channels
+        peak += grad * tl.load(from_ + out, mask=o < out, other=0.0)[None, :]
     at = (task * pixels + p[:, None]) * out + o[None, :]
     inside = (p < pixels)[:, None] & (o < out)[None, :]
-    tl.store(gsums + at, tl.load(gsums + at, mask=inside, other=0.0) + mean, mask=inside)
-    tl.store(gpeaks + at, peak, mask=inside)
+    tl.store(grad_sums + at, tl.load(grad_sums + at, mask=inside, other=0.0) + mean, mask=inside)
+    tl.store(grad_peaks + at, peak, mask=inside)
 
 
 @triton.jit
 def spatial_filter_kernel(
-    gz, sums, peaks, gpsi, poses, out, rows, columns, channels, NS: tl.constexpr, NV: tl.constexpr,
+    grad_z, sums, peaks, grad_psi, poses, out, rows, columns, channels, NS: tl.constexpr, NV: tl.constexpr,
     STEP: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """A picture's part of the gradient of one row of the spatial filters."""
+    """An image's part of the gradient of one row of the spatial filters."""
     task = tl.program_id(0).to(tl.int64)  # (b, s)
     u = tl.program_id(1)
     pixels = rows * columns
@@ -233,14 +232,14 @@ def spatial_filter_kernel(
         row = p // columns + (u - NS // 2) * STEP
         column = (p % columns)[:, None] + ((v - NS // 2) * STEP)[None, :]
         inside = (p < pixels)[:, None] & (o < out)[None, :]
-        slope = tl.load(gz + (task * pixels + p)[:, None] * out + o[None, :], mask=inside, other=0.0)
+        grad = tl.load(grad_z + (task * pixels + p)[:, None] * out + o[None, :], mask=inside, other=0.0)
         seen = ((p < pixels) & (row >= 0) & (row < rows))[:, None] & (column >= 0) & (column < columns)
         seen = seen & (v < NS)[None, :]
         at = (task * pixels + row[:, None] * columns + column)[:, :, None] * out + o[None, None, :]
         both = seen[:, :, None] & (o < out)[None, None, :]
-        mean += slope[:, None, :] * tl.load(sums + at, mask=both, other=0.0)
-        peak += slope[:, None, :] * tl.load(peaks + at, mask=both, other=0.0)
-    to = gpsi + ((task * NS + u) * NS + v[:, None]) * 2 * out + o[None, :]
+        mean += grad[:, None, :] * tl.load(sums + at, mask=both, other=0.0)
+        peak += grad[:, None, :] * tl.load(peaks + at, mask=both, other=0.0)
+    to = grad_psi + ((task * NS + u) * NS + v[:, None]) * 2 * out + o[None, :]
     inside = (v < NS)[:, None] & (o < out)[None, :]
     tl.store(to, tl.sum(mean, axis=0) / channels, mask=inside)
     tl.store(to + out, tl.sum(peak, axis=0), mask=inside)
@@ -248,11 +247,11 @@ def spatial_filter_kernel(
 
 @triton.jit
 def filter_kernel(
-    x, w, alpha, gsums, gpeaks, which, gw, galpha, batch, at_once, channels, poses, out, height, width, columns,
-    pixels, K: tl.constexpr, T: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr,
-    PEAK: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
+    x, w, alpha, grad_sums, grad_peaks, which, grad_w, grad_alpha, batch, at_once, channels, poses, out, height, width,
+    columns, pixels, K: tl.constexpr, T: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
+    DILATION: tl.constexpr, PEAK: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of alpha, and of the filters over a few pictures."""
+    """The gradient of alpha, and of the filters over a few images."""
     plane = tl.program_id(0).to(tl.int64)  # (s, c)
     c, s = plane % channels, plane // channels
     o = tl.program_id(1) * BO + tl.arange(0, BO)
@@ -265,34 +264,34 @@ def filter_kernel(
     for b in range(split * at_once, tl.minimum(batch, (split + 1) * at_once)):
         task = (b * poses + s).to(tl.int64)
         at = ((b * channels + c) * poses + s) * height * width
-        slopes = tl.zeros((T, BO), tl.float32)
+        grad_filters = tl.zeros((T, BO), tl.float32)
         for first in range(0, pixels, BP):
             p = first + tl.arange(0, BP)
             inside = (p < pixels)[:, None] & (o < out)[None, :]
             place = (task * pixels + p)[:, None] * out + o[None, :]
-            g = tl.load(gsums + place, mask=inside, other=0.0)
+            g = tl.load(grad_sums + place, mask=inside, other=0.0)
             if PEAK:
                 mine = tl.load(which + place, mask=inside, other=-1) == c
-                g += tl.load(gpeaks + place, mask=mine, other=0.0)
+                g += tl.load(grad_peaks + place, mask=mine, other=0.0)
             row = (p // columns * STRIDE - PADDING)[None, :] + (t // K * DILATION)[:, None]
             column = (p % columns * STRIDE - PADDING)[None, :] + (t % K * DILATION)[:, None]
             seen = (t < K * K)[:, None] & (p < pixels)[None, :]
             seen = seen & (row >= 0) & (row < height) & (column >= 0) & (column < width)
             value = tl.load(x + at + row * width + column, mask=seen, other=0.0).to(tl.float32)
-            slopes += tl.dot(value, g, input_precision="ieee")
+            grad_filters += tl.dot(value, g, input_precision="ieee")
         to = (task * channels + c) * out + o
-        tl.store(galpha + to, tl.sum(slopes * own, axis=0), mask=o < out)
-        total += slopes * tl.load(alpha + to, mask=o < out, other=0.0).to(tl.float32)[None, :]
-    tl.store(gw + split * poses * channels * K * K * out + taps, total, mask=valid)
+        tl.store(grad_alpha + to, tl.sum(grad_filters * own, axis=0), mask=o < out)
+        total += grad_filters * tl.load(alpha + to, mask=o < out, other=0.0).to(tl.float32)[None, :]
+    tl.store(grad_w + split * poses * channels * K * K * out + taps, total, mask=valid)
 
 
 @triton.jit
 def input_kernel(
-    w, alpha, gsums, gpeaks, which, gx, channels, poses, out, height, width, rows, columns, K: tl.constexpr,
+    w, alpha, grad_sums, grad_peaks, which, grad_x, channels, poses, out, height, width, rows, columns, K: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, DILATION: tl.constexpr, PEAK: tl.constexpr, BP: tl.constexpr,
     BO: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input: the gradients of responses, correlated with the filters turned around."""
+    """The gradient of the input: the gradients of the responses, correlated with the flipped filters."""
     plane = tl.program_id(0).to(tl.int64)  # (b, s, c)
     task, c = plane // channels, plane % channels
     b, s = task // poses, task % poses
@@ -301,7 +300,7 @@ def input_kernel(
     for first in range(0, out, BO):
         o = first + tl.arange(0, BO)
         weight = tl.load(alpha + plane * out + o, mask=o < out, other=0.0).to(tl.float32)
-        for u in tl.static_range(K):
+        for u in range(K):
             for v in tl.static_range(K):
                 row, column = q // width + PADDING - u * DILATION, q % width + PADDING - v * DILATION
                 seen = (q < height * width) & (row >= 0) & (row % STRIDE == 0) & (row // STRIDE < rows)
@@ -309,11 +308,11 @@ def input_kernel(
                 both = seen[:, None] & (o < out)[None, :]
                 pixel = task * rows * columns + row // STRIDE * columns + column // STRIDE
                 place = pixel[:, None] * out + o[None, :]
-                g = tl.load(gsums + place, mask=both, other=0.0)
+                g = tl.load(grad_sums + place, mask=both, other=0.0)
                 if PEAK:
                     mine = tl.load(which + place, mask=both, other=-1) == c
-                    g += tl.load(gpeaks + place, mask=mine, other=0.0)
+                    g += tl.load(grad_peaks + place, mask=mine, other=0.0)
                 taps = w + ((s * channels + c) * K * K + u * K + v) * out + o
                 total += g * (tl.load(taps, mask=o < out, other=0.0).to(tl.float32) * weight)[None, :]
     at = ((b * channels + c) * poses + s) * height * width + q
-    tl.store(gx + at, tl.sum(total, axis=1), mask=q < height * width)
+    tl.store(grad_x + at, tl.sum(total, axis=1), mask=q < height * width)

@@ -1,10 +1,10 @@
-"""Sums over neighbourhoods with a filter of its own at every pixel, and their gradients, on a GPU.
+"""Triton kernels of depthwise correlation with a filter at every pixel, and of its gradients.
 
-A program has a block of flat pixels, in which rows follow one another, so that reads are dense whatever the width. Each
-result is gathered by the program that writes it: there are no atomics, and the same numbers every time.
+A program computes a block of flattened pixels, so that reads are contiguous whatever the width. Each result is gathered
+by the program that writes it: no atomics, and results are deterministic.
 """
 
-# What a kernel takes has no types before it is compiled, and its constants are written as constants.
+# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
 # ruff: noqa: ANN001, ANN202, N803
 # mypy: disable-error-code="no-untyped-def"
 
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["weigh", "weigh_kernel", "weigh_value"]
+__all__ = ["field_gradient", "filter_gradient", "filtered_sum"]
 
 
 @triton.jit
@@ -35,11 +35,11 @@ def _sum(
     stride_h,
     stride_d,
     SIDE: tl.constexpr,
-    TURNED: tl.constexpr,
+    ADJOINT: tl.constexpr,
     CHANNELS: tl.constexpr,
     PIXELS: tl.constexpr,
 ):
-    """``out(c, p) = Σ_d kernel(d, p) value(c, p + d)``, or turned around ``Σ_d kernel(d, p − d) value(c, p − d)``."""
+    """``out(c, p) = Σ_d kernel(d, p) value(c, p + d)``, or its adjoint, ``Σ_d kernel(d, p − d) value(c, p − d)``."""
     pixels = height * width
     program = tl.program_id(0)
     blocks = tl.cdiv(pixels, PIXELS)
@@ -57,11 +57,11 @@ def _sum(
     for i in range(SIDE):
         for j in range(SIDE):
             down, right = i - SIDE // 2, j - SIDE // 2
-            if TURNED:
+            if ADJOINT:
                 down, right = -down, -right
             inside = (p < pixels) & (y + down >= 0) & (y + down < height) & (x + right >= 0) & (x + right < width)
             there = p + down * width + right
-            at = there if TURNED else p
+            at = there if ADJOINT else p
             tap = tl.load(kernel + (i * SIDE + j) * stride_d + at, mask=inside, other=0.0).to(tl.float32)
             mask = inside[None, :] & (c[:, None] < shared)
             total += tap[None, :] * tl.load(value + place + there[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -115,42 +115,37 @@ def _kernel_gradient(
         tl.store(out + j * stride_d + p, total.to(out.dtype.element_ty), mask=p < pixels)
 
 
-def weigh(kernel: Tensor, value: Tensor, out: Tensor) -> None:
+def filtered_sum(kernel: Tensor, value: Tensor, out: Tensor) -> Tensor:
     """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x) value(c, h, x + d)``."""
-    _launch(_sum, kernel, (kernel, value, out), TURNED=False)
+    return _launch(_sum, kernel, (kernel, value, out), ADJOINT=False)
 
 
-def weigh_value(kernel: Tensor, grad: Tensor, out: Tensor) -> None:
+def field_gradient(kernel: Tensor, grad: Tensor, out: Tensor) -> Tensor:
     """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x − d) grad(c, h, x − d)``."""
-    _launch(_sum, kernel, (kernel, grad, out), TURNED=True)
+    return _launch(_sum, kernel, (kernel, grad, out), ADJOINT=True)
 
 
-def weigh_kernel(grad: Tensor, value: Tensor, out: Tensor) -> None:
+def filter_gradient(grad: Tensor, value: Tensor, out: Tensor) -> Tensor:
     """``out(s, h, d, x) = Σ_c grad(c, h, x) value(c, h, x + d)`` over the channels c of the slice s."""
-    _launch(_kernel_gradient, out, (grad, value, out))
+    return _launch(_kernel_gradient, out, (grad, value, out))
 
 
-def _launch(function: Any, kernel: Tensor, tensors: tuple[Tensor, Tensor, Tensor], **flags: bool) -> None:
+def _launch(function: Any, kernel: Tensor, tensors: tuple[Tensor, Tensor, Tensor], **flags: bool) -> Tensor:
     batch, slices, order, taps, height, width = kernel.shape
     shared, side = tensors[1].shape[1] // slices, math.isqrt(taps)
-    pixels = min(128, triton.next_power_of_2(height * width))
-    channels = min(8, triton.next_power_of_2(shared))
-    split = triton.cdiv(shared, channels) if function is _sum else side
+    options = configuration(shared, side, height * width)
+    split = triton.cdiv(shared, options["CHANNELS"]) if function is _sum else side
     # One axis, which may have 2^31 programs; the others only 2^16.
-    grid = (batch * slices * order * split * triton.cdiv(height * width, pixels),)
+    grid = (batch * slices * order * split * triton.cdiv(height * width, options["PIXELS"]),)
     device = torch.cuda.device_of(kernel) if kernel.is_cuda else contextlib.nullcontext()
     with device:
-        function[grid](
-            *tensors,
-            order,
-            slices,
-            shared,
-            height,
-            width,
-            *kernel.stride()[:4],
-            SIDE=side,
-            CHANNELS=channels,
-            PIXELS=pixels,
-            num_warps=max(1, min(4, pixels * channels // 128)),
-            **flags,
-        )
+        function[grid](*tensors, order, slices, shared, height, width, *kernel.stride()[:4], **options, **flags)
+    return tensors[2]
+
+
+def configuration(shared: int, side: int, pixels: int) -> dict[str, int]:
+    """The constants of a launch: channels that share a filter, side of the window, and pixels of an image."""
+    block = min(128, triton.next_power_of_2(pixels))
+    channels = min(8, triton.next_power_of_2(shared))
+    warps = max(1, min(4, block * channels // 128))
+    return {"SIDE": side, "CHANNELS": channels, "PIXELS": block, "num_warps": warps}

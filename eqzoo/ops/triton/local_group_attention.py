@@ -1,12 +1,11 @@
-"""Local group self-attention on GPUs: each program holds a run of pixels of one head of one picture.
+"""Triton kernels of local group self-attention: a program computes a block of pixels of one head of one image.
 
-Keys come with all their poses at once, so that the softmax over poses happens in registers, and places are visited one
-by one, with running maxima and sums. The backward pass takes three kernels, each owning what it writes: one a run of
-queries, one a run of keys, one the position of one tap. No two programs add to one number, so results are
-reproducible.
+Keys are read with all their poses at once, so that the softmax over poses happens in registers; neighbors are visited
+one by one, with a running maximum and sum. The backward pass takes three kernels, by query, by key and by tap of the
+window. Each program writes results of its own, without atomics: they are deterministic.
 """
 
-# Kernels are not annotated, and constants of theirs are capitals.
+# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
 # ruff: noqa: ANN001, ANN202, N803
 # mypy: disable-error-code="no-untyped-def"
 
@@ -17,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._local_group_attention import Window, dropped_below
+from .._local_attention_eager import dropped_below
 from . import on_own_device
 
 __all__ = ["backward", "forward"]
 
-_LOWEST = tl.constexpr(-1e30)  # finite: a lane all of whose places are outside makes no not-a-number
+_LOWEST = tl.constexpr(-1e30)  # finite, so that pixels without neighbors give no NaN
 
 
 @on_own_device
@@ -32,7 +31,7 @@ def forward(
     pose: Tensor | None,
     log_measure: Tensor | None,
     seed: Tensor | None,
-    window: Window,
+    window: tuple[int, int],
     scale: float,
     dropout: float,
 ) -> Tensor:
@@ -53,7 +52,7 @@ def backward(
     pose: Tensor | None,
     log_measure: Tensor | None,
     seed: Tensor | None,
-    window: Window,
+    window: tuple[int, int],
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,10 +63,10 @@ def backward(
     constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
     runs, total = triton.cdiv(height * width, options["P"]), batch * heads
     places = (total, order, outputs, height * width)
-    normaliser, delta = (torch.empty(places, dtype=torch.float32, device=qkv.device) for _ in range(2))
+    normalizer, delta = (torch.empty(places, dtype=torch.float32, device=qkv.device) for _ in range(2))
     grad_pose = torch.empty(total * runs, options["E"], order, order, dtype=torch.float32, device=qkv.device)
     grad_position = torch.empty(total, coded, outputs, taps, dtype=torch.float32, device=qkv.device)
-    given = (grad, qkv, *constants, normaliser, delta)
+    given = (grad, qkv, *constants, normalizer, delta)
     _backward_queries[(runs, total, order)](*given, grad_qkv, grad_pose, scale, **options)
     _backward_keys[(runs, total)](*given, grad_qkv, scale, **options)
     _backward_positions[(taps, total)](*given, grad_position, scale, **options)
@@ -80,10 +79,10 @@ def _constants(
     pose: Tensor | None,
     log_measure: Tensor | None,
     seed: Tensor | None,
-    window: Window,
+    window: tuple[int, int],
     dropout: float,
 ) -> tuple[list[Tensor], dict[str, Any]]:
-    """What all kernels take: tensors, with zeros for those that are not there, and sizes."""
+    """The arguments of all kernels: tensors, with zeros for None, and constants."""
     _, _, heads, channels, order, height, width = qkv.shape
     if log_measure is None:
         log_measure = qkv.new_zeros(order)
@@ -91,18 +90,18 @@ def _constants(
         seed = torch.zeros(1, dtype=torch.int64, device=qkv.device)
     options: dict[str, Any] = {"N": heads, "D": channels, "G": order, "V": position.shape[1], "C": position.shape[0]}
     options |= {"E": 0 if pose is None else pose.shape[0], "HEIGHT": height, "WIDTH": width}
-    options |= {"ROWS": window.rows, "COLUMNS": window.columns, "STEP": window.dilation}
+    options |= {"ROWS": window[0], "COLUMNS": window[1]}
     options |= {"BOUND": dropped_below(dropout), "KEEP": 1 - dropout}
     d, m, v = (triton.next_power_of_2(size) for size in (channels, order, position.shape[1]))
     # A block of all poses and channels, for so many pixels, stays in registers.
     size = d * max(m, v)
-    pixels = max(16, min(64, 2048 // size))
-    options |= {"DD": d, "MM": m, "VV": v, "P": pixels, "num_warps": 4 if size * pixels <= 2048 else 8}
+    pixels = max(8, min(64, 2048 // size))
+    options |= {"DD": d, "MM": m, "VV": v, "P": pixels, "num_warps": 8 if size > 128 else 4}
     return [position, log_measure if pose is None else pose, log_measure, seed], options
 
 
 @triton.jit
-def _mixed(x):
+def _hash(x):
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -110,11 +109,11 @@ def _mixed(x):
 
 @triton.jit
 def _survivors(seed, head, g, j, i, m, G: tl.constexpr, TAPS: tl.constexpr, BOUND: tl.constexpr, KEEP: tl.constexpr):
-    """What `_survivors` of the eager version gives: 1/KEEP or 0 for each key pose and query pixel, ``(M, P)``."""
+    """`_survivors` of the eager form: 1/KEEP or 0 for each key pose and query pixel, ``(M, P)``."""
     number = tl.load(seed)
     row = ((head.to(tl.int64) * TAPS + j) * G + g) * G + m
-    low = _mixed((row ^ number).to(tl.uint32))
-    high = _mixed(low + (number >> 32).to(tl.uint32))
+    low = _hash((row ^ number).to(tl.uint32))
+    high = _hash(low + (number >> 32).to(tl.uint32))
     x = i.to(tl.uint32)[None, :] * 0x9E3779B9 + low[:, None]
     x = ((x ^ (x >> 16)) * 0x7FEB352D) ^ high[:, None]
     x = (x ^ (x >> 15)) * 0x846CA68B
@@ -123,10 +122,10 @@ def _survivors(seed, head, g, j, i, m, G: tl.constexpr, TAPS: tl.constexpr, BOUN
 
 
 @triton.jit
-def _tap(j, i, sign, HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr):
+def _tap(j, i, sign, HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The pixel that tap j of a window shows, or with sign -1 the one whose tap j this is; whether it is there."""
-    row = i // WIDTH + sign * STEP * (j // COLUMNS - ROWS // 2)
-    column = i % WIDTH + sign * STEP * (j % COLUMNS - COLUMNS // 2)
+    row = i // WIDTH + sign * (j // COLUMNS - ROWS // 2)
+    column = i % WIDTH + sign * (j % COLUMNS - COLUMNS // 2)
     near = (i < HEIGHT * WIDTH) & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
     return row * WIDTH + column, near
 
@@ -178,7 +177,7 @@ def _bias(query, pose, log_measure, g, m, c, D: tl.constexpr, G: tl.constexpr, E
 
 @triton.jit
 def _attend(query, key, codes, bias, near):
-    """E, its sum over poses, and placed + top: what the probabilities of a place are made of."""
+    """E, its sum over poses, and placed + top, from which the probabilities of a place follow."""
     shared = tl.sum(query[None, :, :] * key, axis=1) + bias
     top = tl.max(shared, axis=0)
     weights = tl.exp(shared - top[None, :])
@@ -190,9 +189,9 @@ def _attend(query, key, codes, bias, near):
 def _out(
     qkv, position, bias, seed, query, head, g, v, m, c, i,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, HEIGHT, WIDTH,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BOUND: tl.constexpr, KEEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
-    """What query pose g adds to the output, ``(V, D, P)``, and the logarithm of its normaliser, ``(V, P)``."""
+    """What query pose g adds to the output, ``(V, D, P)``, and the logarithm of its normalizer, ``(V, P)``."""
     pixels = HEIGHT * WIDTH
     keys = qkv + _field(1, head, N, D * G * pixels)
     values = qkv + _field(2, head, N, D * G * pixels)
@@ -200,7 +199,7 @@ def _out(
     total = tl.zeros_like(highest)
     out = tl.zeros([v.shape[0], c.shape[0], i.shape[0]], tl.float32)
     for j in range(ROWS * COLUMNS):
-        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS, STEP)
+        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS)
         key = _field_at(keys, m, c, there, near, D, G, pixels)
         codes = _codes(position, v, c, j, V, C, ROWS * COLUMNS)
         weights, mass, score = _attend(query, key, codes, bias, near)
@@ -220,7 +219,7 @@ def _out(
 def _forward(
     qkv, position, pose, log_measure, seed, result, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BOUND: tl.constexpr,
+    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     head, pixels = tl.program_id(1), HEIGHT * WIDTH
@@ -231,7 +230,7 @@ def _forward(
         query = _query(queries, g, c, i, i < pixels, scale, D, G, pixels)
         bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
         part, _ = _out(qkv, position, bias, seed, query, head, g, v, m, c, i, N, D, G, V, C, HEIGHT, WIDTH, ROWS,
-                       COLUMNS, STEP, BOUND, KEEP)  # fmt: skip
+                       COLUMNS, BOUND, KEEP)  # fmt: skip
         out += part
     at = head.to(tl.int64) * D * V * pixels + (c[None, :, None] * V + v[:, None, None]) * pixels + i[None, None, :]
     mask = (v < V)[:, None, None] & (c < D)[None, :, None] & (i < pixels)[None, None, :]
@@ -240,9 +239,9 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    grad, qkv, position, pose, log_measure, seed, normalisers, deltas, grad_qkv, grad_pose, scale,
+    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_qkv, grad_pose, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BOUND: tl.constexpr,
+    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     head, g, pixels = tl.program_id(1), tl.program_id(2), HEIGHT * WIDTH
@@ -251,14 +250,14 @@ def _backward_queries(
     field = _field(0, head, N, D * G * pixels)
     query = _query(qkv + field, g, c, i, own, scale, D, G, pixels)
     bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
-    out, normaliser = _out(qkv, position, bias, seed, query, head, g, v, m, c, i, N, D, G, V, C, HEIGHT, WIDTH, ROWS,
-                           COLUMNS, STEP, BOUND, KEEP)  # fmt: skip
+    out, normalizer = _out(qkv, position, bias, seed, query, head, g, v, m, c, i, N, D, G, V, C, HEIGHT, WIDTH, ROWS,
+                           COLUMNS, BOUND, KEEP)  # fmt: skip
     grad_out = _field_at(grad + head.to(tl.int64) * D * V * pixels, v, c, i, own, D, V, pixels)
     delta = tl.sum(grad_out * out, axis=1)
     # The other kernels need these two; each program writes those of its own queries.
     at = ((head.to(tl.int64) * G + g) * V + v[:, None]) * pixels + i[None, :]
     mask = (v < V)[:, None] & own[None, :]
-    tl.store(normalisers + at, normaliser, mask=mask)
+    tl.store(normalizers + at, normalizer, mask=mask)
     tl.store(deltas + at, delta, mask=mask)
 
     keys = qkv + _field(1, head, N, D * G * pixels)
@@ -266,12 +265,12 @@ def _backward_queries(
     grad_query = tl.zeros([DD, P], tl.float32)
     grad_bias = tl.zeros([MM, P], tl.float32)
     for j in range(ROWS * COLUMNS):
-        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS, STEP)
+        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS)
         key = _field_at(keys, m, c, there, near, D, G, pixels)
         value = _field_at(values, m, c, there, near, D, G, pixels)
         codes = _codes(position, v, c, j, V, C, ROWS * COLUMNS)
         weights, mass, score = _attend(query, key, codes, bias, near)
-        a = tl.exp(score - normaliser)
+        a = tl.exp(score - normalizer)
         kept = weights
         if BOUND > 0:
             kept = weights * _survivors(seed, head, g, j, i, m, G, ROWS * COLUMNS, BOUND, KEEP)
@@ -297,9 +296,9 @@ def _backward_queries(
 
 @triton.jit
 def _backward_keys(
-    grad, qkv, position, pose, log_measure, seed, normalisers, deltas, grad_qkv, scale,
+    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_qkv, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BOUND: tl.constexpr,
+    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     head, pixels = tl.program_id(1), HEIGHT * WIDTH
@@ -312,7 +311,7 @@ def _backward_keys(
     grad_key = tl.zeros([MM, DD, P], tl.float32)
     grad_value = tl.zeros([MM, DD, P], tl.float32)
     for j in range(ROWS * COLUMNS):
-        there, near = _tap(j, i, -1, HEIGHT, WIDTH, ROWS, COLUMNS, STEP)
+        there, near = _tap(j, i, -1, HEIGHT, WIDTH, ROWS, COLUMNS)
         codes = _codes(position, v, c, j, V, C, ROWS * COLUMNS)
         grad_out = _field_at(grads, v, c, there, near, D, V, pixels)
         for g in range(G):
@@ -321,7 +320,7 @@ def _backward_keys(
             weights, _, score = _attend(query, key, codes, bias, near)
             at = ((head.to(tl.int64) * G + g) * V + v[:, None]) * pixels + there[None, :]
             mask = (v < V)[:, None] & near[None, :]
-            a = tl.exp(score - tl.load(normalisers + at, mask=mask, other=0.0))
+            a = tl.exp(score - tl.load(normalizers + at, mask=mask, other=0.0))
             kept = weights
             if BOUND > 0:
                 kept = weights * _survivors(seed, head, g, j, there, m, G, ROWS * COLUMNS, BOUND, KEEP)
@@ -338,9 +337,9 @@ def _backward_keys(
 
 @triton.jit
 def _backward_positions(
-    grad, qkv, position, pose, log_measure, seed, normalisers, deltas, grad_position, scale,
+    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_position, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, BOUND: tl.constexpr,
+    HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     j, head, pixels = tl.program_id(0), tl.program_id(1), HEIGHT * WIDTH
@@ -353,7 +352,7 @@ def _backward_positions(
     grad_codes = tl.zeros([VV, DD], tl.float32)
     for run in range(tl.cdiv(pixels, P)):
         i = run * P + tl.arange(0, P)
-        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS, STEP)
+        there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS)
         key = _field_at(keys, m, c, there, near, D, G, pixels)
         value = _field_at(values, m, c, there, near, D, G, pixels)
         grad_out = _field_at(grads, v, c, i, near, D, V, pixels)
@@ -363,7 +362,7 @@ def _backward_positions(
             weights, mass, score = _attend(query, key, codes, bias, near)
             at = ((head.to(tl.int64) * G + g) * V + v[:, None]) * pixels + i[None, :]
             mask = (v < V)[:, None] & near[None, :]
-            a = tl.exp(score - tl.load(normalisers + at, mask=mask, other=0.0))
+            a = tl.exp(score - tl.load(normalizers + at, mask=mask, other=0.0))
             delta = tl.load(deltas + at, mask=mask, other=0.0)
             kept = weights
             if BOUND > 0:

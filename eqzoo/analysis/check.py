@@ -1,0 +1,352 @@
+"""Equivariance check of any network: of this package, of timm, or an ONNX file."""
+
+import copy
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..equivariance import element_errors, equivariance_report, randomize_norms
+from ..export.onnx_file import OnnxFile
+from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral
+from ..models import EquivariantNet
+from ..models._builder import known
+from ..models.loading import instantiate, load_network
+from ..models.resolve import ModelSource, resolve
+from .diagnosis import diagnose, stride_mismatch
+from .sizes import check_side
+
+__all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
+
+CHECKED_GROUPS = {group.name: group for group in (cyclic(2), P4, Z2M, dihedral(2), P4M)}
+# Round-off, amplified by the depth of a network: the largest over the zoo is 5e-11 in float64.
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2}
+
+
+@dataclass(frozen=True)
+class EquivarianceCheck:
+    """The equivariance errors of a network, and whether they are round-off.
+
+    Args:
+        subject: The network, by name or file.
+        kind: ``"eqzoo"``, ``"timm"``, ``"onnx"`` or ``"module"``.
+        group: The name of the group.
+        image: The size of the input, ``(channels, height, width)``.
+        precision: The number type of the computation.
+        tolerance: The largest error that counts as exact.
+        logits: For every element of the group on the pixel grid, in words, the relative error of the output,
+            ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``.
+        features: The same for the last features, where the network has fields of the group.
+        worst_layer: The layer with the largest error of its own, and that error, where layers were measured.
+        diagnosis: The layers that break equivariance: measured in networks of this package, else likely causes.
+        notes: What else the reader should know.
+    """
+
+    subject: str
+    kind: str
+    group: str
+    image: tuple[int, ...]
+    precision: str
+    tolerance: float
+    logits: dict[str, float]
+    features: dict[str, float]
+    worst_layer: tuple[str, float] | None
+    diagnosis: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest of all errors."""
+        layer = self.worst_layer[1] if self.worst_layer else 0.0
+        return max([*self.logits.values(), *self.features.values(), layer])
+
+    @property
+    def exact(self) -> bool:
+        """Whether all errors are round-off, up to the tolerance."""
+        return self.largest <= self.tolerance
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain types, for JSON."""
+        return {**asdict(self), "largest": self.largest, "exact": self.exact}
+
+    def __str__(self) -> str:
+        sides = " x ".join(map(str, self.image))
+        verdict = "is exactly equivariant under" if self.exact else "is NOT exactly equivariant under"
+        columns = ["logits", *["features"] * bool(self.features)]
+        rows = [["", *columns]]
+        identity = P4.describe(0)
+        for element, error in self.logits.items():
+            if element == identity:
+                continue
+            errors = [error, *([self.features[element]] if self.features else [])]
+            rows.append([element, *(f"{value:.1e}" for value in errors)])
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        table = ["   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [f"{self.subject} {verdict} {self.group}", "", *table, ""]
+        if self.worst_layer:
+            lines.append(f"worst layer: {self.worst_layer[0]}, {self.worst_layer[1]:.1e}")
+        lines.append(f"tolerance: {self.tolerance:.0e}, in {self.precision}, on images of {sides}")
+        lines += [f"diagnosis: {cause}" for cause in self.diagnosis]
+        return "\n".join([*lines, *self.notes])
+
+
+def check_equivariance(
+    source: str | os.PathLike[str] | nn.Module,
+    group: Group | str | None = None,
+    model: str | None = None,
+    size: int | None = None,
+    tolerance: float | None = None,
+    pretrained: bool = False,
+    seed: int = 0,
+) -> EquivarianceCheck:
+    """Measures the equivariance error of a network, and diagnoses what breaks equivariance.
+
+    Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms and biases
+    are randomized first, because at their initial values they hide what training would break.
+
+    Args:
+        source: A name of this package, a checkpoint's folder or .safetensors file, an .onnx file, the name of a timm
+            network, or a network.
+        group: The group to check: a `Group`, or ``"p4"``, ``"p4m"``, ``"r2"``, ``"r2m"`` or ``"z2m"``. By default the
+            network's own, where it has one with more than the identity, else p4.
+        model: The name of the network that a .safetensors file without ``config.json`` is of.
+        size: The side of the images, in pixels; by default the network's own.
+        tolerance: The largest error that counts as exact; by default 1e-9 in float64, 1e-4 in float32 and 3e-2 in
+            float16.
+        pretrained: Whether to load the weights of a timm network, which may need the Hub.
+        seed: The seed of the random images, and of the weights of an untrained network.
+
+    Raises:
+        ValueError: If there is no such network, it does not map images to logits, or it does not take the size.
+        FileNotFoundError: If there is no such file.
+        ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
+
+    Example:
+        >>> check_equivariance("p4_cnn").exact, check_equivariance("z2_cnn").exact
+        (True, False)
+    """
+    asked = _group(group)
+    if isinstance(source, nn.Module):
+        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed)
+    text = os.fspath(source)
+    if Path(text).suffix == ".onnx":
+        return _onnx(Path(text), asked, size, tolerance, seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the same random weights at every call
+        found = None if model else resolve(text, any_timm=True)
+        if found and not known(found.architecture):
+            return _timm(found, pretrained, asked, size, tolerance, seed)
+        loaded = load_network(text, model)
+    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained)
+
+
+def _timm(
+    source: ModelSource, pretrained: bool, asked: Group | None, size: int | None, tolerance: float | None, seed: int
+) -> EquivarianceCheck:
+    trained = pretrained or bool(source.config)  # a checkpoint's folder or repo is named for its weights
+    network = instantiate(source, trained)
+    return _module(network, source.name, "timm", asked, size, tolerance, seed, trained)
+
+
+def _group(group: Group | str | None) -> Group | None:
+    if isinstance(group, str):
+        if group not in CHECKED_GROUPS:
+            raise ValueError(f"the group to check is one of {', '.join(CHECKED_GROUPS)}; got {group!r}")
+        return CHECKED_GROUPS[group]
+    return group
+
+
+@torch.no_grad()
+def _module(
+    network: nn.Module,
+    subject: str,
+    kind: str,
+    asked: Group | None,
+    size: int | None,
+    tolerance: float | None,
+    seed: int,
+    trained: bool = True,
+) -> EquivarianceCheck:
+    own = getattr(network, "group", None)
+    notes = []
+    if asked is None:
+        promised = own is not None and len(own.grid_elements) > 1
+        asked = cast(Group, own) if promised else P4
+        if own is not None and not promised:
+            notes.append(
+                f"Its own group, {own.name}, has no rotation or reflection to check, so {asked.name} was checked."
+            )
+    if not asked.on_grid:
+        notes.append(
+            f"Of the {asked.order} elements of {asked.name}, those that map the pixel grid to itself were checked."
+        )
+    network = copy.deepcopy(network).to("cpu", torch.float64).eval()
+    if size and isinstance(network, EquivariantNet):
+        check_side(subject, size, network)
+    x = _images(network, size, seed)
+    if not trained:
+        _randomize(network, torch.Generator().manual_seed(seed), x)
+        notes.append("It is untrained: its weights are random, its norms and biases randomized.")
+    limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
+    _check_depends_on_image(_logits(network), x, limit, subject)
+    report = equivariance_report(network, x, asked) if own is not None else None
+    logits = report.logits if report else element_errors(_logits(network), x, asked)
+    features = report.features if report else {}
+    layers = report.layers if report else {}
+    worst = max(layers.items(), key=lambda item: item[1], default=None)
+    broken = max(logits.values()) > limit
+    diagnosis: tuple[str, ...] = ()
+    if broken and layers:
+        diagnosis = tuple(f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
+    elif broken and own is not None and own.order > 1:
+        diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
+    elif broken:
+        diagnosis = diagnose(network, x, asked) or (
+            "likely layers that mix pixels in a fixed order, such as a linear layer after a flattened image",
+        )
+    if broken and kind == "timm":
+        notes.append("Equivariant networks: eqzoo list 'p4*'.")
+    return EquivarianceCheck(
+        subject=subject,
+        kind=kind,
+        group=asked.name,
+        image=tuple(x.shape[1:]),
+        precision="float64",
+        tolerance=limit,
+        logits=_in_words(asked, logits),
+        features=_in_words(asked, features),
+        worst_layer=worst,
+        diagnosis=diagnosis,
+        notes=tuple(notes),
+    )
+
+
+def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
+    cfg: Any = getattr(network, "pretrained_cfg", None) or {}
+    shape = getattr(network, "input_size", None) or cfg.get("input_size")
+    if shape is None:
+        raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; check it by a name")
+    channels, *sides = shape
+    generator = torch.Generator().manual_seed(seed)
+    count = 2 if isinstance(network, EquivariantNet) else 1
+    return torch.randn(count, channels, *([size, size] if size else sides), generator=generator, dtype=torch.float64)
+
+
+def _logits(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        y = network(x)
+        if not isinstance(y, Tensor):
+            raise ValueError(
+                f"{type(network).__name__} returns a {type(y).__name__}; only a tensor of logits can be checked"
+            )
+        return y
+
+    return run
+
+
+def _randomize(network: nn.Module, generator: torch.Generator, x: Tensor) -> None:
+    """Randomizes norms, biases, and weights that are zero at initialization, as those of some classifiers."""
+    for parameter in network.parameters():
+        if parameter.ndim > 1 and not parameter.any():
+            parameter.normal_(std=0.02, generator=generator)
+    randomize_norms(network, generator, x)
+
+
+def _check_depends_on_image(function: Callable[[Tensor], Tensor], x: Tensor, limit: float, subject: str) -> None:
+    """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
+    first, other = function(x), function(x.square())
+    change = ((first - other).norm() / first.norm()).item()
+    if change <= 10 * limit:
+        raise ValueError(
+            f"the output of {subject} hardly depends on the image (another image changes it by {change:.1e}), so its "
+            "output for a rotated image proves nothing; check a trained network"
+        )
+
+
+def _in_words(group: Group, errors: dict[int, float]) -> dict[str, float]:
+    return {group.describe(g): error for g, error in errors.items()}
+
+
+def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | None, seed: int) -> EquivarianceCheck:
+    file = OnnxFile(path)
+    notes = []
+    if asked is None:
+        own = CHECKED_GROUPS.get(file.metadata.get("group", ""))
+        asked = own or P4
+        if own is None:
+            notes.append("Its metadata names no group with rotations of the pixel grid, so p4 was checked.")
+    shape, batch, channels_last = _image_shape(file, path, size)
+    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+    def run(images: Tensor) -> Tensor:
+        y = file(images.movedim(1, -1) if channels_last else images).double()
+        return y.movedim(-1, 1) if channels_last and y.ndim == 4 else y
+
+    limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
+    _check_depends_on_image(run, x, limit, str(path))
+    logits = element_errors(run, x, asked)
+    return EquivarianceCheck(
+        subject=str(path),
+        kind="onnx",
+        group=asked.name,
+        image=shape,
+        precision=str(file.dtype).removeprefix("torch."),
+        tolerance=limit,
+        logits=_in_words(asked, logits),
+        features={},
+        worst_layer=None,
+        diagnosis=_diagnose_onnx(path) if max(logits.values()) > limit else (),
+        notes=tuple(notes),
+    )
+
+
+def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[int, int, int], int, bool]:
+    """Channels, height and width of what a file takes, the batch to feed, and whether channels come last."""
+    if len(file.input_shape) != 4:
+        raise ValueError(f"{path} takes {file.input_shape}, which is not a batch of images")
+    batch, *rest = file.input_shape
+    channels_last = rest[2] in (1, 3, 4) and rest[0] not in (1, 3, 4)
+    channels, *sides = [rest[2], *rest[:2]] if channels_last else rest
+    told = json.loads(file.metadata.get("input_size", "[null, null, null]"))
+    known = [channels or told[0], *(have or size or said for have, said in zip(sides, told[1:], strict=True))]
+    if None in known:
+        raise ValueError(f"{path} takes images of {file.input_shape}; give their side with --size")
+    if size and known[1:] != [size, size]:
+        raise ValueError(f"{path} takes images of {known[1]} x {known[2]} pixels alone, not of {size}")
+    return (known[0], known[1], known[2]), batch or 2, channels_last
+
+
+def _diagnose_onnx(path: Path) -> tuple[str, ...]:
+    """Likely causes that can be read from the graph: strides that do not end at the edge, asymmetric padding."""
+    import onnx
+
+    model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    shapes = {
+        value.name: [side.dim_value for side in value.type.tensor_type.shape.dim]
+        for value in [*model.graph.value_info, *model.graph.input]
+    }
+    strides, pads = [], []
+    for node in model.graph.node:
+        if node.op_type not in ("Conv", "MaxPool", "AveragePool"):
+            continue
+        has = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        padding = has.get("pads", [0, 0, 0, 0])
+        side, kernel = (shapes.get(node.input[0]) or [0])[-1], has.get("kernel_shape", [1])[-1]
+        name = node.name or node.output[0]
+        if len(set(padding)) > 1:
+            pads.append(f"{name}, {padding}")
+        elif side:
+            said = stride_mismatch(
+                side, kernel, has.get("strides", [1])[-1], padding[-1], has.get("dilations", [1])[-1]
+            )
+            strides += [f"{name}, {said}"] if said else []
+    found = {"strided windows that do not end at the edge": strides, "asymmetric padding": pads}
+    causes = tuple(
+        f"likely {kind}: {len(nodes)} layers, the first {nodes[0]}" for kind, nodes in found.items() if nodes
+    )
+    return causes or ("likely filters or position embeddings: all strides and paddings are symmetric",)

@@ -1,0 +1,173 @@
+"""Multiply-adds of a network, attention included, and its throughput on this machine."""
+
+import math
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from .. import ops  # noqa: F401  registers the operators that are counted here
+
+__all__ = ["machine", "multiply_adds", "throughput"]
+
+Shape = Sequence[int]
+BATCH_SIZE, MIN_SECONDS = 64, 3.0  # of the measurement of throughput
+
+
+@torch.no_grad()
+def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -> int:
+    """The multiply-adds of one image in evaluation mode.
+
+    Counted are convolutions, products of matrices, and the sums over neighbors in all attention; every term of the
+    formulas once, also where a kernel computes it twice to save memory. Not counted are norms, activations, softmax,
+    pools and the transformation of filters. Half of what is called FLOPs where a multiply-add is two of them.
+
+    Args:
+        model: The network. Its mode is restored.
+        input_size: The size of an image, ``(C, height, width)``; by default ``model.input_size``.
+
+    Returns:
+        The number of multiply-adds.
+
+    Example:
+        >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), (3, 10, 10))
+        21600
+    """
+    size = tuple(model.input_size) if input_size is None else input_size  # type: ignore[arg-type]
+    parameter = next(model.parameters())
+    was_training = model.training
+    model.eval()
+    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
+    try:
+        with counter:
+            model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
+    finally:
+        model.train(was_training)
+    return int(counter.get_total_flops()) // 2
+
+
+@torch.inference_mode()
+def throughput(
+    model: nn.Module,
+    input_size: tuple[int, ...],
+    batch_size: int = BATCH_SIZE,
+    min_seconds: float = MIN_SECONDS,
+) -> dict[str, Any]:
+    """Images a second in evaluation mode, by `torch.utils.benchmark`: the median after warm-up, with torch's threads.
+
+    Args:
+        model: The network; its mode is restored.
+        input_size: The size of an image, ``(C, height, width)``.
+        batch_size: The number of images in a batch.
+        min_seconds: How long batches are timed, at least.
+
+    Returns:
+        ``images_per_second``, ``batch_size``, and ``machine`` with the number of threads.
+    """
+    parameter = next(model.parameters())
+    x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
+    threads, was_training = torch.get_num_threads(), model.training
+    model.eval()
+    from torch.utils.benchmark import Timer  # it looks for a CUDA toolkit when imported, and says so
+
+    timer = Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
+    seconds = timer.blocked_autorange(min_run_time=min_seconds).median
+    model.train(was_training)
+    return {
+        "images_per_second": round(batch_size / seconds, 1),
+        "batch_size": batch_size,
+        "machine": f"{machine(parameter.device)}, {threads} threads",
+    }
+
+
+def machine(device: torch.device) -> str:
+    """The name of the accelerator, or of the processor with the number of its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """The formula for each operator of `eqzoo.ops`, in FLOPs: two for a multiply-add, as torch's counter counts."""
+    own = torch.ops.eqzoo
+    return {
+        own.group_conv2d: _group_conv2d,
+        own.dynamic_depthwise: _dynamic_depthwise,
+        own.generated_depthwise: _generated_depthwise,
+        own.affine_attention: _affine_attention,
+        own.response_peak: _response_peak,
+        own.response_sum: _response_sum,
+        own.suppress: _suppress,
+        own.local_group_attention: _local_group_attention,
+    }
+
+
+def _group_conv2d(field: Shape, filters: Shape, *_: Any, out_shape: Shape, **kwargs: Any) -> int:
+    return 2 * math.prod(out_shape) * math.prod(filters[1:])  # those of the expanded convolution
+
+
+def _dynamic_depthwise(kernel: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(value) * kernel[3]
+
+
+def _generated_depthwise(hidden: Shape, weight: Shape, bias: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
+    slices, taps = weight[1:3]
+    return 2 * (math.prod(hidden) * slices * taps + math.prod(value) * taps)
+
+
+def _affine_attention(shapes: Sequence[Shape], kernel_size: int, *_: Any, **kwargs: Any) -> int:
+    field, order, taps = math.prod(shapes[0]), shapes[0][2], kernel_size**2
+    maps = order + order * taps * (len(shapes) // 3 - 1)  # of queries, keys and, where they have one, values
+    return 2 * field * (maps + 2 * taps)
+
+
+def _response_peak(x: Shape, filters: Shape, poses: int, *sampling: int, **kwargs: Any) -> int:
+    return 2 * _responses(x, filters, sampling) * math.prod(filters[2:])
+
+
+def _response_sum(
+    x: Shape,
+    filters: Shape,
+    alpha: Shape | None,
+    spatial: Shape | None,
+    poses: int,
+    *sampling: Any,
+    **kwargs: Any,
+) -> int:
+    responses = _responses(x, filters, sampling[:3])
+    channels = filters[1] // poses
+    # With channel attention the responses are counted by response_peak.
+    once = math.prod(filters[2:]) if alpha is None else 1
+    of_maps = 0 if spatial is None else (1 + 2 * math.prod(spatial[2:])) * responses // channels
+    return 2 * (responses * once + of_maps)
+
+
+def _responses(x: Shape, filters: Shape, sampling: Sequence[int]) -> int:
+    """The number of elements of all responses."""
+    stride, padding, dilation = sampling
+    sides = ((side + 2 * padding - dilation * (filters[2] - 1) - 1) // stride + 1 for side in x[2:])
+    return x[0] * filters[0] * filters[1] * math.prod(sides)
+
+
+def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(x)
+
+
+def _local_group_attention(qkv: Shape, position: Shape, *_: Any, **kwargs: Any) -> int:
+    batch, heads, channels, order, height, width = qkv[0], *qkv[2:]
+    parts, poses, taps = position
+    taps = min(
+        taps, height * width
+    )  # a global window has a tap for every shift, of which each query reads those in the image
+    content = order * order * channels
+    placed = parts * poses * order
+    weights, values = poses * order * order, poses * order * channels
+    return 2 * batch * heads * height * width * taps * (content + placed + weights + values)

@@ -1,0 +1,156 @@
+"""Likely causes of a missing equivariance: strides, padding, filters, position embeddings."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..equivariance import element_errors
+from ..groups import Group, transform
+
+__all__ = ["diagnose", "stride_mismatch"]
+
+_POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
+_TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
+
+
+@torch.no_grad()
+def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
+    """Looks for layers that break the equivariance of a network that is not equivariant by construction.
+
+    A layer is applied on its own to a rotated input, so what is found is a likely cause, not a proven one.
+
+    Args:
+        model: The network, in evaluation mode and float64.
+        x: A batch of images, ``(B, C, height, width)``.
+        group: The group.
+
+    Returns:
+        A sentence for each kind of cause, with the number of layers and the first of them.
+
+    Example:
+        >>> conv = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1)).double()
+        >>> from eqzoo.groups import P4
+        >>> for cause in diagnose(conv, torch.rand(1, 1, 8, 8, dtype=torch.float64), P4):
+        ...     print(cause)
+        likely strided windows that do not end at the edge: 0, on 8 pixels a 3 x 3 window with stride 2 ends 1 before
+            the edge, exact on 7 or 9
+        likely filters that are not symmetric: 0, a rotation changes them by ...
+    """
+    found: dict[str, list[str]] = {}
+    for name, (module, value) in _leaves(model, x).items():
+        for kind, text in _of_layer(module, value, group):
+            found.setdefault(kind, []).append(f"{name}, {text}")
+    for name, module in model.named_modules():
+        if said := getattr(module, "breaks_group", None):
+            found.setdefault("layers that end a group", []).append(f"{name}, {said}")
+    for name, parameter in model.named_parameters():
+        if any(word in name for word in _POSITIONS):
+            shape = " x ".join(map(str, parameter.shape))
+            found.setdefault("learned position embeddings", []).append(f"{name}, {shape}")
+    return tuple(_sentence(kind, layers) for kind, layers in found.items())
+
+
+def stride_mismatch(side: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> str | None:
+    """How a strided window misses the edge, so that it samples other pixels after a rotation; None if it does not.
+
+    Args:
+        side: The side of the input, in pixels.
+        kernel: The side of the window, in taps.
+        stride: Its stride, in pixels.
+        padding: The zeros added to each side, in pixels.
+        dilation: The step between taps, in pixels.
+
+    Example:
+        >>> stride_mismatch(32, 3, 2, 1)
+        'on 32 pixels a 3 x 3 window with stride 2 ends 1 before the edge, exact on 31 or 33'
+        >>> stride_mismatch(33, 3, 2, 1) is None
+        True
+    """
+    rest = (side + 2 * padding - dilation * (kernel - 1) - 1) % stride
+    if not rest:
+        return None
+    return (
+        f"on {side} pixels a {kernel} x {kernel} window with stride {stride} ends {rest} before the edge, exact on "
+        f"{side - rest} or {side - rest + stride}"
+    )
+
+
+def _of_layer(module: nn.Module, x: Tensor, group: Group) -> Iterator[tuple[str, str]]:
+    # An in-place activation has overwritten the input that was kept; the others also take tokens and scores, whose last
+    # two axes are not an image.
+    skipped = isinstance(module, nn.Linear | nn.LayerNorm | nn.Softmax) or getattr(module, "inplace", False)
+    if skipped or not _is_field(x):
+        return
+    y = module(x)
+    if not _is_field(y) or not y.any():
+        return
+    error = max(element_errors(module, x, group).values())
+    if error < _TOLERANCE:
+        return
+    kinds = dict([*_of_window(module, x), *_of_filters(module, group)])
+    yield from (kinds or {"layers that are not equivariant": f"a {type(module).__name__}, by {error:.1e}"}).items()
+
+
+def _of_window(module: nn.Module, x: Tensor) -> Iterator[tuple[str, str]]:
+    window = _window(module)
+    if window is None:
+        return
+    if type(module).__name__.endswith("Same"):  # timm's name for TensorFlow's padding
+        if window[1] > 1:
+            yield "asymmetric padding", f"a {type(module).__name__} with stride {window[1]}"
+        return
+    mismatch = stride_mismatch(x.shape[-1], *window)
+    if mismatch:
+        yield "strided windows that do not end at the edge", mismatch
+
+
+def _of_filters(module: nn.Module, group: Group) -> Iterator[tuple[str, str]]:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 4 or weight.shape[-1] != weight.shape[-2]:
+        return
+    rotated = [transform(weight, group, g, "trivial") for g in group.grid_elements]
+    change = max(((other - weight).norm() / weight.norm()).item() for other in rotated)
+    if change > _TOLERANCE:
+        yield "filters that are not symmetric", f"a rotation changes them by {change:.1e}"
+
+
+def _leaves(model: nn.Module, x: Tensor) -> dict[str, tuple[nn.Module, Tensor]]:
+    """The layers without sub-layers, each with the input of its first call in the network."""
+    kept: dict[str, tuple[nn.Module, Tensor]] = {}
+
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            kept.setdefault(name, (module, args[0]))
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    handles = [module.register_forward_pre_hook(partial(keep, name)) for name, module in leaves]
+    try:
+        model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return kept
+
+
+def _is_field(x: Any) -> bool:
+    """Whether a group element acts on it as on images: planes, or a field with a single pose."""
+    return isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == 4 or (x.ndim == 5 and x.shape[2] == 1))
+
+
+def _window(module: nn.Module) -> tuple[int, int, int, int] | None:
+    """Kernel, stride, padding and dilation of a sliding window along the width, if the module is one."""
+    found = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding")]
+    numbers = [value[-1] if isinstance(value, tuple | list) else value for value in found]
+    dilation = getattr(module, "dilation", 1)
+    match [*numbers, dilation[-1] if isinstance(dilation, tuple | list) else dilation]:
+        case [int(kernel), int(stride), int(padding), int(dilation)]:
+            return kernel, stride, padding, dilation
+    return None
+
+
+def _sentence(kind: str, layers: list[str]) -> str:
+    count = f"{len(layers)} layers, the first " * (len(layers) > 1)
+    return f"likely {kind}: {count}{layers[0]}"

@@ -1,0 +1,306 @@
+"""The command line: argument parsing and dispatch.
+
+A command is an entry of `COMMANDS`, with its arguments, and a module ``eqzoo.cli.<name>`` with a function ``run(args)``
+that returns an `eqzoo.cli.Answer`. The module, and with it torch and timm, is imported when the command runs, so that
+``--help`` does not wait for them.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .._common import __version__
+
+__all__ = ["COMMANDS", "main", "parser"]
+
+EXIT_CODES = """exit codes:
+  0    success
+  1    success with a negative answer: not equivariant, or not exported
+  2    an error in the input; the message says how to correct it
+  3    an internal error; EQZOO_TRACEBACK=1 shows the traceback
+  130  interrupted by Ctrl-C"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command; returns its exit code, see ``eqzoo --help``."""
+    try:
+        whole = parser()
+        code = _run(whole.parse_args(argv, argparse.Namespace(parser=whole)))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("eqzoo: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has closed the pipe, as `head` does. Python would report it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
+    try:
+        answer = importlib.import_module(f"eqzoo.cli.{args.command}").run(args)
+        print(json.dumps(answer.data, indent=2, ensure_ascii=False) if args.json else answer.text)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if os.environ.get("EQZOO_TRACEBACK"):
+            raise
+        expected = isinstance(error, OSError | ValueError | ImportError)
+        said = " ".join(str(error).split())
+        message = said if expected else f"{type(error).__name__}: {said} (EQZOO_TRACEBACK=1 shows the traceback)"
+        print(f"eqzoo {args.command}: {message}", file=sys.stderr)
+        return 2 if expected else 3
+    return int(answer.code)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    whole = argparse.ArgumentParser(
+        prog="eqzoo",
+        description="Image networks that are equivariant by construction.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    whole.add_argument("--version", action="version", version=f"eqzoo {__version__}")
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.help, description=command.description)
+        command.arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
+    return whole
+
+
+class Command(NamedTuple):
+    """The arguments of a command.
+
+    Completion uses the metavars: NAME is a network or checkpoint, FILE a file, DIR a folder.
+    """
+
+    help: str
+    description: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def _list(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("pattern", nargs="?", default="*", help="a shell pattern such as 'p4*' (default: all)")
+    sub.add_argument("--pretrained", action="store_true", help="list checkpoints instead of networks")
+    sub.add_argument("-l", "--long", action="store_true", help="print a table in a pipe too")
+    sub.add_argument("--parameters", action="store_true", help="add the number of parameters (takes a few seconds)")
+
+
+def _info(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="a network, or a checkpoint by name, folder or file")
+    sub.add_argument("--layers", action="store_true", help="list every layer, not only stem, blocks and head")
+
+
+def _predict(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("image", metavar="FILE", help="an image file")
+    sub.add_argument(
+        "--model",
+        nargs="+",
+        default=["p4_cnn", "z2_cnn"],
+        metavar="NAME",
+        help="pretrained networks to compare (default: p4_cnn and its baseline z2_cnn)",
+    )
+    sub.add_argument("--invert", action="store_true", help="invert the image: for dark strokes on a light background")
+
+
+def _finetune(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="a network, or a checkpoint by name, folder or file")
+    sub.add_argument(
+        "data",
+        metavar="DATA_DIR",
+        help="a folder of class folders, or with folders train, val and test of such; a .npz file; or a data set: "
+        "cifar10, EuroSAT or another of torchvision, hf:OWNER/NAME",
+    )
+    sub.add_argument("--output", required=True, metavar="DIR", help="the folder to write: checkpoint and report")
+    sub.add_argument("--size", type=int, help="the side of the images in pixels (default: the network's own)")
+    sub.add_argument(
+        "--channels",
+        type=int,
+        choices=[1, 3, 4],
+        help="channels of image files (default: 1 if all are grayscale, else 3)",
+    )
+    sub.add_argument(
+        "--pretrained",
+        action=argparse.BooleanOptionalAction,
+        help="start from trained weights (default: if there are any)",
+    )
+    sub.add_argument(
+        "--freeze", nargs="*", metavar="MODULE", help="modules to freeze (without names: all but the classifier)"
+    )
+    sub.add_argument("--epochs", type=int, help="the largest number of epochs (default: 30)")
+    sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
+    sub.add_argument("--lr", type=float, help="the highest learning rate (default: 0.001)")
+    sub.add_argument("--layer-decay", type=float, metavar="F", help="factor of the learning rate for each layer below")
+    sub.add_argument("--patience", type=int, help="epochs without improvement before stopping (default: 10)")
+    sub.add_argument("--balance", action="store_true", help="weight classes in the loss by the inverse of their size")
+    sub.add_argument(
+        "--ema", type=float, metavar="DECAY", help="average the weights over steps with this decay, such as 0.99"
+    )
+    sub.add_argument(
+        "--augment",
+        help="none, shifts (default), flips, quarter_rotations, quarter_rotations_flips, rotations, standard, "
+        "standard_pad2; or missing: the 90° rotations and reflections that are not in the network's group",
+    )
+    sub.add_argument(
+        "--valid", type=float, default=0.15, metavar="F", help="the fraction held out for validation (default: 0.15)"
+    )
+    sub.add_argument(
+        "--test", type=float, default=0.15, metavar="F", help="the fraction held out for the test (default: 0.15)"
+    )
+    sub.add_argument("--seed", type=int, help="default: 0")
+    sub.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of a recipe, such as optimizer=adamw"
+    )
+    sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
+    sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
+    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    sub.add_argument(
+        "--workers", type=int, default=4, help="processes that read images that are not in memory (default: 4)"
+    )
+
+
+def _attention(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="a network or a checkpoint")
+    sub.add_argument("image", metavar="FILE", help="an image file")
+    sub.add_argument("output", metavar="OUT", help="the figure to write: .png, .svg or .pdf")
+    sub.add_argument("--layer", help="the layer (default: the first whose attention has poses; --json lists them)")
+    sub.add_argument("--group", help="the group of the copies: z2m, r2, p4, p4m (default: the network's)")
+    sub.add_argument("--head", type=int, help="the head, output field (attentive convolution) or slice (E4)")
+    sub.add_argument("--pose", type=int, help="the pose of the query, in group self-attention")
+    sub.add_argument(
+        "--place",
+        type=int,
+        nargs=2,
+        metavar=("ROW", "COLUMN"),
+        help="the query position, in pixels of the layer's input (default: what each position receives from all)",
+    )
+    sub.add_argument("--checkpoint", metavar="FILE", help="weights, a .safetensors file")
+    sub.add_argument("--untrained", action="store_true", help="use random weights of a fixed seed")
+    sub.add_argument("--invert", action="store_true", help="invert the image: for dark strokes on a light background")
+    sub.add_argument("--dpi", type=int, default=150, help="pixels per inch (default: 150)")
+
+
+def _convert(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("source", choices=["att_gconvs", "octic_vits"], help="the project that the checkpoint is from")
+    sub.add_argument("path", metavar="FILE", help="the checkpoint, a .pth file")
+    sub.add_argument("--model", required=True, metavar="NAME", help="the network of eqzoo that takes the weights")
+    sub.add_argument(
+        "--output", required=True, metavar="FILE", help="the .safetensors file, or of octic_vits the folder, to write"
+    )
+    sub.add_argument(
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        help="octic_vits: an argument of the network that the file does not tell, such as num_heads=3",
+    )
+    sub.add_argument(
+        "--untransposed",
+        action="store_true",
+        help="att_gconvs: convert a network trained on transposed images, such as the released digit networks, to one "
+        "that takes images as they are",
+    )
+
+
+def _export(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("source", metavar="NAME", help="a name, a checkpoint's folder or a .safetensors file")
+    sub.add_argument("output", metavar="FILE", help="the file to write, .onnx or .pt2")
+    sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
+    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
+    sub.add_argument("--opset", type=int, default=18, metavar="N", help="the ONNX operators (default: 18)")
+    sub.add_argument("--untrained", action="store_true", help="export random weights")
+
+
+def _check(sub: argparse.ArgumentParser) -> None:
+    what = "a network of eqzoo or timm, a checkpoint's folder, a .safetensors file or an .onnx file"
+    sub.add_argument("source", metavar="NAME", help=what)
+    sub.add_argument("--group", metavar="GROUP", help="p4, p4m, r2, r2m or z2m (default: the network's own, or p4)")
+    sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
+    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
+    sub.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="ERROR",
+        help="the largest error that counts as exact (default: by number type)",
+    )
+    sub.add_argument("--pretrained", action="store_true", help="load the weights of a timm network")
+
+
+def _bench(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed alternately")
+    sub.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], metavar="N", help="default: 1 32")
+    sub.add_argument(
+        "--against", metavar="NAME", help="the network to compare with (default: the z2 network of the same name)"
+    )
+    sub.add_argument("--rounds", type=int, default=20, help="timed runs of each network (default: 20)")
+    sub.add_argument("--no-compile", action="store_true", help="skip torch.compile, which takes a minute or more")
+    sub.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    sub.add_argument("--device", help="such as cpu or cuda (default: cuda if there is one)")
+
+
+def _completion(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
+
+
+COMMANDS = {
+    "list": Command("list the networks", "Lists the networks, or the checkpoints that exist.", _list),
+    "info": Command(
+        "describe a network",
+        "Describes a network: group, parameters, multiply-adds, image sizes, paper, checkpoints with results, layers.",
+        _info,
+    ),
+    "predict": Command(
+        "classify an image and its rotated copies",
+        "Classifies an image and its rotated copies, and prints the largest change of a probability.",
+        _predict,
+    ),
+    "finetune": Command(
+        "fine-tune a network on your images",
+        "Trains a network on your images, evaluates it, and writes a checkpoint that can be loaded, exported and "
+        "published. The same command resumes an interrupted run.",
+        _finetune,
+    ),
+    "attention": Command(
+        "draw the attention of a layer",
+        "Draws the attention of a layer at every pose, for an image and its rotated copies: the maps rotate with it.",
+        _attention,
+    ),
+    "convert": Command(
+        "convert a checkpoint of another project",
+        "Converts a checkpoint of another project to weights of a network of eqzoo that computes the same function.",
+        _convert,
+    ),
+    "export": Command(
+        "export a network to ONNX or to a torch program",
+        "Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), and compares its outputs.",
+        _export,
+    ),
+    "check": Command(
+        "check whether a network is equivariant",
+        "Measures the equivariance error of a network, with a diagnosis if it is more than round-off. Exit code 0: "
+        "exact, 1: not exact.",
+        _check,
+    ),
+    "bench": Command(
+        "time networks on this machine",
+        "Times networks in eager mode, deployed (as plain convolutions) and compiled: medians of alternate runs.",
+        _bench,
+    ),
+    "completion": Command(
+        "print a script that completes commands in a shell",
+        "Prints a script that completes commands, options and the names of networks. "
+        'bash: eval "$(eqzoo completion bash)" in ~/.bashrc. zsh: eqzoo completion zsh > a folder of $fpath/_eqzoo. '
+        "fish: eqzoo completion fish > ~/.config/fish/completions/eqzoo.fish.",
+        _completion,
+    ),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

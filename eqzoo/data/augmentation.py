@@ -1,0 +1,104 @@
+"""Augmentation of batches on any device, driven by random numbers drawn beforehand.
+
+Each image has a row of four numbers in [0, 1), so the result does not depend on how a batch is divided among processes
+or accumulation steps.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..groups import P4, P4M, Z2M, Group, transform
+
+__all__ = ["AUGMENTATIONS", "augment", "draw"]
+
+
+def draw(count: int, generator: torch.Generator) -> Tensor:
+    """Random numbers for `augment`, uniform in [0, 1): ``(count, 4)`` float32, a row for each image."""
+    return torch.rand(count, 4, generator=generator, dtype=torch.float32)
+
+
+def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
+    """Augments a batch of images.
+
+    Args:
+        name: One of `AUGMENTATIONS`. Pixels from outside the image are black.
+
+            * ``"none"``: no change.
+            * ``"standard"``: a left-right flip with probability 1/2, and a shift by up to 4 pixels in each direction.
+            * ``"standard_pad2"``: the same with shifts by up to 2 pixels.
+            * ``"shifts"``: shifts by up to 4 pixels alone.
+            * ``"flips"``: left-right flips with probability 1/2 alone.
+            * ``"quarter_rotations"``: a rotation by 0°, 90°, 180° or 270°.
+            * ``"quarter_rotations_flips"``: one of these rotations, flipped with probability 1/2.
+            * ``"rotations"``: a rotation by an angle uniform in [0, 2π), bilinearly interpolated.
+
+        images: ``(n, channels, height, width)`` uint8.
+        numbers: ``(n, 4)`` in [0, 1), from `draw`.
+
+    Returns:
+        Images of the same shape with values in 0 to 255; floating point if they were interpolated, else uint8.
+
+    Raises:
+        ValueError: If the augmentation rotates and the images are not square.
+    """
+    return AUGMENTATIONS[name](images, numbers.to(images.device, non_blocking=True))
+
+
+def _flip_and_shift(pad: int, flips: float = 0.5) -> Callable[[Tensor, Tensor], Tensor]:
+    def change(images: Tensor, numbers: Tensor) -> Tensor:
+        count, channels, height, width = images.shape
+        corner = (numbers[:, 1:3] * (2 * pad + 1)).long()  # top left corner of the crop of the padded image
+        rows = corner[:, :1] + torch.arange(height, device=images.device)
+        columns = torch.arange(width, device=images.device).expand(count, width)
+        columns = corner[:, 1:] + torch.where(numbers[:, :1] < flips, columns.flip(1), columns)
+        padded = F.pad(images, (pad, pad, pad, pad))
+        index = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
+        index = index.flatten(1)[:, None].expand(count, channels, height * width)
+        return padded.flatten(2).gather(2, index).view_as(images)
+
+    return change
+
+
+def _elements(group: Group) -> Callable[[Tensor, Tensor], Tensor]:
+    def change(images: Tensor, numbers: Tensor) -> Tensor:
+        count, channels, height, width = images.shape
+        if group.rotations > 1:
+            _check_square(height, width)
+        pixels = torch.arange(height * width, device=images.device).view(1, height, width)
+        orbit = torch.stack([transform(pixels, group, g, "trivial").flatten() for g in group.elements])
+        index = orbit[(numbers[:, 3] * group.order).long()]
+        return images.flatten(2).gather(2, index[:, None].expand(count, channels, height * width)).view_as(images)
+
+    return change
+
+
+def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
+    _check_square(*images.shape[-2:])
+    angles = 2 * math.pi * numbers[:, 3]
+    cos, sin, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    maps = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images.to(grid.dtype), grid, align_corners=False)
+
+
+def _check_square(height: int, width: int) -> None:
+    if height != width:
+        raise ValueError(
+            f"only square images can be augmented by rotations, got {height} x {width}; crop them to a square"
+        )
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "none": lambda images, _: images,
+    "standard": _flip_and_shift(4),
+    "standard_pad2": _flip_and_shift(2),
+    "shifts": _flip_and_shift(4, flips=0),
+    "flips": _elements(Z2M),
+    "quarter_rotations": _elements(P4),
+    "quarter_rotations_flips": _elements(P4M),
+    "rotations": _rotate,
+}

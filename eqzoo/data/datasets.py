@@ -1,0 +1,239 @@
+"""Data sets by name: rotated MNIST, CIFAR, PatchCamelyon, EuroSAT, Chula RBC-12, image folders and .npz files."""
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .chula_rbc12 import chula_rbc12
+from .eurosat import eurosat
+from .folder import MEMORY_LIMIT, image_folder
+from .rotated_mnist import rotmnist, rotmnist_from_amat
+from .splits import AnySplit, Split, Streamed, check, hold_out, per_class
+
+__all__ = ["DATASETS", "load_splits", "npz"]
+
+_NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
+_PCAM_SPLITS = {"train": "train", "valid": "val", "test": "test"}  # our names and torchvision's
+
+
+def load_splits(
+    name: str,
+    data_dir: str | os.PathLike[str],
+    download: bool = False,
+    input_size: tuple[int, int, int] | None = None,
+    valid_size: int | None = None,
+    samples_per_class: int | None = None,
+) -> dict[str, AnySplit]:
+    """Reads the splits of a data set and checks them.
+
+    A split of up to 2 GiB is loaded into memory, as `Split`; a larger one is read on demand, as `Streamed`.
+
+    Args:
+        name: One of `DATASETS`, or the name of an image folder or .npz file in ``data_dir``. A file ``<name>.npz``
+            there takes precedence over the data set of `DATASETS`.
+        data_dir: The folder of data sets.
+        download: Whether torchvision may download missing files.
+        input_size: The channels, height and width to which images of a folder are converted.
+        valid_size: The number of training images to hold out for validation, if the data set has no validation split;
+            None for a tenth, 0 for none.
+        samples_per_class: The number of training images of each class to use; None for all.
+
+    Returns:
+        The splits ``train``; ``valid``, unless ``valid_size`` is 0; and ``test``, unless a folder has none.
+
+    Raises:
+        FileNotFoundError: If the data set is not found and not downloaded.
+        ValueError: If a file is corrupt or has other contents, or a size is larger than the data set.
+        ImportError: If a package needed to read it is not installed.
+    """
+    path = Path(data_dir) / name
+    stand_in = path.with_name(f"{path.name}.npz")
+    if name in DATASETS and not stand_in.is_file():
+        splits = DATASETS[name](data_dir, download)
+        source = f"{name} in {data_dir}"
+    elif path.is_dir() and name not in DATASETS:
+        if input_size is None:
+            raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
+        splits, source = image_folder(path, input_size), str(path)
+    else:
+        file = stand_in if stand_in.is_file() else path
+        if file.suffix != ".npz" or not file.is_file():
+            raise FileNotFoundError(
+                f"no data set {name!r}: it is not one of {', '.join(DATASETS)}, and no image folder or .npz file is at "
+                f"{path}; set --data-dir to the folder that contains it"
+            )
+        splits, source = npz(file), str(file)
+    check(splits, source)
+    splits = hold_out(splits, valid_size)
+    if samples_per_class is not None:
+        splits["train"] = per_class(splits["train"], samples_per_class)
+    return splits
+
+
+def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnySplit]:
+    """Reads the splits of a .npz file.
+
+    The arrays are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and optionally ``x_valid``, ``y_valid`` and
+    ``label_names``. Images are uint8, ``(n, height, width)`` or ``(n, height, width, channels)``; labels are integers.
+
+    Args:
+        path: The file.
+        needs_test: Whether a test split is required.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not readable, or arrays are missing or of another shape or type.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {path}")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not a readable .npz file ({error}); it may be truncated") from error
+    needed = _NPZ_KEYS[: 4 if needs_test else 2]
+    if missing := set(needed) - set(arrays):
+        raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
+    classes = tuple(map(str, arrays.get("label_names", ())))
+    names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
+    return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
+
+
+def _from_arrays(
+    images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], source: str, classes: tuple[str, ...] = ()
+) -> Split:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise ValueError(
+            f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
+            f"{images.shape}"
+        )
+    if images.ndim == 4 and images.shape[3] > min(images.shape[1:3]):
+        raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.size != len(labels):
+        raise ValueError(f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}")
+    planes = torch.from_numpy(images)
+    planes = planes[:, None] if images.ndim == 3 else planes.permute(0, 3, 1, 2)
+    return Split(planes.contiguous(), torch.from_numpy(labels.reshape(-1).astype(np.int64)), classes)
+
+
+def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]]:
+    def read(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+        from torchvision import datasets
+
+        cls = getattr(datasets, name)
+        folder = Path(data_dir) / cls.base_folder
+        if not download and not folder.is_dir():
+            raise FileNotFoundError(_missing(name, folder))
+        with _corrupt(folder):
+            parts = {part: cls(data_dir, train=part == "train", download=download) for part in ("train", "test")}
+        splits = {part: _from_arrays(data.data, np.array(data.targets), str(folder)) for part, data in parts.items()}
+        classes = tuple(parts["train"].classes)
+        return {part: Split(split.images, split.labels, classes) for part, split in splits.items()}
+
+    return read
+
+
+def _pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+    try:
+        import h5py  # noqa: F401  torchvision's own error does not name the extra
+    except ImportError as error:
+        raise ImportError(
+            "PatchCamelyon is read with h5py, which is not installed: pip install 'eqzoo[train]'"
+        ) from error
+    from torchvision.datasets import PCAM
+
+    splits: dict[str, AnySplit] = {}
+    for part, theirs in _PCAM_SPLITS.items():
+        try:
+            PCAM(data_dir, theirs, download=download)
+        except RuntimeError as error:
+            raise FileNotFoundError(_missing("PatchCamelyon", Path(data_dir) / "pcam")) from error
+        stem = f"camelyonpatch_level_2_split_{'valid' if part == 'valid' else theirs}"
+        splits[part] = _h5_split(Path(data_dir) / "pcam" / stem)
+    return splits
+
+
+def _h5_split(stem: Path) -> AnySplit:
+    import h5py
+
+    images, labels = (stem.with_name(f"{stem.name}_{key}.h5") for key in "xy")
+    with _corrupt(stem):
+        with h5py.File(labels) as file:
+            classes = torch.from_numpy(file["y"][:].reshape(-1).astype(np.int64))
+        with h5py.File(images) as file:
+            count, height, width, channels = file["x"].shape
+            if count != len(classes) or file["x"].dtype != np.uint8:
+                raise ValueError(f"{count} images of {file['x'].dtype} and {len(classes)} labels")
+            names = ("normal", "tumor")
+            if file["x"].size <= MEMORY_LIMIT:
+                pixels = torch.from_numpy(file["x"][:]).permute(0, 3, 1, 2).contiguous()
+                return Split(pixels, classes, names)
+    return Streamed(_H5Reader(images), torch.arange(count), classes, (channels, height, width), names)
+
+
+class _H5Reader:
+    """Reads single images of an HDF5 file; each process opens the file at its first read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.pixels: Any = None
+
+    def __call__(self, index: int) -> Tensor:
+        if self.pixels is None:
+            import h5py
+
+            self.pixels = h5py.File(self.path)["x"]
+        return torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "pixels": None}  # an open file cannot be sent to another process
+
+
+def _missing(name: str, folder: Path) -> str:
+    return (
+        f"no {name} in {folder}: put its files there, set --data-dir to the folder that contains it, or pass --download"
+    )
+
+
+@contextmanager
+def _corrupt(path: Path) -> Iterator[None]:
+    """Converts what readers raise on a corrupt file to a ValueError that names the file."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is corrupt or has other contents ({error}); download it again") from error
+
+
+def _rotmnist(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+    try:
+        return dict(rotmnist(data_dir, download))
+    except (ValueError, AssertionError, EOFError) as error:  # a corrupt file of MNIST
+        folder = Path(data_dir) / "MNIST" / "raw"
+        raise ValueError(f"{folder} is corrupt or has other contents ({error}); download it again") from error
+
+
+def _rotmnist_original(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+    return dict(rotmnist_from_amat(data_dir))
+
+
+def _chula_rbc12(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+    return dict(chula_rbc12(data_dir))  # nobody serves it for --download; the error says where it is
+
+
+DATASETS: dict[str, Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]]] = {
+    "rotmnist": _rotmnist,
+    "rotmnist_original": _rotmnist_original,
+    "cifar10": _cifar("CIFAR10"),
+    "cifar100": _cifar("CIFAR100"),
+    "pcam": _pcam,
+    "eurosat": eurosat,
+    "chula_rbc12": _chula_rbc12,
+}

@@ -1,0 +1,139 @@
+"""Reading, resizing and normalizing images."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor
+
+__all__ = ["is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """Normalizes images: ``(x / 255 − mean) / std`` for each channel.
+
+    Args:
+        images: ``(n, channels, height, width)`` with values in 0 to 255, uint8 or floating point.
+        mean: The mean of each channel, for pixel values in 0 to 1.
+        std: The standard deviation of each channel, for pixel values in 0 to 1.
+        dtype: The floating point type of the result.
+
+    Returns:
+        ``(n, channels, height, width)``.
+    """
+    shape = (1, -1, 1, 1)
+    center = torch.tensor(mean, dtype=dtype, device=images.device).view(shape)
+    scale = torch.tensor(std, dtype=dtype, device=images.device).view(shape)
+    return (images.to(dtype) / 255 - center) / scale
+
+
+def is_grayscale(image: Image.Image) -> bool:
+    """Whether an image is grayscale by its header; images with a palette count as colored."""
+    return image.mode in _GRAY_MODES or image.mode.startswith("I;16")
+
+
+def pixels(image: Image.Image, channels: int) -> Tensor:
+    """The pixels of a Pillow image of any mode, in the orientation given by its EXIF data.
+
+    Values of 16-bit images are multiplied by 255 / 65535. Transparent pixels are composited onto black unless four
+    channels are requested. Palettes, CMYK and other color spaces are converted to RGB.
+
+    Args:
+        image: The image.
+        channels: 1 for grayscale, 3 for RGB, 4 for RGB and opacity.
+
+    Returns:
+        ``(channels, height, width)`` float32 with values in 0 to 255.
+
+    Raises:
+        ValueError: If ``channels`` is another number, or the image has 32-bit pixels beyond 0 to 65535, whose range
+            is unknown.
+    """
+    if channels not in _MODES:
+        raise ValueError(
+            f"images are read with 1, 3 or 4 channels, got {channels}; pass other images as a .npz file or as tensors"
+        )
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        gray = _deep(image)
+        if channels == 4:
+            return torch.stack([gray, gray, gray, torch.full_like(gray, 255)])
+        return gray.expand(channels, -1, -1).contiguous()
+    if channels < 4 and (image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info):
+        seen = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
+    if image.mode not in ("1", "L", "P", "RGB", "RGBA"):  # Pillow converts all others by way of RGB
+        image = image.convert("RGB" if image.mode not in ("LA", "La", "PA", "RGBa") else "RGBA")
+    values = np.asarray(image.convert(_MODES[channels]), dtype=np.float32)
+    return torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1).contiguous()
+
+
+def _deep(image: Image.Image) -> Tensor:
+    """The values of a 16-bit grayscale image, scaled to 0 to 255; Pillow's own conversion clips them at 255."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65_535:
+        raise ValueError(
+            f"its pixels have 32 bits (mode {image.mode}, {values.min():g} to {values.max():g}), and the values of "
+            "black and white are unknown; save it with 8 or 16 bits"
+        )
+    return torch.from_numpy(values.astype(np.float32) / 257)
+
+
+def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
+    """Reads an image file; conversions are those of `pixels`.
+
+    Args:
+        path: A file of any format that Pillow reads.
+        channels: 1 for grayscale, 3 for RGB, 4 for RGB and opacity.
+
+    Returns:
+        ``(channels, height, width)`` float32 with values in 0 to 255.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not a readable image, or ``channels`` is another number.
+    """
+    if channels not in _MODES:
+        raise ValueError(
+            f"images are read with 1, 3 or 4 channels; the network takes {channels}, so pass it tensors in Python"
+        )
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no image at {path}")
+    try:
+        with Image.open(path) as image:
+            return pixels(image, channels)
+    except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
+        empty = "the file is empty" if not Path(path).stat().st_size else error
+        raise ValueError(f"{path} is not an image that Pillow can read: {empty}") from error
+
+
+def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resizes an image and crops its center; commutes with 90° rotations and reflections.
+
+    One side is scaled to its target length and the other to a length of the same parity as its target, so that the crop
+    removes the same number of pixels at both ends. The usual center crop rounds to one end instead. Values are not
+    rounded to integers, so the result is exact up to floating-point round-off.
+
+    Args:
+        image: ``(channels, height, width)`` floating point, or a batch of such.
+        size: Height and width of the result, in pixels.
+
+    Returns:
+        ``(channels, *size)``, or a batch of such.
+    """
+    factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
+    scaled = [
+        wanted + 2 * round((side * factor - wanted) / 2) for wanted, side in zip(size, image.shape[-2:], strict=True)
+    ]
+    if scaled != list(image.shape[-2:]):
+        batch = image if image.ndim == 4 else image[None]
+        scaled_batch = F.interpolate(batch, scaled, mode="bicubic", antialias=True).clamp(0, 255)
+        image = scaled_batch if image.ndim == 4 else scaled_batch[0]
+    top, left = ((have - wanted) // 2 for have, wanted in zip(scaled, size, strict=True))
+    return image[..., top : top + size[0], left : left + size[1]]

@@ -1,0 +1,207 @@
+"""Splits of a data set, in memory or streamed: batches, held-out parts and subsets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+__all__ = ["AnySplit", "Split", "Streamed", "batches", "check", "hold_out", "num_classes", "per_class", "stratified"]
+
+DRAW_SEED = 2016  # of all draws here: runs are trained and evaluated on the same images
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and labels in memory.
+
+    Args:
+        images: ``(n, channels, height, width)`` uint8.
+        labels: ``(n,)`` int64.
+        classes: The names of the classes, or an empty tuple.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...] = ()
+
+    def __getitem__(self, index: Tensor | slice) -> "Split":
+        return replace(self, images=self.images[index], labels=self.labels[index])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
+
+    def to(self, device: torch.device) -> "Split":
+        """The split on another device."""
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Streamed(Dataset[Tensor]):
+    """Images that are read on demand, and labels.
+
+    Args:
+        read: Reads an image by its number, ``(channels, height, width)`` uint8; runs in worker processes.
+        places: ``(n,)`` int64, the number under which ``read`` knows each image of the split.
+        labels: ``(n,)`` int64.
+        shape: Channels, height and width of an image.
+        classes: The names of the classes, or an empty tuple.
+    """
+
+    read: Callable[[int], Tensor]
+    places: Tensor
+    labels: Tensor
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...] = ()
+
+    def __getitem__(self, index: Tensor | slice | int) -> "Streamed | Tensor":  # type: ignore[override]
+        if isinstance(index, int):
+            return self.read(int(self.places[index]))
+        return replace(self, places=self.places[index], labels=self.labels[index])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+AnySplit = Split | Streamed
+
+
+def batches(split: AnySplit, indices: Iterable[Tensor], workers: int = 0, pin: bool = False) -> Iterator[Tensor]:
+    """The images of each batch of indices, ``(n, channels, height, width)`` uint8.
+
+    Args:
+        split: The split; one in memory is indexed on its device, a streamed one is read ahead by worker processes.
+        indices: The image indices of each batch.
+        workers: The number of worker processes; 0 reads in this process.
+        pin: Whether to return streamed images in pinned memory, for a GPU.
+    """
+    if isinstance(split, Split):
+        return (split.images[index] for index in indices)
+    order = [index.tolist() for index in indices]
+    # The loader draws a base seed: from its own generator, so that it does not advance the global one.
+    loader = DataLoader(
+        split,
+        batch_sampler=order,
+        num_workers=min(workers, len(order)),
+        collate_fn=torch.stack,
+        pin_memory=pin,
+        generator=torch.Generator(),
+    )
+    return iter(loader)
+
+
+def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[str, AnySplit]:
+    """Holds out a validation split from the training split, if there is none; the same images at every call.
+
+    Args:
+        splits: ``train`` and possibly others.
+        size: The number of images to hold out; None for a tenth, 0 for none.
+
+    Raises:
+        ValueError: If no training image would be left, or a size is given and there is a validation split already.
+    """
+    if "valid" in splits:
+        if size is not None:
+            raise ValueError(
+                f"the data set has {len(splits['valid'])} validation images of its own, so none are held out: omit "
+                f"valid_size, got {size}"
+            )
+        return dict(splits)
+    count = len(splits["train"])
+    size = max(1, count // 10) if size is None else size
+    if size >= count:
+        raise ValueError(f"valid_size is less than the {count} training images, got {size}")
+    if size == 0:
+        return dict(splits)
+    # RandomState, whose streams are frozen; those of torch and of numpy's newer generators may change.
+    order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(count))
+    train = splits["train"]
+    return {"train": _part(train, order[size:]), "valid": _part(train, order[:size])} | {
+        name: split for name, split in splits.items() if name != "train"
+    }
+
+
+def per_class(split: AnySplit, count: int) -> AnySplit:
+    """A subset with the same number of images of each class; smaller subsets are contained in larger ones.
+
+    Raises:
+        ValueError: If a class has fewer images than ``count``.
+    """
+    smallest = int(split.labels.bincount().min())
+    if count > smallest:
+        raise ValueError(f"samples_per_class is at most {smallest}, the size of the smallest class, got {count}")
+    order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
+    labels = split.labels[order]
+    chosen = [order[labels == label][:count] for label in labels.unique()]
+    return _part(split, torch.cat(chosen).sort().values)
+
+
+def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
+    """A stratified split in two: the second part has the given fraction of each class, at least one image.
+
+    The parts are the same at every call.
+
+    Raises:
+        ValueError: If the fraction is not between 0 and 1, or a class has no image left for the first part.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction is between 0 and 1, got {fraction}")
+    order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
+    labels = split.labels[order]
+    first, second = [], []
+    for label in labels.unique().tolist():
+        of_class = order[labels == label]
+        count = max(1, round(fraction * len(of_class)))
+        if count >= len(of_class):
+            name = split.classes[label] if split.classes else label
+            raise ValueError(
+                f"class {name!r} has too few images to split: {count} of {len(of_class)} would be held out; add "
+                "images, or provide the folders train, val and test yourself"
+            )
+        first.append(of_class[count:])
+        second.append(of_class[:count])
+    return _part(split, torch.cat(first).sort().values), _part(split, torch.cat(second).sort().values)
+
+
+def num_classes(splits: Mapping[str, AnySplit]) -> int:
+    """The number of classes: the largest training label plus 1."""
+    return int(splits["train"].labels.max()) + 1
+
+
+def check(splits: Mapping[str, AnySplit], source: str) -> None:
+    """Raises ValueError unless all splits have images, of one shape, and labels 0, 1, 2 ... without gaps."""
+    shapes = {name: split.shape for name, split in splits.items()}
+    for name, split in splits.items():
+        if not len(split):
+            raise ValueError(f"{source}: the {name} split has no images")
+        if split.shape != shapes["train"]:
+            raise ValueError(f"{source}: images have to be of one size, got {shapes} (channels, height, width)")
+        if isinstance(split, Split) and len(split.images) != len(split.labels):
+            raise ValueError(f"{source}: {name} has {len(split.images)} images and {len(split.labels)} labels")
+    present = splits["train"].labels.unique().tolist()
+    if present != list(range(len(present))):
+        missing = next(i for i, label in enumerate([*present, None]) if i != label)
+        raise ValueError(
+            f"{source}: labels are 0, 1, 2 ... without gaps; the training labels go from {present[0]} to "
+            f"{present[-1]}, and {missing} is not among them"
+        )
+    for name, split in splits.items():
+        if split.labels.min() < 0 or split.labels.max() >= len(present):
+            raise ValueError(
+                f"{source}: labels of {name} go from {int(split.labels.min())} to {int(split.labels.max())}, those of "
+                f"train from 0 to {len(present) - 1}"
+            )
+
+
+def _part(split: AnySplit, index: Tensor) -> AnySplit:
+    part = split[index]
+    assert isinstance(part, Split | Streamed)
+    return part

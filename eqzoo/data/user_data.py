@@ -1,0 +1,117 @@
+"""Data sets to fine-tune on: image folders, .npz files and data sets by name."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .datasets import DATASETS, npz
+from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
+from .folder import folder_channels, image_folder
+from .images import preprocess
+from .splits import AnySplit, Split, Streamed, check, stratified
+
+__all__ = ["complete_splits", "read_images"]
+
+_BATCH = 256  # images that are resized together
+
+
+def read_images(
+    data: str | os.PathLike[str],
+    side: int,
+    channels: int | None = None,
+    data_dir: str | os.PathLike[str] = "data",
+    download: bool = False,
+) -> dict[str, AnySplit]:
+    """Reads a data set and resizes its images.
+
+    Args:
+        data: A folder with ``train``, ``val`` and ``test`` or with the class folders alone; a .npz file; a name of
+            `DATASETS`; the name of a torchvision data set; or ``hf:<owner>/<name>``.
+        side: The side of the square images, in pixels.
+        channels: The number of channels; None for that of the data: for image files 1 if all are grayscale, else 3.
+        data_dir: The folder of data sets that are given by name.
+        download: Whether missing data sets may be downloaded.
+
+    Returns:
+        ``train``, and ``valid`` and ``test`` if the data set has them.
+
+    Raises:
+        FileNotFoundError: If the data set is not found.
+        ValueError: If files are unreadable, images have another number of channels, or the splits differ in their
+            classes.
+        ImportError: If a package needed to read it is not installed.
+    """
+    name, path = str(data), Path(data)
+    if path.is_dir():
+        splits = image_folder(path, (channels or folder_channels(path), side, side), flat=True)
+    elif path.suffix == ".npz":
+        splits = npz(path, needs_test=False)
+    elif name.lower() in DATASETS:
+        splits = DATASETS[name.lower()](data_dir, download)
+    elif name.startswith(HUB_PREFIX):
+        splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
+    elif name.lower() in torchvision_names():
+        splits = torchvision_set(name, data_dir, side, channels, download)
+    else:
+        raise FileNotFoundError(
+            f"no images at {name}: give a folder, a .npz file, one of {', '.join(DATASETS)}, the name of a torchvision "
+            f"data set such as Flowers102, or {HUB_PREFIX}<owner>/<name>"
+        )
+    check(splits, name)
+    found = splits["train"].shape[0]
+    if channels not in (None, found):
+        raise ValueError(f"the images of {name} have {found} channels, and channels={channels} was requested")
+    return {part: _resized(split, side) for part, split in splits.items()}
+
+
+def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:
+    """Draws missing validation and test splits from the training split, stratified, the same at every call.
+
+    Args:
+        splits: ``train`` and possibly ``valid`` and ``test``.
+        valid: The fraction of the training images for ``valid``, if it is missing; 0 for none.
+        test: The same for ``test``.
+
+    Raises:
+        ValueError: If a fraction is out of range or a class has too few images.
+    """
+    valid, test = (0.0 if part in splits else share for part, share in (("valid", valid), ("test", test)))
+    if min(valid, test) < 0 or valid + test >= 1:
+        raise ValueError(
+            f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
+        )
+    parts = dict(splits)
+    left = 1.0
+    if test:
+        parts["train"], parts["test"] = stratified(parts["train"], test)
+        left -= test
+    if valid:
+        parts["train"], parts["valid"] = stratified(parts["train"], valid / left)
+    return parts
+
+
+class _Resized:
+    """Reads an image and resizes it."""
+
+    def __init__(self, split: Streamed, side: int) -> None:
+        self.read, self.side = split.read, side
+
+    def __call__(self, index: int) -> Tensor:
+        return _scaled(self.read(index), self.side)
+
+
+def _scaled(images: Tensor, side: int) -> Tensor:
+    return preprocess(images.float(), (side, side)).round().to(torch.uint8)
+
+
+def _resized(split: AnySplit, side: int) -> AnySplit:
+    channels, *size = split.shape
+    if size == [side, side]:
+        return split
+    if isinstance(split, Split):
+        return replace(split, images=torch.cat([_scaled(part, side) for part in split.images.split(_BATCH)]))
+    return replace(split, read=_Resized(split, side), shape=(channels, side, side))

@@ -1,0 +1,30 @@
+"""Training: recipes, the loop and its state, run directories, fine-tuning, metrics, results and reports."""
+
+try:
+    import accelerate  # noqa: F401
+    import tqdm  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"training needs accelerate and tqdm: pip install 'eqzoo[train]' ({error})") from error
+
+from .finetuning import FineTuned, finetune
+from .loop import check_device, train
+from .metrics import predictions, top1
+from .recipe import Recipe
+from .results import checkpoint_config, checkpoint_results
+from .run_directory import FinishedRun, RunDirectory, best_row, is_finished
+
+__all__ = [
+    "FineTuned",
+    "FinishedRun",
+    "Recipe",
+    "RunDirectory",
+    "best_row",
+    "check_device",
+    "checkpoint_config",
+    "checkpoint_results",
+    "finetune",
+    "is_finished",
+    "predictions",
+    "top1",
+    "train",
+]

@@ -1,0 +1,268 @@
+"""The training loop: epochs, validation, checkpoints, resuming."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ..data import AnySplit, Split, batches, draw
+from .allocator import keep_freed_memory
+from .recipe import Recipe
+from .run_directory import RunDirectory, patience_is_over
+from .state import TrainingState
+
+__all__ = ["check_device", "train"]
+
+CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
+
+
+def train(
+    recipe: Recipe,
+    build: Callable[[], nn.Module],
+    splits: Mapping[str, AnySplit],
+    run_dir: Path,
+    device: str | None = None,
+    workers: int = 4,
+    track: str | None = None,
+) -> nn.Module:
+    """Trains a network by a recipe, and loads the weights of its best epoch on the validation split.
+
+    The run directory receives ``recipe.json``, ``record.jsonl`` (a line for each epoch: training loss, validation loss
+    and accuracy in percent, learning rate, processes, seconds), ``best.safetensors`` and ``state.pt``, from which an
+    interrupted run is resumed. All random numbers depend on the seed and the epoch alone, so a resumed run ends with
+    the weights of an uninterrupted one. Of equally accurate epochs the later is kept; without validation images, the
+    last epoch. The test split is not read.
+
+    Under ``torchrun``, processes share every batch and its gradient, with the losses of one process up to round-off.
+    Batch norms share their statistics on GPUs, where `torch.nn.SyncBatchNorm` works; on CPUs each process normalizes
+    its own share of a batch. The run directory has to be the same for all of them.
+
+    On a CPU with glibc, the process keeps freed memory from then on (`eqzoo.engine.allocator.keep_freed_memory`);
+    ``EQZOO_MALLOC=0`` in the environment prevents it.
+
+    Args:
+        recipe: The recipe.
+        build: Builds the network; called after the seed is set.
+        splits: ``train``, and ``valid`` unless nothing was held out.
+        run_dir: The run directory, new or of the same recipe.
+        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+        workers: The processes that read images that are not in memory.
+        track: One of accelerate's trackers, such as ``"trackio"`` or ``"tensorboard"``, to log to as well.
+
+    Returns:
+        The network in evaluation mode, with the best weights.
+
+    Raises:
+        ValueError: If the folder holds a run of another recipe or a damaged state, the images do not suit the network
+            or do not fill a batch, the batch cannot be shared among the processes, or the tracker is not installed.
+        OSError: If the folder cannot be written; the run can be resumed from the last finished epoch.
+        FloatingPointError: If the loss is not finite; the best weights so far stay in the folder.
+    """
+    accelerator = _accelerator(device, track, run_dir)
+    if accelerator.device.type == "cpu":
+        keep_freed_memory()
+    directory = RunDirectory(run_dir)
+    fresh = accelerator.is_main_process and directory.start(recipe)
+    accelerator.wait_for_everyone()
+    with _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
+        try:
+            state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
+        except Exception:  # the folder stays free for a corrected command
+            if fresh:
+                directory.recipe.unlink(missing_ok=True)
+            raise
+        start, best, history = _resume(directory, state)
+        _init_tracker(accelerator, recipe, track)
+        with _progress_bar(state, start) as bar:
+            for epoch in range(start, recipe.epochs):
+                if patience_is_over(recipe, best["epoch"], epoch):
+                    break
+                began = time.perf_counter()
+                try:
+                    loss = _train_epoch(state, epoch, history, best, bar)
+                except FloatingPointError as error:
+                    raise FloatingPointError(_not_finite(directory, recipe, error, best)) from None
+                best = _finish_epoch(directory, state, epoch, loss, history, best, began)
+                bar.set_postfix(_postfix(epoch, loss, best))
+        for tracker in accelerator.trackers:
+            tracker.finish()
+        accelerator.wait_for_everyone()
+        return state.finished_model(directory.load_weights())
+
+
+def check_device(device: str | None) -> None:
+    """Raises ValueError unless there is such a device to train on."""
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+
+
+def _train_epoch(
+    state: TrainingState, epoch: int, history: list[float], best: dict[str, Any], bar: "tqdm[Any]"
+) -> float:
+    """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite."""
+    recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
+    state.begin_epoch(history)
+    generator = torch.manual_seed(recipe.seed * 1_000_003 + epoch)
+    order = list(_epoch_order(len(split), recipe.batch_size, generator))
+    parts, numbers = _process_shares(recipe, accelerator, order, epoch)
+    if isinstance(split, Split):
+        parts = [part.to(state.device) for part in parts]
+    if accelerator.process_index:  # processes share the order, but not dropout
+        torch.manual_seed((recipe.seed * 1_000_003 + epoch) * 1_009 + accelerator.process_index)
+    total = torch.zeros((), dtype=torch.float64, device=state.device)
+    mean = 0.0
+    stream = batches(split, parts, state.workers, pin=state.device.type == "cuda")
+    for done, (part, images, augmentation) in enumerate(zip(parts, stream, numbers, strict=True), 1):
+        step, rest = divmod(done, recipe.accumulate)
+        with accelerator.no_sync(state.net) if rest else nullcontext():
+            total += state.backward(images, split.labels[part], augmentation)
+        if rest:
+            continue
+        state.step(epoch, step - 1)
+        bar.update(recipe.batch_size)
+        if step % CHECK_STEPS == 0 or step == state.steps:
+            mean = state.reduced(total) / done
+            if not math.isfinite(mean):
+                raise FloatingPointError(f"the loss of epoch {epoch + 1} is {mean}")
+            bar.set_postfix(_postfix(epoch, mean, best), refresh=False)
+    return mean
+
+
+def _finish_epoch(
+    directory: RunDirectory,
+    state: TrainingState,
+    epoch: int,
+    loss: float,
+    history: list[float],
+    best: dict[str, Any],
+    began: float,
+) -> dict[str, Any]:
+    """Validates, saves weights, record and state; returns the best epoch so far, and adds to the history of losses."""
+    accelerator = state.accelerator
+    accuracy, valid_loss = state.validate()
+    if accuracy is None or accuracy >= best["accuracy"]:
+        best = {"epoch": epoch + 1, "accuracy": -1.0 if accuracy is None else accuracy}
+        if accelerator.is_main_process:
+            directory.save_weights(state.eval_model.state_dict())
+    history.append(valid_loss or 0.0)
+    row = {"epoch": epoch + 1, "loss": loss, "valid_loss": valid_loss, "valid_accuracy": accuracy}
+    row |= {"lr": state.base_rate(epoch + 1, history)}
+    if accelerator.is_main_process:
+        seconds = round(time.perf_counter() - began, 2)
+        directory.append_row(row | {"processes": accelerator.num_processes, "seconds": seconds})
+        directory.save_state(state.state_dict() | {"epoch": epoch + 1, "best": best})
+    accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
+    return best
+
+
+def _epoch_order(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """The images of an epoch in random order, in batches; the last, smaller one is left out."""
+    order = torch.randperm(count, generator=generator)
+    return iter(order[: count // size * size].split(size))
+
+
+def _process_shares(
+    recipe: Recipe, accelerator: accelerate.Accelerator, order: list[Tensor], epoch: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """This process's share of each pass of each batch: the indices of the images, and their augmentation numbers."""
+    passes, processes, this = recipe.accumulate, accelerator.num_processes, accelerator.process_index
+    count = sum(map(len, order))
+    numbers = torch.empty(count, 0)
+    if recipe.augment != "none":
+        numbers = draw(count, torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch + 2**40))
+    shape = (len(order), passes, processes, -1)
+    indices = torch.cat(order).view(shape)[:, :, this].flatten(0, 1)
+    augmentation = numbers.view(*shape[:3], recipe.batch_size // passes // processes, -1)[:, :, this].flatten(0, 1)
+    return list(indices), list(augmentation)
+
+
+def _accelerator(device: str | None, track: str | None, run_dir: Path) -> accelerate.Accelerator:
+    check_device(device)
+    if track is not None:
+        known = {str(tracker) for tracker in accelerate.tracking.get_available_trackers()}
+        if track not in known:
+            raise ValueError(f"no tracker {track!r} is installed; there are: {', '.join(sorted(known)) or 'none'}")
+    # Precision is autocast's, in the loop: accelerate fixes its own for the whole process at the first run.
+    accelerator = accelerate.Accelerator(
+        cpu=device == "cpu" or not torch.cuda.is_available(),
+        mixed_precision="no",
+        log_with=track,
+        project_dir=run_dir if track else None,
+    )
+    if accelerator.num_processes != (started := int(os.environ.get("WORLD_SIZE", "1"))):
+        raise ValueError(f"{started} processes were started, and accelerate joins {accelerator.num_processes} of them")
+    return accelerator
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Uses deterministic CUDA kernels; where there is none, torch warns and uses another."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS sums in one order only with a fixed workspace
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _progress_bar(state: TrainingState, start: int) -> "tqdm[Any]":
+    size = state.steps * state.recipe.batch_size
+    return tqdm(
+        total=state.recipe.epochs * size,
+        initial=start * size,
+        desc=state.recipe.model,
+        unit=" images",
+        unit_scale=True,
+        dynamic_ncols=True,
+        mininterval=0.5 if sys.stderr.isatty() else 60,  # a log file keeps every line
+        disable=not state.accelerator.is_main_process,
+    )
+
+
+def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
+    accuracy = {"best": f"{best['accuracy']:.2f}"} if best["accuracy"] >= 0 else {}
+    return {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"} | accuracy
+
+
+def _not_finite(directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any]) -> str:
+    found = f"the best weights, of epoch {best['epoch']}, are in {directory.weights}"
+    none = f"no epoch was finished, so there is no {directory.weights} yet"
+    return (
+        f"{error}; {found if best['epoch'] else none}; a smaller lr than {recipe.lr}, a warm-up or clip_grad may help"
+    )
+
+
+def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: str | None) -> None:
+    if track is not None:
+        values = {
+            name: value if isinstance(value, (int, float, str)) else str(value)
+            for name, value in asdict(recipe).items()
+        }
+        accelerator.init_trackers("eqzoo", config=values)
+
+
+def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[str, Any], list[float]]:
+    """Loads an interrupted run: the number of finished epochs, the best one, and the validation losses."""
+    found = directory.load_state(state.accelerator.is_main_process)
+    if found is None:
+        return 0, {"epoch": 0, "accuracy": -1.0}, []
+    saved, rows = found
+    try:
+        state.load_state_dict(saved)
+        return saved["epoch"], saved["best"], [row.get("valid_loss") or 0.0 for row in rows]
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise directory.resume_error(error) from error

@@ -1,0 +1,259 @@
+"""The recipe of a training run: typed settings, and the learning rate schedule."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from timm.optim import list_optimizers
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from timm.scheduler.multistep_lr import MultiStepLRScheduler
+from timm.scheduler.scheduler import Scheduler
+from timm.scheduler.step_lr import StepLRScheduler
+
+from ..data import AUGMENTATIONS
+
+__all__ = ["Recipe", "scheduler"]
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    bool: "true or false",
+    dict: "an object",
+    type(None): "none",
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a training run.
+
+    The learning rate rises linearly over the warm-up from 0 to ``lr``; then it is constant (``"constant"``), falls
+    along half a cosine to 0 at the last step (``"cosine"``), or is multiplied by ``decay_rate`` after each of the
+    ``milestones`` (``"multistep"``) or after ``plateau_patience`` epochs without a lower validation loss
+    (``"plateau"``).
+
+    Args:
+        model: The registered name of the network.
+        dataset: The name of the data set, or of the user's folder or .npz file.
+        epochs: The number of epochs.
+        batch_size: The images in a step, over all processes and passes; the last, smaller batch of an epoch is left
+            out.
+        optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov momentum, ``"momentum"`` plain momentum.
+        lr: The highest learning rate.
+        weight_decay: The weight decay of the optimizer, on all parameters.
+        schedule: ``"constant"``, ``"cosine"``, ``"multistep"`` or ``"plateau"``.
+        warmup_epochs: The length of the warm-up.
+        seed: The seed of the initial weights, the order of the images, their augmentation and dropout.
+        model_args: Arguments of the network; JSON values.
+        optimizer_args: Further arguments of the optimizer, such as ``{"momentum": 0.9}``; JSON values.
+        milestones: The epochs after which a multistep schedule decays, ascending.
+        decay_rate: The factor of the learning rate at each decay of a multistep or plateau schedule.
+        plateau_patience: The epochs without a lower validation loss before a plateau schedule decays.
+        loss: One of timm's losses: ``"ce"``, cross-entropy, ``"bce"``, ``"poly"`` or ``"asl"``.
+        label_smoothing: The probability that is distributed over all classes.
+        class_weights: A factor of the loss for each class; () for none. Cross-entropy only.
+        augment: One of `eqzoo.data.AUGMENTATIONS`.
+        ema_decay: The decay of an exponential moving average of the weights, which is then validated and saved; None
+            for none. It rises to this value in the first steps.
+        clip_grad: The largest norm of the gradient; None for no clipping.
+        precision: ``"float32"``, or ``"bfloat16"`` for autocast with parameters in float32.
+        channels_last: Whether images, and the fields of layers that support it, have the channels-last memory format.
+            Results change by round-off, and by the draws of dropout, which follow the memory.
+        compile: Whether `torch.compile` compiles the network.
+        accumulate: The passes that a batch is split into, to use less memory; batch norms see the parts.
+        checkpointing: Whether blocks are recomputed in the backward pass, to use less memory; batch norms then count
+            each batch twice in their running statistics.
+        deterministic: Whether to use deterministic CUDA kernels where there are any.
+        valid_size: The images held out of the training split for validation, if the data set has no validation split;
+            None for a tenth, 0 for none: then the weights of the last epoch are saved.
+        samples_per_class: The training images of each class that are used; None for all.
+        patience: The epochs without a higher validation accuracy before the run ends early; None for never.
+        layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
+        freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
+        start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
+            classes, channels and group of the network as with ``pretrained=True``; None for initial weights.
+
+    Raises:
+        ValueError: If a value has another type, is out of range, or has no effect beside the others.
+        TypeError: If there is a key of another name.
+    """
+
+    model: str
+    dataset: str
+    epochs: int
+    batch_size: int = 128
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    schedule: Literal["constant", "cosine", "multistep", "plateau"] = "cosine"
+    warmup_epochs: int = 0
+    seed: int = 0
+    model_args: dict[str, Any] = field(default_factory=dict)
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    milestones: tuple[int, ...] = ()
+    decay_rate: float = 0.1
+    plateau_patience: int = 10
+    loss: Literal["ce", "bce", "poly", "asl"] = "ce"
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    augment: str = "none"
+    ema_decay: float | None = None
+    clip_grad: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    channels_last: bool = False
+    compile: bool = False
+    accumulate: int = 1
+    checkpointing: bool = False
+    deterministic: bool = True
+    valid_size: int | None = None
+    samples_per_class: int | None = None
+    patience: int | None = None
+    layer_decay: float | None = None
+    freeze: tuple[str, ...] = ()
+    start: str | None = None
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, list):  # JSON has no tuples
+                value = tuple(value)
+                object.__setattr__(self, item.name, value)
+            if not _fits(value, hints[item.name]):
+                raise ValueError(f"{item.name} is {_words(hints[item.name])}, got {value!r}")
+        for name in ("model_args", "optimizer_args"):
+            if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
+                raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
+        if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warmup_epochs < self.epochs or self.lr <= 0:
+            raise ValueError(
+                "a recipe needs epochs >= 1, batch_size >= 1, 0 <= warmup_epochs < epochs and lr > 0, got "
+                f"{self.epochs}, {self.batch_size}, {self.warmup_epochs} and {self.lr}"
+            )
+        self._check_ranges()
+        self._check_names()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "Recipe":
+        """Reads a recipe.json; missing keys have their defaults.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is not a JSON object, or a key or a value is invalid.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        known = [item.name for item in fields(cls)]
+        if not isinstance(values, dict) or not {"model", "dataset", "epochs"} <= values.keys():
+            raise ValueError(f"{path} holds no recipe: an object with model, dataset, epochs and more")
+        if unknown := sorted(values.keys() - set(known)):
+            raise ValueError(f"{path}: a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def rate(self, epoch: float) -> float:
+        """The learning rate after a number of epochs, which may be fractional; without the decays of a plateau."""
+        optimizer = torch.optim.SGD([torch.zeros(1)], self.lr)
+        scheduler(self, optimizer).step(epoch)  # timm's schedulers take fractions of epochs
+        return float(optimizer.param_groups[0]["lr"])
+
+    def decays(self, losses: Sequence[float]) -> int:
+        """The number of decays of a plateau schedule after these validation losses, one for each epoch."""
+        best, waited, count = float("inf"), 0, 0
+        for loss in losses if self.schedule == "plateau" else ():
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited > self.plateau_patience:
+                waited, count = 0, count + 1
+        return count
+
+    def _check_ranges(self) -> None:
+        ranges = {
+            "weight_decay": self.weight_decay >= 0,
+            "decay_rate": 0 < self.decay_rate < 1,
+            "plateau_patience": self.plateau_patience >= 0,
+            "label_smoothing": 0 <= self.label_smoothing < 1,
+            "class_weights": min(self.class_weights, default=1) >= 0 < max(self.class_weights, default=1),
+            "ema_decay": self.ema_decay is None or 0 < self.ema_decay < 1,
+            "clip_grad": self.clip_grad is None or self.clip_grad > 0,
+            "accumulate": self.accumulate >= 1 and self.batch_size % self.accumulate == 0,
+            "valid_size": self.valid_size is None or self.valid_size >= 0,
+            "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
+            "patience": self.patience is None or self.patience >= 1,
+            "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
+            "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
+        }
+        if wrong := [name for name, right in ranges.items() if not right]:
+            raise ValueError(f"{wrong[0]} is out of range, got {getattr(self, wrong[0])!r}")
+        if bool(self.milestones) != (self.schedule == "multistep"):
+            raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
+        if self.class_weights and self.loss != "ce":
+            raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
+        if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
+            raise ValueError("patience and the plateau schedule need validation images, got valid_size=0")
+
+    def _check_names(self) -> None:
+        if self.augment not in AUGMENTATIONS:
+            raise ValueError(f"augment is one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.optimizer not in list_optimizers():
+            near = get_close_matches(self.optimizer, list_optimizers(), n=5, cutoff=0.3)
+            raise ValueError(
+                f"optimizer is one of timm's, such as {', '.join(near or ['adam', 'sgd'])}, and all that "
+                f"timm.optim.list_optimizers() names; got {self.optimizer!r}"
+            )
+
+
+def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
+    """The scheduler of a recipe, one of timm, stepped with a number of epochs that may be fractional."""
+    warmup: dict[str, Any] = {"warmup_t": recipe.warmup_epochs, "warmup_lr_init": 0.0}
+    if recipe.schedule == "cosine":
+        length = recipe.epochs - recipe.warmup_epochs
+        # Slightly more than 1: for a length of 1 timm warns that the rate never changes, which holds for whole epochs.
+        return CosineLRScheduler(optimizer, length if length > 1 else 1 + 1e-12, warmup_prefix=True, **warmup)
+    if recipe.schedule == "multistep":
+        # timm decays an epoch early: when 1 + the epoch reaches a milestone.
+        later = [milestone + 1 for milestone in recipe.milestones]
+        return MultiStepLRScheduler(optimizer, later, recipe.decay_rate, warmup_prefix=False, **warmup)
+    return StepLRScheduler(optimizer, 1, 1.0, warmup_prefix=False, **warmup)  # the rate stays
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type: unions, literals, tuples of one type and plain classes."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(part, get_args(hint)[0]) for part in value)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else origin or hint)
+
+
+def _words(hint: Any) -> str:
+    """An annotated type in words."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_words(part) for part in get_args(hint))
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if origin is tuple:
+        return f"a list, each {_words(get_args(hint)[0])}"
+    return _WORDS[origin or hint]
+
+
+def _json(name: str, values: dict[str, Any]) -> str:
+    try:
+        return json.dumps(values)
+    except TypeError as error:
+        raise ValueError(f"{name} are JSON values, got {values!r} ({error})") from error

@@ -1,0 +1,126 @@
+"""The report of a fine-tuning: as a Markdown page with figures, and the command that makes it."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._common import atomic
+from ..viz import plot_confusion, plot_rotation_curve
+
+__all__ = ["command", "markdown", "write_figures"]
+
+_OPTIONS = {  # of eqzoo finetune, by the key of the recipe
+    "epochs": "--epochs",
+    "batch_size": "--batch-size",
+    "lr": "--lr",
+    "layer_decay": "--layer-decay",
+    "patience": "--patience",
+    "ema_decay": "--ema",
+    "augment": "--augment",
+    "seed": "--seed",
+}
+_MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
+_CONFUSED_PAIRS = 20  # of classes that are listed instead
+
+
+def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
+    """A report as a Markdown page.
+
+    Args:
+        report: The report of `eqzoo.finetune`.
+        figures: The file names of its figures.
+    """
+    images = report["images"]
+    counts = ", ".join(f"{count:,} to {use}" for use, count in images.items() if count)
+    lines = [
+        f"# {report['model']} on {report['data']}",
+        "",
+        f"Started from {report['start'] or 'random weights'}. {report['classes_count']} classes; images of "
+        f"{' x '.join(map(str, report['input_size']))} (channels, height, width): {counts}. Epoch "
+        f"{report['selected_epoch']} of {report['epochs']} was kept. Evaluated on the {report['evaluated_on']}.",
+        "",
+        *(f"{note}\n" for note in report["notes"]),
+        "| | |",
+        "|---|---|",
+        f"| accuracy | {report['accuracy']:.2f} % |",
+        f"| mean recall of the classes | {report['balanced_accuracy']:.2f} % |",
+        f"| mean F1 of the classes | {report['macro_f1']:.2f} % |",
+        f"| images with the same prediction at all 90° rotations "
+        f"| {report['same_class_at_all_quarter_rotations']:.2f} % |",
+        f"| equivariance error, own group {report['group']} | {report['equivariance_error']:.1e} |",
+        "",
+        "## Classes",
+        "",
+        "| class | precision | recall | F1 | images |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["classes"]:
+        cells = [_shown(row[key]) for key in ("precision", "recall", "f1")]
+        lines.append(f"| {_cell(row['name'])} | {' | '.join(cells)} | {row['images']} |")
+    lines += ["", "## Confusion matrix", "", *_confusion(report)]
+    curve = report["rotation_curve"]
+    lines += ["", "## Rotated images", "", f"Accuracy on {curve['images']:,} of these images, rotated."]
+    lines += ["", "| angle | accuracy |", "|---|---|"]
+    lines += [f"| {angle}° | {value:.2f} % |" for angle, value in zip(curve["angles"], curve["accuracy"], strict=True)]
+    for name in figures:
+        lines += ["", f"![{Path(name).stem.replace('_', ' ')}]({name})"]
+    return "\n".join(lines) + "\n"
+
+
+def write_figures(report: dict[str, Any], folder: Path) -> list[str]:
+    """Draws the rotation curve and the confusion matrix; returns the file names, none if matplotlib is missing."""
+    curve = report["rotation_curve"]
+    try:
+        figures = {
+            "confusion.png": plot_confusion(report["confusion"], [row["name"] for row in report["classes"]]),
+            "rotation_curve.png": plot_rotation_curve({report["model"]: curve["accuracy"]}, curve["angles"]),
+        }
+    except ImportError:
+        return []
+    for name, figure in figures.items():
+        atomic(folder / name, lambda path, figure=figure: figure.savefig(path, format="png", dpi=130))  # type: ignore[misc]
+    return list(figures)
+
+
+def command(name: str, data: str, options: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
+    """The `eqzoo finetune` command of a fine-tuning.
+
+    Args:
+        name: The network.
+        data: The images.
+        options: Values of options that are no keys of a recipe, by option; False and None are left out, True gives the
+            option alone, a list its words.
+        recipe: The keys of the recipe that are not at the command's defaults.
+    """
+    words, more = ["eqzoo", "finetune", name, data, "--output", "DIR"], list[str]()
+    for key, value in recipe.items():
+        if key in _OPTIONS and value is not None:
+            words += [_OPTIONS[key], str(value)]
+        else:
+            more.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    for key, value in options.items():
+        if value is not None and value is not False:
+            values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]
+            words += [f"--{key}", *map(str, values)]
+    return shlex.join([*words, "--set", *more] if more else words)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.1f} %"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _confusion(report: dict[str, Any]) -> list[str]:
+    """The matrix as a table, or for many classes the most frequent confusions."""
+    names, matrix = [_cell(row["name"]) for row in report["classes"]], report["confusion"]
+    if len(names) <= _MATRIX_CLASSES:
+        heading = ["| true class | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        return heading + [f"| {name} | {' | '.join(map(str, row))} |" for name, row in zip(names, matrix, strict=True)]
+    pairs = [(matrix[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
+    most = [pair for pair in sorted(pairs, key=lambda pair: -pair[0])[:_CONFUSED_PAIRS] if pair[0]]
+    return ["| true class | predicted | images |", "|---|---|---|"] + [f"| {a} | {b} | {n} |" for n, a, b in most]

@@ -1,0 +1,151 @@
+"""The results.json and config.json of a checkpoint."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import timm
+import torch
+
+from .._common import __version__
+from ..analysis.cost import machine, multiply_adds, throughput
+from ..equivariance import equivariance_error
+from ..groups import P4
+from ..models import EquivariantNet
+from .recipe import Recipe
+
+__all__ = ["checkpoint_config", "checkpoint_results"]
+
+_NOT_IN_CONFIG = ("architecture", "label_names", "state_dict", "hf_hub_id", "file", "url", "source")
+
+
+def checkpoint_results(
+    model: EquivariantNet,
+    recipe: Recipe,
+    *,
+    checkpoint: str,
+    split_sizes: Mapping[str, int],
+    label_names: Sequence[str],
+    command: str,
+    best: Mapping[str, Any],
+    test_error: float,
+    metrics: Mapping[str, Any],
+    rotated_images: int,
+    training_seconds: int,
+    weights_sha256: str,
+    weights_dtype: str = "float32",
+    test_errors: Sequence[float] = (),
+    test_error_std: float | None = None,
+    base_model: str | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What results.json holds: everything that a card, the README's table and the Hub show of a checkpoint.
+
+    Args:
+        model: The network with the weights of the checkpoint, in evaluation mode.
+        recipe: The recipe that it was trained by.
+        checkpoint: Its name, ``<model>.<data set>``.
+        split_sizes: The number of images in each split.
+        label_names: The names of the classes.
+        command: The command that trains it.
+        best: The row of record.jsonl of the epoch whose weights are kept.
+        test_error: The error on the whole test split, in percent.
+        metrics: The metrics on the test split: `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
+        rotated_images: The number of test images that were rotated by multiples of 90°.
+        training_seconds: The training time, in seconds.
+        weights_sha256: The hash of its weights file.
+        weights_dtype: ``"float32"`` or ``"float16"``.
+        test_errors: The test errors of all seeds, where there are several.
+        test_error_std: Their standard deviation.
+        base_model: The Hub repo of the checkpoint that it was fine-tuned from.
+        preprocessing: ``input_size``, ``mean`` and ``std``, where they are not those of the registered network.
+
+    Returns:
+        JSON values; errors and accuracies in percent.
+    """
+    valid = best["valid_accuracy"]
+    size = tuple((preprocessing or {}).get("input_size", model.input_size))
+    found: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "group": model.group.name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "multiply_adds": multiply_adds(model, size),
+        "throughput": throughput(model, size),
+        "dataset": {"name": recipe.dataset} | dict(split_sizes),
+        "label_names": list(label_names),
+        "command": command,
+        "recipe": asdict(recipe),
+        "selected_epoch": best["epoch"],
+        "valid_error": None if valid is None else round(100 - valid, 3),
+        "test_error": test_error,
+        "rotated_images": rotated_images,
+        "test_error_of_rotated_copies": [round(100 - value, 3) for value in metrics["accuracy_of_rotated_copies"]],
+        "same_class_at_all_quarter_rotations": metrics["same_class_at_all_quarter_rotations"],
+        "rotation_curve": metrics["rotation_curve"],
+        "equivariance_error": equivariance_error(model),
+        "equivariance_error_p4": equivariance_error(model, group=P4),
+        "training_seconds": training_seconds,
+        "machine": machine(next(model.parameters()).device),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "eqzoo": __version__,
+        },
+    }
+    found |= {"base_model": base_model} if base_model else {}
+    found |= {
+        "seeds": len(test_errors) or 1,
+        "test_errors": list(test_errors) or [test_error],
+        "test_error_std": test_error_std,
+        "weights_dtype": weights_dtype,
+        "weights_sha256": weights_sha256,
+    }
+    return found | dict(preprocessing or {})
+
+
+def checkpoint_config(
+    model: EquivariantNet,
+    cfg: Mapping[str, Any],
+    *,
+    model_args: Mapping[str, Any],
+    label_names: Sequence[str],
+    group: str,
+    weights_sha256: str,
+    weights_dtype: str = "float32",
+    version: str = __version__,
+) -> dict[str, Any]:
+    """What config.json holds, from which timm's ``local-dir:`` and ``hf-hub:`` build the network.
+
+    Args:
+        model: The network.
+        cfg: Its ``pretrained_cfg``, with ``architecture`` and the ``tag`` of the checkpoint.
+        model_args: The arguments of its class.
+        label_names: The names of the classes.
+        group: The name of its group.
+        weights_sha256: The hash of its weights file, which `eqzoo.hub` checks.
+        weights_dtype: ``"float32"`` or ``"float16"``.
+        version: The version of eqzoo that evaluated it.
+    """
+    pool: Any = getattr(model, "global_pool", None) or model.group_pool
+    values = {"license": "mit"} | dict(cfg) if "license" not in cfg else dict(cfg)
+    return {
+        "architecture": cfg["architecture"],
+        "num_classes": model.num_classes,
+        "num_features": model.num_features,
+        "global_pool": getattr(pool, "reduce", pool),  # a layer, or its name
+        "label_names": list(label_names),
+        "model_args": dict(model_args),
+        "pretrained_cfg": {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in values.items()
+            if value is not None and key not in _NOT_IN_CONFIG
+        },
+        "eqzoo": {
+            "version": version,
+            "group": group,
+            "weights_dtype": weights_dtype,
+            "weights_sha256": weights_sha256,
+        },
+    }

@@ -1,0 +1,271 @@
+"""The folder of a training run: recipe, record of the epochs, best weights, state to resume from."""
+
+import hashlib
+import io
+import json
+import pickle
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from .._common import atomic
+from ..data import AnySplit, Split
+from .recipe import Recipe
+
+__all__ = [
+    "RECIPE_NAME",
+    "SETTINGS_NAME",
+    "SPLIT_NAMES",
+    "FinishedRun",
+    "RunDirectory",
+    "best_row",
+    "is_finished",
+    "patience_is_over",
+    "split_digest",
+    "write_json",
+]
+
+RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
+SETTINGS_NAME = "finetune.json"
+SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+
+
+class RunDirectory:
+    """The files of a run: recipe.json, record.jsonl (a line an epoch), best.safetensors and state.pt.
+
+    Every file is written atomically, but for record.jsonl, which grows by a line: an interrupted run can be resumed.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe, self.record = path / RECIPE_NAME, path / RECORD_NAME
+        self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
+
+    def start(self, recipe: Recipe) -> bool:
+        """Writes recipe.json if there is none, and says so; raises ValueError if it is of another recipe."""
+        for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
+            temporary.unlink()
+        if not self.recipe.exists():
+            self._write(self.recipe, (json.dumps(asdict(recipe), indent=2) + "\n").encode())
+            return True
+        there = Recipe.read(self.recipe)  # missing keys have their defaults
+        if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
+            values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
+            raise ValueError(
+                f"{self.path} holds a run of another recipe ({values}); name another folder or remove that one"
+            )
+        return False
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of record.jsonl, one for each epoch; none if there is no file."""
+        return [json.loads(line) for line in self._lines()]
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Adds an epoch to record.jsonl."""
+        try:
+            with self.record.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise _write_error(self.record, error) from error
+
+    def save_weights(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Writes best.safetensors."""
+        weights = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
+        self._write(self.weights, safetensors_bytes(weights))
+
+    def load_weights(self) -> dict[str, Tensor]:
+        """The weights of best.safetensors."""
+        return load_file(self.weights)
+
+    def save_state(self, state: Mapping[str, Any]) -> None:
+        """Writes state.pt: the states of model, optimizer and average, the epochs done and the best one."""
+        # Through memory, because torch's own writing to a full disk raises no OSError.
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        self._write(self.state, buffer.getbuffer())
+
+    def load_state(self, main_process: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+        """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.
+
+        Args:
+            main_process: Whether this process writes files: record.jsonl is cut to the epochs of the state.
+
+        Raises:
+            ValueError: If the files of the run are damaged or missing.
+        """
+        if not self.state.exists():
+            if main_process:
+                self.record.unlink(missing_ok=True)
+            return None
+        try:
+            state: dict[str, Any] = torch.load(self.state, map_location="cpu", weights_only=True)
+            # The record is one epoch ahead of the state if the run was killed between the two.
+            lines = self._lines()[: state["epoch"]]
+            rows = [json.loads(line) for line in lines]
+            if len(lines) < state["epoch"] or not self.weights.is_file():
+                raise ValueError(
+                    f"{len(lines)} of {state['epoch']} lines of {RECORD_NAME}, or {WEIGHTS_NAME} is missing"
+                )
+        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+            raise self.resume_error(error) from error
+        if main_process:
+            self._write(self.record, "".join(f"{line}\n" for line in lines).encode())
+        return state, rows
+
+    def resume_error(self, error: Exception) -> ValueError:
+        """The error for a run that cannot be resumed."""
+        return ValueError(
+            f"{self.path} cannot be resumed ({error}); remove it, or {self.state} to start from the first epoch"
+        )
+
+    def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:
+        """Writes finetune.json, or raises ValueError if the folder holds another run or other files."""
+        path = self.path / SETTINGS_NAME
+        if self.is_unused():
+            self.recipe.unlink(missing_ok=True)
+        elif path.is_file():
+            if said := "; ".join(_differences(json.loads(path.read_text()), settings)):
+                raise ValueError(f"{self.path} holds a run on other images or weights ({said}); name another folder")
+            return
+        else:
+            found = ", ".join(self._files()[:5])
+            raise ValueError(f"{self.path} holds other files ({found}); name a new folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(path, settings)
+
+    def is_unused(self) -> bool:
+        """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""
+        return set(self._files()) in (set(), {SETTINGS_NAME}, {SETTINGS_NAME, RECIPE_NAME})
+
+    def _files(self) -> list[str]:
+        return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
+
+    def _lines(self) -> list[str]:
+        return self.record.read_text().splitlines() if self.record.is_file() else []
+
+    def _write(self, path: Path, data: bytes | memoryview) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            atomic(path, lambda temporary: temporary.write_bytes(data))
+        except OSError as error:
+            raise _write_error(path, error) from error
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run.
+
+    Args:
+        folder: Its folder.
+        recipe: Its recipe.
+        rows: Its record, a row for each epoch.
+    """
+
+    folder: Path
+    recipe: Recipe
+    rows: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "FinishedRun":
+        """Reads a run's folder.
+
+        Raises:
+            ValueError: If it is not the folder of a run, or the run is not finished.
+        """
+        run = RunDirectory(folder)
+        if not run.recipe.is_file():
+            raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE_NAME}")
+        recipe, rows = Recipe.read(run.recipe), run.rows()
+        if not is_finished(recipe, rows):
+            raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
+        return cls(folder, recipe, rows)
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The row of the epoch whose weights were kept."""
+        return best_row(self.rows)
+
+    @property
+    def launcher(self) -> str:
+        """The program that started the training, by the number of processes in most epochs.
+
+        It matters on CPUs, where a batch norm sees the share of one process.
+        """
+        processes = statistics.mode([row["processes"] for row in self.rows if "processes" in row] or [1])
+        return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
+
+    @property
+    def seconds(self) -> int:
+        """The training time, in seconds."""
+        return round(sum(row["seconds"] for row in self.rows))
+
+
+def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the epoch whose weights are kept: the most accurate on validation images, the later of equal ones.
+
+    Without validation images it is the last.
+    """
+    return max(rows, key=lambda row: (row["valid_accuracy"] or 0.0, row["epoch"]))
+
+
+def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:
+    """Whether a record is that of a run that has ended, by its recipe or early."""
+    return bool(rows) and (
+        len(rows) >= recipe.epochs or patience_is_over(recipe, best_row(rows)["epoch"], rows[-1]["epoch"])
+    )
+
+
+def patience_is_over(recipe: Recipe, best: int, epoch: int) -> bool:
+    """Whether a run ends early after an epoch, where ``best`` is the best epoch."""
+    return recipe.patience is not None and epoch - best >= recipe.patience
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON file atomically."""
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def split_digest(split: AnySplit) -> str:
+    """A hash of a split: of labels and pixels in memory, of the labels alone if it is streamed."""
+    digest = hashlib.sha256(split.labels.cpu().numpy().tobytes())
+    if isinstance(split, Split):
+        digest.update(split.images.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _write_error(path: Path, error: OSError) -> OSError:
+    return OSError(
+        f"cannot write {path}: {error.strerror or error}; free space or make the folder writable, and the same command "
+        "resumes from the last finished epoch"
+    )
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two finetune.json, in words."""
+    for key in here:
+        before, now = there.get(key), here[key]
+        if key == "data_sha256":
+            yield from _split_differences(before or {}, now)
+        elif before != now:
+            yield f"{key} was {before!r} and is {now!r}"
+
+
+def _split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    for split, word in SPLIT_NAMES.items():
+        if split not in there and split in here:
+            yield f"there are {word} images, and there were none"
+        elif split in there and split not in here:
+            yield f"there are no {word} images, and there were some"
+        elif there.get(split) != here.get(split):
+            yield f"the {word} images differ"

@@ -1,0 +1,269 @@
+"""Training state: model, moving average, optimizer, schedule and data on the device."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import accelerate
+import torch
+import torch.nn.functional as F
+from timm.loss import create_classification_loss
+from timm.optim import create_optimizer_v2
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+
+from ..data import AnySplit, Split, Streamed, augment, batches
+from ..models import EquivariantNet, create_model
+from .recipe import Recipe, scheduler
+
+__all__ = ["TrainingState", "freeze"]
+
+VALIDATION_BATCH = 500
+
+
+class TrainingState:
+    """What changes in training, and the data: model, moving average, optimizer, schedule, splits on the device.
+
+    Args:
+        recipe: The recipe.
+        build: Builds the network; called after the seed is set.
+        splits: ``train``, and ``valid`` unless nothing was held out.
+        accelerator: The device and the processes.
+        workers: The processes that read images that are not in memory.
+        resumed: Whether `load_state_dict` follows, so that the weights of ``recipe.start`` are not needed.
+
+    Raises:
+        ValueError: If the images do not suit the network, or the batch cannot be shared among the processes.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        build: Callable[[], nn.Module],
+        splits: Mapping[str, AnySplit],
+        accelerator: accelerate.Accelerator,
+        workers: int,
+        resumed: bool = False,
+    ) -> None:
+        self.recipe, self.build, self.accelerator, self.workers = recipe, build, accelerator, workers
+        self.device = accelerator.device
+        torch.manual_seed(recipe.seed)
+        self.model = build()
+        if recipe.start and not resumed:
+            _load_start(self.model, recipe)
+        self.model = self.model.to(self.device)
+        _check_splits(recipe, splits, self.model, accelerator.num_processes)
+        self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
+        self.steps = len(splits["train"]) // recipe.batch_size
+        self.frozen = freeze(self.model, recipe.freeze)
+        if recipe.checkpointing:
+            _checkpoint(self.model)
+        if accelerator.num_processes > 1 and self.device.type == "cuda":
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.optimizer = create_optimizer_v2(
+            self.model,
+            recipe.optimizer,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            filter_bias_and_bn=False,
+            layer_decay=recipe.layer_decay,
+            **recipe.optimizer_args,
+        )
+        self.scheduler: Scheduler = scheduler(recipe, self.optimizer)
+        self.base_values = list(self.scheduler.base_values)
+        self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
+        if recipe.compile:
+            self.model.compile()
+        self.net = accelerator.prepare_model(self.model)
+        self.criterion = _criterion(recipe, self.device)
+        cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
+        dtype = next(self.model.parameters()).dtype
+        shape = (1, -1, 1, 1)
+        self.mean = torch.tensor(cfg["mean"], dtype=dtype, device=self.device).view(shape)
+        self.std = torch.tensor(cfg["std"], dtype=dtype, device=self.device).view(shape)
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The network that is validated and saved: the moving average if there is one."""
+        return self.ema.module if self.ema else self.model
+
+    def as_input(self, images: Tensor) -> Tensor:
+        """Normalized images, as `eqzoo.data.normalize` gives, without creating its tensors anew."""
+        images = images.to(self.device, non_blocking=True).to(self.mean.dtype)
+        x = (images / 255 - self.mean) / self.std
+        return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
+
+    def autocast(self) -> Any:
+        """Autocast to bfloat16 if the recipe asks for it."""
+        wanted = self.recipe.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
+
+    def begin_epoch(self, history: list[float]) -> None:
+        """Sets training mode, except for frozen modules, and the learning rate of a plateau schedule."""
+        self.net.train()
+        for module in self.frozen:
+            module.eval()
+        factor = self.recipe.decay_rate ** self.recipe.decays(history)
+        self.scheduler.base_values = [value * factor for value in self.base_values]
+
+    def backward(self, images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+        """Accumulates the gradient of a part of the batch; returns its mean loss.
+
+        Args:
+            images: The images, uint8.
+            labels: Their classes.
+            numbers: The random numbers of their augmentation, see `eqzoo.data.augment`.
+        """
+        images = augment(self.recipe.augment, images.to(self.device, non_blocking=True), numbers)
+        with self.autocast():
+            logits = self.net(self.as_input(images))
+        logits = logits if self.recipe.precision == "float32" else logits.float()
+        loss = self.criterion(logits, labels.to(self.device, non_blocking=True))
+        (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
+        return loss.detach()
+
+    def step(self, epoch: int, step: int) -> None:
+        """Updates the weights, at the learning rate of the middle of the step."""
+        if self.recipe.clip_grad is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
+        self.scheduler.step(epoch + (step + 0.5) / self.steps)  # timm's schedulers take fractions of epochs
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.ema:
+            self.ema.update(self.model, step=epoch * self.steps + step + 1)
+
+    def reduced(self, total: Tensor) -> float:
+        """A sum of losses, averaged over the processes."""
+        if self.accelerator.num_processes > 1:
+            total = self.accelerator.reduce(total, "mean")
+        return total.item()
+
+    def base_rate(self, epoch: float, history: list[float]) -> float:
+        """The learning rate after a number of epochs, before layer decay."""
+        return self.recipe.rate(epoch) * self.recipe.decay_rate ** self.recipe.decays(history)
+
+    @torch.no_grad()
+    def validate(self) -> tuple[float | None, float | None]:
+        """The accuracy in percent and the mean cross-entropy on the validation images; None without any."""
+        if "valid" not in self.splits:
+            return None, None
+        split, world = self.splits["valid"], self.accelerator.num_processes
+        model = self.eval_model.eval()
+        if world > 1:
+            for buffer in model.buffers():
+                accelerate.utils.broadcast(buffer)
+        share = torch.arange(len(split)).tensor_split(world)[self.accelerator.process_index]
+        parts = [part.to(self.device) if isinstance(split, Split) else part for part in share.split(VALIDATION_BATCH)]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for part, images in zip(parts, batches(split, parts, self.workers), strict=True):
+            with self.autocast():
+                logits = model(self.as_input(images))
+            labels = split.labels[part].to(self.device)
+            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
+            sums += torch.stack([(logits.argmax(1) == labels).sum().double(), loss.double()])
+        right, loss = self.accelerator.reduce(sums).tolist() if world > 1 else sums.tolist()
+        return 100 * (right / len(split)), loss / len(split)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of model, optimizer and moving average, as state.pt holds them."""
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return state | ({"ema": self.ema.module.state_dict()} if self.ema else {})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads the states of model, optimizer and moving average."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.ema:
+            self.ema.module.load_state_dict(state["ema"])
+
+    def finished_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The network in evaluation mode with the best weights, without wrappers that only training needs."""
+        plain = self.accelerator.num_processes == 1 and not self.recipe.compile and not self.recipe.freeze
+        model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
+        model.load_state_dict(weights)
+        return model.eval()
+
+
+def _load_start(model: nn.Module, recipe: Recipe) -> None:
+    """Loads the weights of the checkpoint that the recipe starts from."""
+    named = f"start={recipe.start!r}"
+    if not isinstance(model, EquivariantNet):
+        raise ValueError(f"{named} needs a network of eqzoo, got a {type(model).__name__}")
+    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
+    try:
+        model.load_state_dict(create_model(str(recipe.start), pretrained=True, **args).state_dict())
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(f"{named} does not fit {recipe.model}: {error}") from error
+
+
+def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:
+    """Raises ValueError unless the images suit the network and the batches can be shared among the processes."""
+    classes, channels = int(model.num_classes), int(model.in_chans)  # type: ignore[arg-type]
+    for name in {"train", "valid"} & splits.keys():
+        labels = splits[name].labels
+        if labels.min() < 0 or labels.max() >= classes:
+            raise ValueError(
+                f"labels of {name} go from {int(labels.min())} to {int(labels.max())}, and {recipe.model} has "
+                f"{classes} classes, 0 to {classes - 1}; model_args={{'num_classes': ...}} changes it"
+            )
+        if splits[name].shape[0] != channels:
+            raise ValueError(
+                f"images of {name} have {splits[name].shape[0]} channels, and {recipe.model} takes {channels}; "
+                "model_args={'in_chans': ...} changes it"
+            )
+    if len(splits["train"]) < recipe.batch_size:
+        raise ValueError(f"{len(splits['train'])} training images do not fill a batch of {recipe.batch_size}")
+    if recipe.batch_size % (recipe.accumulate * processes):
+        raise ValueError(
+            f"a batch of {recipe.batch_size} cannot be split among {processes} processes and {recipe.accumulate} "
+            "passes; their product must divide it"
+        )
+    if recipe.class_weights and len(recipe.class_weights) != classes:
+        raise ValueError(f"class_weights has {len(recipe.class_weights)} factors for {classes} classes")
+    if "valid" not in splits and (recipe.patience is not None or recipe.schedule == "plateau"):
+        raise ValueError("patience and the plateau schedule need a validation split, and there is none")
+
+
+def _on_device(split: AnySplit, device: torch.device) -> AnySplit:
+    return split if isinstance(split, Streamed) else split.to(device)
+
+
+def _checkpoint(model: nn.Module) -> None:
+    if not hasattr(model, "set_grad_checkpointing"):
+        raise ValueError(
+            f"{type(model).__name__} cannot recompute its blocks (no set_grad_checkpointing); set checkpointing=False"
+        )
+    model.set_grad_checkpointing(True)  # type: ignore[operator]
+
+
+def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+    if not recipe.class_weights:
+        criterion: nn.Module = create_classification_loss(recipe.loss, smoothing=recipe.label_smoothing)
+        return criterion.to(device)
+    weight = torch.tensor(recipe.class_weights, device=device)
+
+    def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+        # Averaged over the images, not over their weights, so that the parts of a batch add up to the batch.
+        factors = weight.to(logits.dtype)
+        losses = F.cross_entropy(logits, labels, factors, reduction="none", label_smoothing=recipe.label_smoothing)
+        return losses.mean()
+
+    return weighted
+
+
+def freeze(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:
+    """Freezes the parameters of modules, and returns the modules.
+
+    Raises:
+        ValueError: If the network has no module of a name, or nothing is left to train.
+    """
+    modules = dict(model.named_modules())
+    for name in names:
+        if name not in modules or not name:
+            tops = ", ".join(name for name, _ in model.named_children())
+            raise ValueError(f"freeze names modules of the network such as {tops}; got {name!r}")
+        modules[name].requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"freeze leaves nothing to train: {names}")
+    return [modules[name] for name in names]

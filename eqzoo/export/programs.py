@@ -1,0 +1,366 @@
+"""Export of networks to files that run without this package: ONNX, or torch's .pt2.
+
+The exported form has plain convolutions with all transformed filters stored, and batch norms folded into them. A file
+is checked against the network under a temporary name and renamed only if it passes.
+"""
+
+import copy
+import hashlib
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from timm.utils import reparameterize_model
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from .._common import __version__, atomic
+from ..equivariance import element_errors
+from ..groups import Group
+from ..models import EquivariantNet
+from ..ops import use_backend
+from .onnx_file import OnnxFile, need_onnx, write_onnx
+
+__all__ = ["ExportError", "ExportReport", "export_onnx", "export_pt2", "metadata", "weights_sha256"]
+
+_BATCHES = (1, 3, 5)
+# Round-off of float32 is about 1e-7 and grows with depth; the tolerance is at least _OVER_TORCH times torch's own.
+_TOLERANCE = 1e-4
+_OVER_TORCH = 10.0
+_OPSETS = range(18, 24)  # torch's exporter writes 18, and onnxscript converts it up to 23
+
+
+class ExportError(RuntimeError):
+    """An exported file does not agree with its network; the message says where. The file is deleted."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """An exported file and the results of its checks.
+
+    Args:
+        path: The file.
+        size: Its size, in bytes.
+        image: The input size, ``(channels, height, width)``; the batch size is dynamic.
+        group: The name of the group.
+        operators: The number of nodes of each operator.
+        difference: ``‖file − network‖ / ‖network‖``, the largest over batches of 1, 3 and 5, with the network in
+            float64.
+        equivariance: ``‖file(g x) − file(x)‖ / ‖file(x)‖`` for each element that maps the pixel grid onto itself.
+        tolerance: The upper bound of the two.
+        folding: The relative difference in float64 that folding the batch norms makes.
+        seconds: The median time of a batch of 1, in seconds: of the network (``"network"``), of the network without
+            this package's kernels (``"eager"``), and of the file (``"file"``).
+        threads: The number of threads in these measurements.
+        metadata: The metadata in the file.
+    """
+
+    path: str
+    size: int
+    image: tuple[int, int, int]
+    group: str
+    operators: dict[str, int]
+    difference: float
+    equivariance: dict[int, float]
+    tolerance: float
+    folding: float
+    seconds: dict[str, float]
+    threads: int
+    metadata: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain types, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        operators = ", ".join(f"{name} {count}" for name, count in self.operators.items())
+        channels, height, width = self.image
+        rows = {
+            "file": f"{self.path}, {self.size / 1e6:.2f} MB",
+            "images": f"{channels} x {height} x {width}, any batch size",
+            "operators": f"{sum(self.operators.values())}: {operators}",
+            "difference": f"{self.difference:.1e} from the network in float64, at batches of 1, 3 and 5",
+            "equivariance": f"{max(self.equivariance.values()):.1e} over the {len(self.equivariance)} elements of "
+            f"{self.group} on the grid",
+            "tolerance": f"{self.tolerance:.1e}",
+            "batch norms": f"folded, a change of {self.folding:.1e} in float64" if self.folding else "none to fold",
+            "an image takes": f"{1e3 * self.seconds['file']:.2f} ms, the network in torch "
+            f"{1e3 * self.seconds['network']:.2f} ms, without kernels {1e3 * self.seconds['eager']:.2f} ms "
+            f"({self.threads} threads)",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
+
+
+def export_onnx(
+    model: nn.Module,
+    path: str | Path,
+    opset: int = 18,
+    size: int | tuple[int, int] | None = None,
+    seed: int = 0,
+) -> ExportReport:
+    """Exports a network to a single ONNX file, in float32, with standard operators and a dynamic batch size.
+
+    Before the file is renamed into place it is checked: by the ONNX checker, and in ONNX Runtime against the network at
+    batches of 1, 3 and 5 and for equivariance under each element of the group that maps the pixel grid onto itself.
+    The input is ``image``, normalized images; the output is ``logits``. The metadata contain the classes, mean and
+    standard deviation, input size, group, and the SHA-256 of the weights.
+
+    Args:
+        model: A network of this package; it is not changed.
+        path: The file to write, ``*.onnx``; an existing one is replaced.
+        opset: The ONNX opset version, 18 to 23.
+        size: The side of the images, or height and width, in pixels; by default the network's own.
+        seed: The seed of the noise images of the checks.
+
+    Returns:
+        The results of the checks.
+
+    Raises:
+        ValueError: If the model is not a network of this package, an argument is out of range, or the size breaks its
+            equivariance.
+        ImportError: If the packages of ``eqzoo[export]`` are not installed.
+        ExportError: If the file does not agree with the network.
+
+    Example:
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_onnx(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.onnx")
+        >>> report.operators["Conv"], max(report.equivariance.values()) < 1e-5
+        (7, True)
+    """
+    path = _target(path, ".onnx")
+    if opset not in _OPSETS:
+        raise ValueError(f"opset is {_OPSETS[0]} to {_OPSETS[-1]}, got {opset}")
+    need_onnx("onnx", "onnxruntime", "onnxscript")
+    network = _Network.of(model, size, seed, torch.float32)
+    return atomic(path, partial(_write_onnx, network, path, opset))
+
+
+def export_pt2(
+    model: nn.Module, path: str | Path, size: int | tuple[int, int] | None = None, seed: int = 0
+) -> ExportReport:
+    """Exports a network to a program of torch operators, which `torch.export.load` reads without this package.
+
+    The file is checked as in `export_onnx`. The data type is that of the network; the metadata are in an extra file
+    ``eqzoo.json`` inside.
+
+    Args:
+        model: A network of this package; it is not changed.
+        path: The file to write, ``*.pt2``; an existing one is replaced.
+        size: The side of the images, or height and width, in pixels; by default the network's own.
+        seed: The seed of the noise images of the checks.
+
+    Returns:
+        The results of the checks.
+
+    Raises:
+        ValueError: If the model is not a network of this package, or the size breaks its equivariance.
+        ExportError: If the file does not agree with the network.
+
+    Example:
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> report = eqzoo.export_pt2(eqzoo.create_model("p4_cnn", pretrained=True), f"{folder.name}/p4_cnn.pt2")
+        >>> torch.export.load(report.path).module()(torch.zeros(7, 1, 28, 28)).shape
+        torch.Size([7, 10])
+    """
+    path = _target(path, ".pt2")
+    network = _Network.of(model, size, seed, next(model.parameters()).dtype)
+    return atomic(path, partial(_write_pt2, network, path))
+
+
+def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict[str, str]:
+    """The metadata of an exported network: strings, with lists as JSON.
+
+    Args:
+        model: The network.
+        size: Height and width of the images, in pixels; by default those of the network's input size.
+    """
+    cfg = model.pretrained_cfg
+    labels = cfg.get("label_names") or ()
+    entries = {
+        "architecture": cfg.get("architecture") or type(model).__name__,
+        "tag": cfg.get("tag") or "",
+        "classes": list(labels) if len(labels) == model.num_classes else [str(i) for i in range(model.num_classes)],
+        "mean": _per_channel(cfg["mean"], model.in_chans),
+        "std": _per_channel(cfg["std"], model.in_chans),
+        "input_size": [model.in_chans, *(size or model.input_size[1:])],
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "crop_pct": cfg.get("crop_pct") or 1.0,
+        "group": model.group.name,
+        "weights_sha256": weights_sha256(model),
+        "eqzoo_version": __version__,
+    }
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """The SHA-256 of the safetensors file, without metadata, to which this package saves the weights."""
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    return hashlib.sha256(safetensors.torch.save(state)).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Network:
+    """A network, its exported program, and its logits for five noise images."""
+
+    model: EquivariantNet  # with the data type of the file
+    program: torch.export.ExportedProgram
+    images: Tensor
+    expected: Tensor  # in float64
+    folding: float
+    metadata: dict[str, str]
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: nn.Module, size: int | tuple[int, int] | None, seed: int, dtype: torch.dtype) -> "_Network":
+        if not isinstance(model, EquivariantNet):
+            raise ValueError(
+                f"only networks of this package can be exported, got {type(model).__name__}; a network with "
+                "features_only=True is a wrapper around one"
+            )
+        sides = (size, size) if isinstance(size, int) else size or model.input_size[1:]
+        about = metadata(model, sides)
+        double = copy.deepcopy(model).to("cpu", torch.float64).to(memory_format=torch.contiguous_format).eval()
+        generator = torch.Generator().manual_seed(seed)
+        images = torch.randn(max(_BATCHES), model.in_chans, *sides, generator=generator, dtype=torch.float64)
+        expected = torch.cat([double(image) for image in images.split(1)])
+        if not expected.isfinite().all() or expected.norm() == 0:
+            raise ValueError("the network's logits are zero or not finite, so a file cannot be compared with them")
+        # Filters and norms are computed in float64 and rounded once.
+        deployed = reparameterize_model(double)
+        has_norms = any(isinstance(module, nn.BatchNorm2d) for module in deployed.modules())
+        folded = _fold_norms(deployed, _program(deployed, images)) if has_norms else deployed
+        folding = 0.0 if folded is deployed else _distance(folded(images[:1]), deployed(images[:1]))
+        own = copy.deepcopy(double).to(dtype)
+        return _Network(own, _program(folded.to(dtype), images.to(dtype)), images.to(dtype), expected, folding, about)
+
+    def report(
+        self, path: Path, size: int, function: Callable[[Tensor], Tensor], operators: Counter[str]
+    ) -> ExportReport:
+        """Compares the written file with the network; raises ExportError if they differ."""
+        # One image at a time: the larger networks take gigabytes for each.
+        rounding = _distance(torch.cat([self.model(x) for x in self.images.split(1)]), self.expected)
+        tolerance = max(_TOLERANCE, _OVER_TORCH * rounding)
+        difference = max(_distance(function(self.images[:n]), self.expected[:n]) for n in _BATCHES)
+        one = self.images[:1]
+        group = _shape_preserving(self.model.group, one)
+        equivariance = element_errors(function, one, group)
+        # A network that is approximate on the pixel grid, such as one with strides, may be exported too.
+        allowed = {g: tolerance + error for g, error in element_errors(self.model, one, group).items()}
+        if difference > tolerance:
+            raise ExportError(f"{path} would differ from the network by {difference:.1e}, more than {tolerance:.1e}")
+        broken = [g for g, error in equivariance.items() if error > allowed[g]]
+        if broken:
+            raise ExportError(
+                f"{path} would not be equivariant under elements {broken} of {group.name}: {equivariance}"
+            )
+        seconds = _latencies({"network": self.model, "eager": use_backend("eager")(self.model), "file": function}, one)
+        return ExportReport(
+            path=str(path),
+            size=size,
+            image=(one.shape[1], one.shape[2], one.shape[3]),
+            group=group.name,
+            operators=dict(operators.most_common()),
+            difference=difference,
+            equivariance=equivariance,
+            tolerance=tolerance,
+            folding=self.folding,
+            seconds=seconds,
+            threads=torch.get_num_threads(),
+            metadata=self.metadata,
+        )
+
+
+@torch.no_grad()
+def _write_onnx(network: _Network, path: Path, opset: int, temporary: Path) -> ExportReport:
+    operators = write_onnx(network.program, temporary, opset, network.metadata)
+    return network.report(path, temporary.stat().st_size, OnnxFile(temporary), operators)
+
+
+@torch.no_grad()
+def _write_pt2(network: _Network, path: Path, temporary: Path) -> ExportReport:
+    with temporary.open("wb") as file:
+        torch.export.save(network.program, file, extra_files={"eqzoo.json": json.dumps(network.metadata)})
+    with temporary.open("rb") as file:
+        program = torch.export.load(file)
+    calls = (node.target for node in program.graph.nodes if node.op == "call_function")
+    operators = Counter(str(getattr(target, "overloadpacket", target)).removeprefix("aten.") for target in calls)
+    return network.report(path, temporary.stat().st_size, program.module(), operators)
+
+
+def _shape_preserving(group: Group, x: Tensor) -> Group:
+    """The largest subgroup that preserves the shape of the images: no 90° rotations unless they are square."""
+    if x.shape[2] == x.shape[3] or group.rotations % 2:
+        return group
+    return Group(2, group.reflections)
+
+
+def _program(model: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
+    # Two images, because the exporter specializes a batch of 1.
+    return torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def _fold_norms(model: nn.Module, program: torch.export.ExportedProgram) -> nn.Module:
+    """Folds each batch norm into the convolution before it, if nothing else uses that convolution's output."""
+    aten = torch.ops.aten
+    owner = {
+        name: parameter.rpartition(".")[0] for name, parameter in program.graph_signature.inputs_to_parameters.items()
+    }
+    pairs: list[tuple[str, str]] = []
+    for norm in program.graph.nodes:
+        conv = norm.args[0] if norm.target is aten.batch_norm.default else None
+        if conv is None or conv.target is not aten.conv2d.default or len(conv.users) > 1:
+            continue
+        first, second = (owner.get(str(node.args[1])) for node in (conv, norm))
+        # A parameter with several users is one of a layer that is called more than once.
+        if first and second and all(len(node.args[1].users) == 1 for node in (conv, norm)):
+            pairs.append((first, second))
+    if not pairs:
+        return model
+    folded = copy.deepcopy(model)
+    for first, second in pairs:
+        layers = cast(nn.Conv2d, folded.get_submodule(first)), cast(nn.BatchNorm2d, folded.get_submodule(second))
+        folded.set_submodule(first, fuse_conv_bn_eval(*layers))
+        folded.set_submodule(second, nn.Identity())
+    return folded
+
+
+def _distance(y: Tensor, expected: Tensor) -> float:
+    return ((y.double() - expected).norm() / expected.norm()).item()
+
+
+def _latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, float]:
+    """The median times of functions, run alternately: up to 30 times, or for about two seconds."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    begin = time.perf_counter()
+    while (rounds := len(times["file"])) < 3 or (rounds < 30 and time.perf_counter() - begin < 2):
+        for name, function in functions.items():
+            before = time.perf_counter()
+            function(x)
+            times[name].append(time.perf_counter() - before)
+    # The first run of each allocates memory and is left out.
+    return {name: statistics.median(measured[1:]) for name, measured in times.items()}
+
+
+def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:
+    """Normalization constants for in_chans channels: those of the checkpoint, or their mean if the number differs."""
+    return list(values) if len(values) == channels else [round(statistics.fmean(values), 6)] * channels
+
+
+def _target(path: str | Path, suffix: str) -> Path:
+    path = Path(path)
+    if path.suffix != suffix:
+        raise ValueError(f"the name of the file ends in {suffix}, got {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no folder {path.parent} for {path.name}; create it first")
+    return path

@@ -1,0 +1,110 @@
+"""Depthwise group convolution: one filter per field, rotated and reflected with the pose."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..groups import Group, orbit
+from ._exact import check_size
+from ._kept import KeepsBanks, kept
+from ._layout import from_planes, is_channels_last, to_planes
+
+__all__ = ["DepthwiseGroupConv2d"]
+
+
+class DepthwiseGroupConv2d(KeepsBanks):
+    """Correlates every map of a regular field with its field's filter, transformed as the map's pose.
+
+    ``out(c, h) = f(c, h) ⋆ (h·ψ_c) + b_c``: neither fields nor poses mix, so it costs what a plain depthwise
+    convolution of the same planes costs, with 1/|H| of its parameters.
+
+    Args:
+        group: The point group H; it must map the pixel grid onto itself.
+        channels: The number of regular fields, C.
+        kernel_size: The side of the square filter, in pixels.
+        padding: The zeros added to each side, in pixels.
+        bias: Whether to add a bias, one per field.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to ``(B, C, |H|, height', width')``; the weight is ``(C, 1, k, k)``.
+
+    Raises:
+        ValueError: If the group does not map the pixel grid onto itself, or the input has another
+            shape or is too small.
+
+    References:
+        A ConvNet for the 2020s (Liu et al., 2022), section 2.3, for the plain layer, https://arxiv.org/abs/2201.03545
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4M
+        >>> DepthwiseGroupConv2d(P4M, 6, kernel_size=7, padding=3)(torch.zeros(2, 6, 8, 14, 14)).shape
+        torch.Size([2, 6, 8, 14, 14])
+    """
+
+    orbit_index: Tensor
+
+    def __init__(self, group: Group, channels: int, kernel_size: int, padding: int = 0, bias: bool = True) -> None:
+        super().__init__()
+        self.group = group
+        self.channels = channels
+        self.kernel_size = kernel_size
+        self.padding = padding
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.register_buffer("orbit_index", orbit(group, kernel_size, "trivial"), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws weight and bias uniformly from ``±1/k``, as torch does for a depthwise convolution."""
+        bound = 1 / math.sqrt(self.kernel_size**2)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @kept
+    def filters(self) -> Tensor:
+        """The filters ``(C, |H|, k, k)``: for each field its filter under all elements."""
+        k, order = self.kernel_size, self.group.order
+        index = self.orbit_index.expand(self.channels, -1, -1)
+        return self.weight.flatten(1)[:, None].expand(-1, order, -1).gather(2, index).unflatten(2, (k, k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = self.group.order
+        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.channels, order):
+            raise ValueError(f"{self} takes (B, {self.channels}, {order}, height, width), got {tuple(x.shape)}")
+        check_size(self, self.group, x, self.kernel_size, 1, self.padding)
+        last = is_channels_last(x)
+        filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]
+        bias = None
+        if self.bias is not None:
+            bias = self.bias.repeat(order) if last else self.bias.repeat_interleave(order)
+        y = F.conv2d(to_planes(x), filters, bias, padding=self.padding, groups=self.channels * order)
+        return from_planes(y, self.channels, order, last)
+
+    def fuse(self) -> nn.Conv2d:
+        """The same map as a plain depthwise `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
+        planes = self.channels * self.group.order
+        conv = nn.Conv2d(
+            planes,
+            planes,
+            self.kernel_size,
+            padding=self.padding,
+            groups=planes,
+            bias=self.bias is not None,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+        with torch.no_grad():
+            conv.weight.copy_(self.filters().flatten(0, 1)[:, None])
+            if conv.bias is not None and self.bias is not None:
+                conv.bias.copy_(self.bias.repeat_interleave(self.group.order))
+        return conv.train(self.training)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.group.name}, {self.channels}, kernel_size={self.kernel_size}, padding={self.padding}, "
+            f"bias={self.bias is not None}"
+        )

@@ -1,0 +1,168 @@
+"""Normalization over fields and poses at each position, global response norm and layer scale."""
+
+import torch
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d, LayerScale2d
+from timm.layers.grn import GlobalResponseNorm
+from torch import Tensor, nn
+
+from ..groups import Group
+
+__all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
+
+
+def _check(module: nn.Module, group: Group, channels: int, x: Tensor) -> None:
+    if x.ndim != 5 or tuple(x.shape[1:3]) != (channels, group.order):
+        raise ValueError(f"{module} takes (B, {channels}, {group.order}, height, width), got {tuple(x.shape)}")
+
+
+class FieldLayerNorm2d(nn.Module):
+    """Layer normalization at each position, over fields and poses.
+
+    ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C and |H| at each position of each image,
+    and one γ and one β per field: what timm's ``LayerNorm2d`` computes on the planes, with weights tied over the group.
+
+    Args:
+        group: The point group H.
+        num_features: The number of regular fields, C.
+        eps: Added to the variance.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to the same, with channels last in memory; the parameters are ``(C,)``.
+
+    Raises:
+        ValueError: If the input has another shape.
+
+    References:
+        A ConvNet for the 2020s (Liu et al., 2022), section 2.6, for the plain layer, https://arxiv.org/abs/2201.03545
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> FieldLayerNorm2d(P4, 16)(torch.randn(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 4, 8, 8])
+    """
+
+    def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.group = group
+        self.num_features = num_features
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check(self, self.group, self.num_features, x)
+        shape = (self.group.order, self.num_features)
+        y = F.layer_norm(x.permute(0, 3, 4, 2, 1), shape, self.weight.expand(shape), self.bias.expand(shape), self.eps)
+        return y.permute(0, 4, 3, 1, 2)
+
+    def fuse(self) -> nn.Module:
+        """The same map as timm's ``LayerNorm2d`` on planes, ``(B, C·|H|, height, width)``."""
+        norm = LayerNorm2d(self.num_features * self.group.order, self.eps)
+        return _tied(norm, self, self.group.order)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {self.num_features}, eps={self.eps}"
+
+
+class FieldResponseNorm2d(nn.Module):
+    """Global response normalization: maps compete by their norms.
+
+    ``y = x + γ (x · n) + β`` with ``n(c, h) = ‖x(c, h)‖ / (mean over c and h of ‖x(c, h)‖ + eps)``, norms over
+    space, and one γ and one β per field, 0 at first.
+
+    Args:
+        group: The point group H.
+        num_features: The number of regular fields, C.
+        eps: Added to the mean of the norms.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
+
+    Raises:
+        ValueError: If the input has another shape.
+
+    References:
+        ConvNeXt V2: Co-designing and Scaling ConvNets with Masked Autoencoders (Woo et al., 2023), section 3.2
+        https://arxiv.org/abs/2301.00808
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> FieldResponseNorm2d(P4, 16)(torch.randn(2, 16, 4, 8, 8)).shape
+        torch.Size([2, 16, 4, 8, 8])
+    """
+
+    def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.group = group
+        self.num_features = num_features
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _check(self, self.group, self.num_features, x)
+        norms = x.norm(dim=(3, 4), keepdim=True)
+        shape = (-1, 1, 1, 1)
+        scaled = x * (norms / (norms.mean((1, 2), keepdim=True) + self.eps))
+        return x + torch.addcmul(self.bias.view(shape), self.weight.view(shape), scaled)
+
+    def fuse(self) -> nn.Module:
+        """The same map as timm's ``GlobalResponseNorm`` on planes, ``(B, C·|H|, height, width)``."""
+        norm = GlobalResponseNorm(self.num_features * self.group.order, self.eps, channels_last=False)
+        return _tied(norm, self, self.group.order)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {self.num_features}, eps={self.eps}"
+
+
+class FieldLayerScale2d(nn.Module):
+    """Multiplies every field by a learned factor: ``out(c, h, x) = γ_c f(c, h, x)``.
+
+    Args:
+        group: The point group H.
+        channels: The number of regular fields, C.
+        init_value: The first value of the factors.
+
+    Shape:
+        ``(B, C, |H|, height, width)`` to the same; the parameter is ``(C,)``.
+
+    References:
+        Going Deeper with Image Transformers (Touvron et al., 2021), section 2, https://arxiv.org/abs/2103.17239
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> FieldLayerScale2d(P4, 2, init_value=0.5)(torch.ones(1, 2, 4, 1, 1)).unique()
+        tensor([0.5000], grad_fn=<Unique2Backward0>)
+    """
+
+    def __init__(self, group: Group, channels: int, init_value: float = 1e-6) -> None:
+        super().__init__()
+        self.group = group
+        self.gamma = nn.Parameter(torch.full((channels,), init_value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma.view(-1, 1, 1, 1)
+
+    def fuse(self) -> nn.Module:
+        """The same map as timm's ``LayerScale2d`` on planes, ``(B, C·|H|, height, width)``."""
+        scale = LayerScale2d(len(self.gamma) * self.group.order)
+        scale = scale.to(self.gamma.device, self.gamma.dtype)
+        with torch.no_grad():
+            scale.gamma.copy_(self.gamma.repeat_interleave(self.group.order))
+        return scale.train(self.training)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {len(self.gamma)}"
+
+
+def _tied(plain: nn.Module, layer: "FieldLayerNorm2d | FieldResponseNorm2d", order: int) -> nn.Module:
+    """The plain layer with the values of a layer of fields, one for each of a field's planes."""
+    plain = plain.to(layer.weight.device, layer.weight.dtype)
+    with torch.no_grad():
+        for name in ("weight", "bias"):
+            getattr(plain, name).copy_(getattr(layer, name).repeat_interleave(order))
+    return plain.train(layer.training)

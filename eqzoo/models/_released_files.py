@@ -1,0 +1,28 @@
+"""Reads the ``.pth`` files that other projects release, without running any of their code."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["read_pth"]
+
+
+def read_pth(path: Path) -> Any:
+    """What a file holds, on the CPU.
+
+    Training scripts save their command line along; its class, `argparse.Namespace`, is let through besides tensors.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If torch cannot read it, or it holds more than tensors and plain values.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {path}")
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises pickle's, zip's and its own errors here
+        reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+        raise ValueError(f"{path} is not a state dict that torch can read ({reason})") from error

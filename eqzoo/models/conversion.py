@@ -1,0 +1,269 @@
+"""Converts checkpoints of other projects to weights of the networks of eqzoo, which compute the same function.
+
+**octic_vits**: octic vision transformers, see `eqzoo.models.octic_conversion`.
+
+**att_gconvs**, the networks of attentive group convolutions, as their authors released them. They differ from ours in
+
+* the elements: theirs rotate first and then flip the rows, ours flip the columns first and then rotate;
+* a factor: their group convolutions are multiplied by π/2 (p4) or π (p4m), which goes into the filters. Attention on
+  responses sees them without the factor, so the first layer of its perceptron and its spatial filters are divided by
+  it: the ReLU lets a positive factor through;
+* batch norms: theirs add 2e-5 to the variance, which goes into the running variance;
+* the digits: the original rotated MNIST holds them transposed. A transposition τ is a symmetry of the grid, so filters
+  ``τψ`` with the poses ``h ↦ τ h τ⁻¹`` respond to digits as the released filters to transposed digits.
+
+References:
+    Attentive Group Equivariant Convolutional Networks (Romero et al., 2020)
+    https://arxiv.org/abs/2002.03830, https://github.com/dwromero/att_gconvs
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from .._common import atomic
+from ..groups import Group
+from ..layers import GroupBatchNorm2d, InputAttention2d
+from . import create_model
+from ._released_files import read_pth
+from .octic_conversion import write_octic_vit
+
+__all__ = ["SOURCES", "Source", "att_gconvs", "convert", "foreign_elements"]
+
+EPS = 2e-5
+
+_ROTMNIST = {
+    "stem.conv": "c1",
+    "stem.norm": "bn1",
+    **{f"blocks.{i}.conv": f"c{i + 2}" for i in range(5)},
+    **{f"blocks.{i}.norm": f"bn{i + 2}" for i in range(5)},
+    "head": "c7",
+}
+_DENSENET = {
+    "stem": "c1",
+    **{f"blocks.{i}.dense.norm": f"block_layers.{i}.bn" for i in range(5)},
+    **{f"blocks.{i}.dense.conv": f"block_layers.{i}.conv" for i in range(5)},
+    **{f"blocks.{i}.transition.norm": f"trans_layers.{i}.bn" for i in range(4)},
+    **{f"blocks.{i}.transition.conv": f"trans_layers.{i}.conv" for i in range(4)},
+    "norm": "bn_out",
+    "head": "c_out",
+}
+# The networks whose weights were released, and what the released layers are called.
+_NETWORKS = {
+    "z2_cnn": _ROTMNIST,
+    "p4_cnn": _ROTMNIST,
+    "p4_alpha_cnn": _ROTMNIST,
+    "p4_alpha_f_cnn": _ROTMNIST,
+    "p4m_densenet": _DENSENET,
+}
+_PARAMETERS = {
+    "weight": "weight",
+    "attention.reduce": "channel_attention.weight_fc1",
+    "attention.expand": "channel_attention.weight_fc2",
+    "attention.spatial": "spatial_attention.weight",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A project whose checkpoints are converted.
+
+    Args:
+        write: Converts ``(path, model, output, **options)`` and says how the result is loaded.
+        options: The options that it takes.
+    """
+
+    write: Callable[..., str]
+    options: frozenset[str]
+
+
+def convert(
+    source: str,
+    path: str | os.PathLike[str],
+    model: str,
+    output: str | os.PathLike[str],
+    untransposed: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> str:
+    """Converts a checkpoint, and writes it where `eqzoo.create_model` reads it.
+
+    Args:
+        source: The project that the checkpoint is from, a key of `SOURCES`.
+        path: The checkpoint.
+        model: The network of eqzoo that takes the weights.
+        output: What to write: of att_gconvs a file ``<name>.safetensors``, of octic_vits a folder.
+        untransposed: Of att_gconvs: whether a network trained on transposed images is converted to one that takes
+            images as they are.
+        settings: Of octic_vits: arguments of the network that the file does not tell, such as ``{"num_heads": 3}``.
+
+    Returns:
+        What was written, and how it is loaded.
+
+    Raises:
+        FileNotFoundError: If there is no checkpoint, or no folder for the output.
+        ValueError: If the source is unknown, an option or the output is not as it takes it, or the checkpoint does not
+            fit.
+    """
+    if source not in SOURCES:
+        raise ValueError(f"no conversion from {source!r}; there is one from {', '.join(SOURCES)}")
+    known = SOURCES[source].options
+    options = {name: value for name, value in {"untransposed": untransposed, "settings": settings}.items() if value}
+    if unknown := options.keys() - known:
+        raise ValueError(f"{source} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+    return SOURCES[source].write(Path(path), model, Path(output), **options)
+
+
+def _write_att_gconvs(path: Path, model: str, output: Path, untransposed: bool = False) -> str:
+    if output.suffix != ".safetensors":
+        raise ValueError(f"weights are kept in safetensors files alone: end the output in .safetensors, got {output}")
+    atomic(output, partial(save_file, att_gconvs(path, model, untransposed), metadata={"format": "pt"}))
+    return f"wrote {output}; eqzoo.create_model({model!r}, checkpoint_path={str(output)!r}) reads it"
+
+
+def _write_octic_vits(path: Path, model: str, output: Path, settings: Mapping[str, Any] | None = None) -> str:
+    return write_octic_vit(path, model, output, settings or {})
+
+
+SOURCES = {
+    "att_gconvs": Source(_write_att_gconvs, frozenset({"untransposed"})),
+    "octic_vits": Source(_write_octic_vits, frozenset({"settings"})),
+}
+
+
+def att_gconvs(path: str | os.PathLike[str], model: str, untransposed: bool = False) -> dict[str, Tensor]:
+    """The weights of a released network of attentive group convolutions, as the network here takes them.
+
+    Args:
+        path: The released state dict, a ``.pth`` file; it is read without running any of its code.
+        model: The network: z2_cnn, p4_cnn, p4_alpha_cnn, p4_alpha_f_cnn or p4m_densenet.
+        untransposed: Whether the converted network takes digits as they are; the released ones take transposed digits.
+
+    Returns:
+        The state dict, in float64: in float32 the factors would be rounded.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the network is none of these, or the file is no state dict of it; names what does not fit.
+    """
+    if model not in _NETWORKS:
+        raise ValueError(f"released weights of att_gconvs fit {', '.join(_NETWORKS)}; got {model!r}")
+    theirs = _read(Path(path))
+    plan = _plan(create_model(model), _NETWORKS[model], untransposed)
+    _check(Path(path), model, theirs, {step.key: step.shape for step in plan.values()})
+    return {name: step.change(theirs[step.key]) for name, step in plan.items()}
+
+
+def foreign_elements(group: Group, untransposed: bool = False) -> list[int]:
+    """The index in ``group`` of each element of att_gconvs: ``F^m R^r`` at ``m·n + r``, where F reflects the rows.
+
+    Args:
+        group: The group.
+        untransposed: Whether every element is conjugated by the transposition.
+
+    Example:
+        >>> from eqzoo.groups import P4, P4M
+        >>> foreign_elements(P4), foreign_elements(P4M)
+        ([0, 1, 2, 3], [0, 1, 2, 3, 6, 5, 4, 7])
+    """
+    rows = torch.diag(torch.tensor([-1.0, 1.0], dtype=torch.float64))
+    swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+    places = []
+    for g in group.elements:
+        reflected, rotation = divmod(g, group.rotations)
+        matrix = torch.linalg.matrix_power(rows, reflected) @ group.matrix(rotation)
+        place = group.element(swap @ matrix @ swap if untransposed else matrix)
+        assert place is not None  # both groups hold all rotations and reflections of their grid
+        places.append(place)
+    return places
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The conversion of a tensor: its released name and shape, and the function to ours."""
+
+    key: str
+    shape: tuple[int, ...]
+    change: Callable[[Tensor], Tensor]
+
+
+def _plan(network: nn.Module, layers: Mapping[str, str], untransposed: bool) -> dict[str, _Step]:
+    plan = {}
+    for ours, released in layers.items():
+        module = network.get_submodule(ours)
+        for name, own in module.state_dict().items():
+            if isinstance(module, GroupBatchNorm2d):
+                shift = EPS - module.eps if name == "running_var" else 0.0
+                step = _Step(f"{released}.{name}", tuple(own.shape), partial(_shifted, shift=shift))
+            else:
+                step = _convolution(module, name, own.shape, untransposed, released)
+            plan[f"{ours}.{name}"] = step
+    return plan
+
+
+def _shifted(value: Tensor, shift: float) -> Tensor:
+    return value.double() + shift if value.is_floating_point() else value
+
+
+def _convolution(module: Any, name: str, own: torch.Size, untransposed: bool, released: str) -> _Step:
+    """A parameter of a convolution: ``(C', C, |H|, k, k)`` filters, or matrices whose last axis is the group."""
+    group: Group = module.group
+    poses = group.order if module.in_field == "regular" else 1
+    filters = name in ("weight", "attention.spatial")
+    on_input = isinstance(getattr(module, "attention", None), InputAttention2d)
+    if filters:
+        shape, axis = (own[0], own[1] // poses, poses, *own[2:]), 2
+    elif on_input:
+        shape, axis = (own[0], own[1] // poses, poses), 2
+    else:
+        shape, axis = tuple(own), 3
+    places = foreign_elements(group, untransposed) if poses > 1 else [0]
+    factor = _factor(name, group, on_input) if poses > 1 else 1.0
+
+    def change(value: Tensor) -> Tensor:
+        value = value.double().reshape(shape).index_select(axis, torch.tensor(places).argsort()) * factor
+        return (value.transpose(-2, -1) if filters and untransposed else value).reshape(own).contiguous()
+
+    # What has no poses is released without the axis.
+    there = shape if poses > 1 else shape[:axis] + shape[axis + 1 :]
+    return _Step(f"{released}.{_PARAMETERS[name]}", there, change)
+
+
+def _factor(name: str, group: Group, on_input: bool) -> float:
+    """The factor of a parameter by which the released group convolutions differ."""
+    haar = math.pi if group.reflections else math.pi / 2
+    if name == "weight":
+        return haar
+    if on_input:
+        return haar if name == "attention.spatial" else 1.0
+    return 1.0 if name == "attention.expand" else 1 / haar
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    state = read_pth(path)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds a {type(state).__name__}, not a state dict of tensors")
+    # Networks saved from inside torch.nn.DataParallel.
+    return {str(name).removeprefix("module."): value for name, value in state.items()}
+
+
+def _check(path: Path, model: str, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    faults = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "not of this network": sorted(found.keys() - wanted.keys()),
+        "of another shape": [
+            f"{key} {tuple(found[key].shape)} instead of {shape}"
+            for key, shape in wanted.items()
+            if key in found and tuple(found[key].shape) != shape
+        ],
+    }
+    if any(faults.values()):
+        named = "; ".join(f"{fault}: {', '.join(names)}" for fault, names in faults.items() if names)
+        raise ValueError(f"{path} is no released checkpoint of {model}: {named}. Name the network that it is of")

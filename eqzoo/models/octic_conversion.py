@@ -1,0 +1,268 @@
+"""Makes the released weights of octic vision transformers those of `eqzoo.models.OcticViT`.
+
+The files are of DeiT III (the weights under ``model``) or DINOv2 (under ``teacher``, with the prefix ``backbone.``).
+Sizes are read from the weights; the number of heads leaves no trace in them, and is that of the network's name or of
+the caller.
+
+The class token is released with all its parts, of which only A1 was trained. A file where another one is not zero was
+changed by an optimizer that decays or moves frozen parameters: it is not invariant, and refused.
+
+References:
+    Octic Vision Transformers: Quicker ViTs Through Equivariance (Nordström, Edstedt, Kahl and Bökman, 2025)
+    https://arxiv.org/abs/2505.15441, https://github.com/davnords/octic-vits
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.data import ImageNetInfo
+from torch import Tensor
+
+from .._common import atomic
+from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
+from ._released_files import read_pth
+from .octic_vit import OcticViT
+
+__all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octic_vit"]
+
+_IRREPS = ("A1", "A2", "B1", "B2", "E")
+_LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")
+# What a file cannot say of a network.
+_SETTINGS = ("num_heads", "drop_rate", "drop_path_rate", "global_pool")
+
+
+@dataclass(frozen=True)
+class ConvertedOcticViT:
+    """A released network as one of ours.
+
+    Args:
+        architecture: The registered name.
+        recipe: ``"deit3_in1k"`` or ``"dinov2_in1k"``, by the format of the file.
+        model_args: The arguments of `OcticViT`.
+        state: Its state dict.
+    """
+
+    architecture: str
+    recipe: str
+    model_args: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str, Any]) -> str:
+    """Converts a file to a folder with model.safetensors and config.json; says how it is loaded.
+
+    Args:
+        path: The released file.
+        model: The registered name.
+        output: The folder to make.
+        settings: Arguments that the file does not tell, such as ``num_heads``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not of such a network, is not invariant, or the folder is a file.
+    """
+    if output.suffix == ".safetensors" or output.is_file():
+        raise ValueError(f"octic_vits writes a folder with {WEIGHTS_NAME} and {CONFIG_NAME}; name one, got {output}")
+    found = read_octic_vit(path, model, settings)
+    output.mkdir(parents=True, exist_ok=True)
+    weights = output / WEIGHTS_NAME
+    atomic(weights, partial(save_file, found.state, metadata={"format": "pt"}))
+    text = json.dumps(_config(found, sha256_of(weights)), indent=2, ensure_ascii=False) + "\n"
+    atomic(output / CONFIG_NAME, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    args = found.model_args
+    heads = (
+        "as set" if "num_heads" in settings else f"as {model.partition('.')[0]} has; another number: --set num_heads="
+    )
+    sizes = (
+        f"width {args['embed_dim']}, {args['depth']} blocks, {args['num_heads']} heads ({heads}), patches of "
+        f"{args['patch_size']} on {args['img_size']} pixels, {args['num_classes']} classes"
+    )
+    return f"wrote {output}: {sizes}; eqzoo.create_model('local-dir:{output}', pretrained=True) reads it"
+
+
+def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> ConvertedOcticViT:
+    """Reads a released file; see `write_octic_vit`."""
+    architecture = model.partition(".")[0]
+    if "octic_vit" not in architecture or not timm.is_model(architecture):
+        names = ", ".join(timm.list_models("*octic_vit*"))
+        raise ValueError(f"released weights of octic_vits fit {names}; got {model!r}")
+    if unknown := [key for key in settings if key not in _SETTINGS]:
+        raise ValueError(
+            f"{', '.join(unknown)} cannot be set: sizes are read from the file, and what it does not tell is "
+            f"{', '.join(_SETTINGS)}"
+        )
+    theirs = _weights(path)
+    with torch.device("meta"):
+        named = timm.create_model(architecture)
+    invariant = "invariant_proj.weight" in theirs
+    if invariant != (named.group.order > 1):
+        kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")
+        raise ValueError(f"{path} is of {'an' if invariant else 'a'} {kind} network, and {model} is not; name {other}")
+    try:
+        args = _sizes(theirs) | {"num_heads": named.blocks[0].attn.num_heads} | dict(settings)
+        state = octic_vit_state(theirs, args["depth"])
+    except KeyError as error:
+        raise ValueError(f"{path} is no file of an octic ViT: it has no {error.args[0]}") from error
+    recipe = "deit3_in1k" if "head.weight" in theirs else "dinov2_in1k"
+    found = ConvertedOcticViT(architecture, recipe, args, state)
+    _check(path, found, invariant)
+    return found
+
+
+def octic_vit_state(theirs: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """The state dict of `OcticViT` from released weights without wrappers and prefixes.
+
+    Args:
+        theirs: The released weights.
+        depth: The number of blocks.
+
+    Raises:
+        ValueError: If a frozen part of the class token is not zero, or a weight has no place.
+        KeyError: If a weight is missing.
+    """
+    rest = dict(theirs)
+    for name in [name for name in rest if name.startswith("mask_token.")]:
+        del rest[name]  # of DINOv2's training, unused
+    lifting = "patch_embed.lift8.conv"
+    state = {
+        "stem.patch.weight": torch.cat([rest.pop(f"{lifting}_{part}.weight") for part in _LIFTING]),
+        "stem.patch.bias": rest.pop(f"{lifting}_A1.bias"),
+        "stem.pos.weight": torch.stack([rest.pop(f"pos_embed.{i}") for i in range(6)]),
+        "stem.class_token": rest.pop("cls_token.0"),
+    }
+    for name in [name for name in rest if name.startswith("cls_token.")]:
+        if rest.pop(name).any():
+            raise ValueError(
+                f"{name}, a part of the class token that is frozen at zero, is not zero (up to "
+                f"{theirs[name].abs().max():.1e}): the network is not invariant. Training with weight decay or without "
+                "the freeze has moved it; take the file of another step, or set it to zero and train on"
+            )
+    for i in range(depth):
+        state |= dict((_octic_block if i < depth // 2 else _plain_block)(rest, f"blocks.{i}"))
+    if "invariant_proj.weight" in rest:
+        state |= {f"middle.proj.{part}": rest.pop(f"invariant_proj.{part}") for part in ("weight", "bias")}
+    for name in ("norm.weight", "norm.bias"):
+        state[name] = rest.pop(name)
+    if "head.weight" in rest:
+        state |= {name: rest.pop(name) for name in ("head.weight", "head.bias")}
+    if rest:
+        raise ValueError(f"{len(rest)} weights have no place in an octic ViT of {depth} blocks: {_some(rest)}")
+    return {name: value.contiguous() for name, value in state.items()}
+
+
+def _octic_block(rest: dict[str, Tensor], block: str) -> Iterator[tuple[str, Tensor]]:
+    def alphas(name: str) -> Tensor:
+        return torch.cat([rest.pop(f"{block}.{name}.alpha_{irrep}") for irrep in _IRREPS])
+
+    for i in (1, 2):
+        yield f"{block}.norm{i}.weight", alphas(f"norm{i}.scaling")
+        yield f"{block}.norm{i}.bias", rest.pop(f"{block}.norm{i}.scaling.beta")
+        scale = _scale(rest, block, i, ".alpha_A1")
+        if scale:
+            yield f"{block}.ls{i}.weight", alphas(scale)
+    for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
+        theirs = f"{block}.{layer}.lin"
+        yield f"{block}.{layer}.weight", torch.stack([rest.pop(f"{theirs}_{irrep}.weight").T for irrep in _IRREPS[:4]])
+        yield f"{block}.{layer}.weight_e", rest.pop(f"{theirs}_E.weight")
+        yield f"{block}.{layer}.bias", rest.pop(f"{theirs}_A1.bias")
+
+
+def _plain_block(rest: dict[str, Tensor], block: str) -> Iterator[tuple[str, Tensor]]:
+    for layer in ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"):
+        for part in ("weight", "bias"):
+            yield f"{block}.{layer}.{part}", rest.pop(f"{block}.{layer}.{part}")
+    for i in (1, 2):
+        for name in (f"gamma_{i}", f"ls{i}.gamma"):
+            if f"{block}.{name}" in rest:
+                yield f"{block}.ls{i}.gamma", rest.pop(f"{block}.{name}")
+
+
+def _scale(rest: Mapping[str, Tensor], block: str, i: int, ending: str) -> str | None:
+    """What layer scale is called: one way in files of DeiT III, another in those of DINOv2."""
+    return next((name for name in (f"gamma_{i}", f"ls{i}") if f"{block}.{name}{ending}" in rest), None)
+
+
+def _sizes(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The arguments of `OcticViT` that weights tell."""
+    lifting = theirs["patch_embed.lift8.conv_A1.weight"]
+    width, patch = 8 * lifting.shape[0], 2 * lifting.shape[2]
+    blocks = {int(name.split(".")[1]) for name in theirs if name.startswith("blocks.")}
+    scaled = any(_scale(theirs, "blocks.0", i, ".alpha_A1") for i in (1, 2))
+    return {
+        "num_classes": theirs["head.weight"].shape[0] if "head.weight" in theirs else 0,
+        "in_chans": lifting.shape[1],
+        "img_size": 2 * theirs["pos_embed.0"].shape[0] * patch,
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": max(blocks, default=-1) + 1,
+        "mlp_ratio": 8 * theirs["blocks.0.mlp.fc1.lin_A1.weight"].shape[0] / width,
+        "init_values": 1e-4 if scaled else None,
+    }
+
+
+def _check(path: Path, found: ConvertedOcticViT, invariant: bool) -> None:
+    """Raises ValueError unless the weights fit a network of the sizes."""
+    with torch.device("meta"):
+        network = OcticViT(**found.model_args, invariant=invariant)
+    own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in found.state.items()}
+    if missing := own.keys() - given.keys():
+        raise ValueError(f"{path} has no weights for {_some(missing)}")
+    for name, shape in given.items():
+        if own.get(name) != shape:
+            raise ValueError(f"{path}: {name} would be {shape}, and is {own.get(name)} in a network of its sizes")
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """The weights of a file, without the wrappers and prefixes of either project."""
+    held = read_pth(path)
+    for wrapper in ("model", "teacher", "state_dict"):
+        if isinstance(held, dict) and isinstance(held.get(wrapper), dict):
+            held = held[wrapper]
+            break
+    if not isinstance(held, dict) or not held or not all(isinstance(value, Tensor) for value in held.values()):
+        raise ValueError(f"{path} holds a {type(held).__name__}, not a state dict of tensors")
+    state = {str(name).removeprefix("module."): value for name, value in held.items()}
+    if any(name.startswith("backbone.") for name in state):  # beside it are heads of DINOv2's training
+        state = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
+    return state
+
+
+def _config(found: ConvertedOcticViT, digest: str) -> dict[str, Any]:
+    """The config.json that ``local-dir:`` builds the network from."""
+    args = found.model_args
+    tagged = f"{found.architecture}.{found.recipe}"
+    listed = tagged in timm.list_models(found.architecture, include_tags=True)
+    cfg = timm.get_pretrained_cfg(tagged if listed else found.architecture).to_dict(remove_source=True)
+    channels, side, classes = args["in_chans"], args["img_size"], args["num_classes"]
+    cfg |= {"tag": found.recipe, "num_classes": classes, "license": "apache-2.0"}
+    cfg["input_size"] = [channels, side, side]
+    for key in ("mean", "std"):
+        cfg[key] = list(cfg[key]) if len(cfg[key]) == channels else [0.5] * channels
+    drop = ("architecture", "label_names", "state_dict", "hf_hub_id")
+    return {
+        "architecture": found.architecture,
+        "num_classes": classes,
+        "num_features": args["embed_dim"],
+        "global_pool": args.get("global_pool", "token"),
+        "label_names": ImageNetInfo("imagenet-1k").label_descriptions() if classes == 1000 else [],
+        "model_args": args,
+        "pretrained_cfg": {name: value for name, value in cfg.items() if value is not None and name not in drop},
+        "eqzoo": {
+            "group": "z2" if not found.architecture.startswith("p4m") else "p4m",
+            "converted_from": "octic_vits",
+            "weights_sha256": digest,
+        },
+    }
+
+
+def _some(names: Any) -> str:
+    named = sorted(names)
+    return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")

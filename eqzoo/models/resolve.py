@@ -1,0 +1,241 @@
+"""What a user calls a network, resolved to its architecture, configuration and weights."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import timm
+
+from ..hub import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    WeightsNotFoundError,
+    fetch_config,
+    find_weights,
+    published_names,
+    user_folder,
+)
+from .registry import list_models
+
+__all__ = ["ModelSource", "resolve"]
+
+_PREFIXES = "names are <model>, <model>.<checkpoint>, hf-hub:<owner>/<repo>, local-dir:<folder>, or a path"
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A network by architecture, configuration and weights.
+
+    Args:
+        name: What the user called it.
+        architecture: The registered network, such as ``p4_cnn``.
+        timm_name: What `timm.create_model` builds it from: ``<model>[.<checkpoint>]``, ``local-dir:<folder>`` or
+            ``hf-hub:<owner>/<repo>``.
+        config: Its config.json; empty for a registered name.
+        weights: The file of its weights; None where `timm_name` says where they are.
+        has_weights: Whether there are trained weights: given, on this machine, or published.
+    """
+
+    name: str
+    architecture: str
+    timm_name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+    has_weights: bool = True
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the checkpoint, or None for a registered name or a repo on the Hub."""
+        prefix, _, place = self.timm_name.partition(":")
+        return Path(place) if prefix == "local-dir" else self.weights.parent if self.weights else None
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """The arguments of the network's class that config.json holds."""
+        return dict(self.config.get("model_args") or {})
+
+
+def resolve(
+    name: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    any_timm: bool = False,
+) -> ModelSource:
+    """Resolves what a user calls a network, in this order.
+
+    1. ``hf-hub:<owner>/<repo>`` and ``local-dir:<folder>``: what their config.json says.
+    2. ``<model>`` and ``<model>.<checkpoint>``: a registered network, or checkpoint of one.
+    3. ``<model>.<checkpoint>``: the folder of this name in the folder ``EQZOO_WEIGHTS``.
+    4. A path: a folder with config.json and model.safetensors, or a .safetensors file with a config.json beside it.
+
+    Args:
+        name: One of these.
+        weights: A safetensors file, or a folder with a ``model.safetensors``, to take instead of the network's own.
+            The config.json beside it counts if it is of the same network.
+        cache_dir: Where the Hub's files are kept; by default huggingface_hub's own cache.
+        any_timm: Whether a network of timm's that is not one of this package is accepted too.
+
+    Raises:
+        ValueError: If nothing is called so, or a config.json is not what it should be.
+        FileNotFoundError: If there is no such file or folder.
+        WeightsNotFoundError: If the Hub does not give a repo's config.json.
+
+    Example:
+        >>> source = resolve("p4_cnn.rotmnist")
+        >>> source.architecture, source.timm_name, source.has_weights
+        ('p4_cnn', 'p4_cnn.rotmnist', True)
+    """
+    text = os.fspath(name)
+    prefix, colon, place = text.partition(":")
+    if prefix.lower() in ("hf-hub", "hf_hub") and colon:
+        config = fetch_config(place, None if cache_dir is None else Path(cache_dir))
+        source = _configured(text, text, config, place)
+    elif prefix.lower() == "local-dir" and colon:
+        source = _folder(text, Path(place))
+    else:
+        source = _registered(text, any_timm) or _path(text, any_timm)
+    return source if weights is None else _with_weights(source, Path(weights))
+
+
+def _registered(text: str, any_timm: bool) -> ModelSource | None:
+    """A network or checkpoint of the registry or of EQZOO_WEIGHTS; None if it is not the name of a network."""
+    model, _, tag = text.partition(".")
+    if model not in list_models():
+        if any_timm and timm.is_model(model) and not Path(text).exists():
+            return ModelSource(text, model, text, has_weights=timm.get_pretrained_cfg(text).has_weights)
+        return None
+    names = timm.list_models(model, include_tags=True)
+    if not tag or text in names:
+        return ModelSource(text, model, text, has_weights=_is_trained(model, tag))
+    folder = user_folder()
+    if folder and (folder / text / CONFIG_NAME).is_file():
+        return _folder(text, folder / text)
+    if Path(text).exists():
+        return None
+    raise ValueError(f"no checkpoint {text!r}; of {model} there are {', '.join(names)}")
+
+
+def _is_trained(model: str, tag: str) -> bool:
+    """Whether `eqzoo.create_model` has weights for a registered name."""
+    cfg = timm.get_pretrained_cfg(f"{model}.{tag}" if tag else model)
+    if cfg.hf_hub_id or (not tag and any(name.startswith(f"{model}.") for name in published_names())):
+        return True
+    try:
+        find_weights(f"{model}.{cfg.tag}" if cfg.tag else model, None)
+    except WeightsNotFoundError:
+        return False
+    return True
+
+
+def _path(text: str, any_timm: bool) -> ModelSource:
+    path = Path(text)
+    if path.is_dir():
+        return _folder(text, path)
+    if path.suffix == ".safetensors":
+        if not path.is_file():
+            raise FileNotFoundError(f"no weights at {path}")
+        if not (path.parent / CONFIG_NAME).is_file():
+            raise ValueError(
+                f"no {path.parent / CONFIG_NAME} that says which network {path.name} is of; name the network as well"
+            )
+        return _with_weights(_folder(text, path.parent), path)
+    if path.is_file():
+        raise ValueError(
+            f"{text} is a file, and no network; weights are named by their folder, or by their .safetensors file, and "
+            "only eqzoo check reads .onnx files"
+        )
+    if ":" in text:
+        raise ValueError(f"{text}: {_PREFIXES}")
+    if os.sep in text:
+        raise FileNotFoundError(f"no checkpoint at {path}: give its folder or its .safetensors file")
+    raise ValueError(_unknown(text, any_timm))
+
+
+def _unknown(text: str, any_timm: bool) -> str:
+    model = text.partition(".")[0]
+    if any_timm:
+        near = ", ".join(get_close_matches(model, timm.list_models(), n=5))  # ours are among them
+        return (
+            f"nothing is called {text!r}: not a network here or of timm's{', near it are ' * bool(near)}{near}; and no "
+            "folder, .safetensors file or .onnx file"
+        )
+    names = list_models()
+    near = ", ".join(get_close_matches(model, names, n=5, cutoff=0.5) or names[:5])
+    return f"no network {model!r} here; near it are {near}, and eqzoo.list_models() has all"
+
+
+def _folder(text: str, folder: Path) -> ModelSource:
+    """The checkpoint in a folder."""
+    file = folder / CONFIG_NAME
+    if not file.is_file():
+        raise FileNotFoundError(f"no {file}; the folder of a checkpoint has {CONFIG_NAME} and {WEIGHTS_NAME}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error})") from error
+    return _configured(text, f"local-dir:{folder}", config, str(folder))
+
+
+def _with_weights(source: ModelSource, path: Path) -> ModelSource:
+    """A network with the weights of a file, and the config.json beside it if that is of the same network."""
+    file = path / WEIGHTS_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"no weights at {file}")
+    if file.suffix != ".safetensors":
+        raise ValueError(f"weights are read from safetensors files alone, got {file}")
+    config = source.config
+    if not config:
+        try:
+            config = json.loads((file.parent / CONFIG_NAME).read_text(encoding="utf-8"))
+            same = config["architecture"] == source.architecture
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if same:
+            source = _configured(source.name, f"local-dir:{file.parent}", config, str(file.parent))
+    return ModelSource(source.name, source.architecture, source.timm_name, source.config, file)
+
+
+def _configured(text: str, timm_name: str, config: object, place: str) -> ModelSource:
+    """A network by its config.json; raises ValueError unless it is one that timm can build it from."""
+    where = f"{CONFIG_NAME} of {place}"
+    if not isinstance(config, dict):
+        raise ValueError(f"{where} is a JSON {type(config).__name__}, and should be an object with an architecture")
+    architecture = config.get("architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise ValueError(f"{where} names no architecture (got {architecture!r}), so it is no checkpoint's")
+    list_models()  # imports the user's own networks
+    if not timm.is_model(architecture):
+        raise ValueError(
+            f"{where} is of the network {architecture!r}, which neither eqzoo nor timm has here; install the newest "
+            "eqzoo, or correct it"
+        )
+    for key in ("model_args", "pretrained_cfg"):
+        if not isinstance(config.get(key) or {}, dict):
+            raise ValueError(f"{where}: {key} should be an object, got {config[key]!r}")
+    cfg, args = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
+    for values in (config, cfg, args):
+        _check_numbers(values, where)
+    return ModelSource(text, architecture, timm_name, config)
+
+
+def _check_numbers(values: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for numbers that no network has."""
+    for key, least in (("num_classes", 0), ("in_chans", 1)):
+        value = values.get(key)
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"{where}: {key} should be a whole number of at least {least}, got {value!r}")
+    size = values.get("input_size")
+    if size is not None and not (
+        isinstance(size, list) and len(size) == 3 and all(type(side) is int and side > 0 for side in size)
+    ):
+        raise ValueError(f"{where}: input_size should be [channels, height, width], got {size!r}")
+    for key in ("mean", "std"):
+        value = values.get(key)
+        if value is not None and not (
+            isinstance(value, list) and value and all(type(number) in (int, float) for number in value)
+        ):
+            raise ValueError(f"{where}: {key} should be a list of numbers, one for each channel, got {value!r}")

@@ -1,0 +1,137 @@
+"""Group convolutions as plain convolutions with the orbits of the filters, in eager torch, and their gradients."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+from ..groups import Group, orbit
+
+__all__ = [
+    "expand_filters",
+    "expanded",
+    "field_gradient",
+    "filters_gradient",
+    "in_memory",
+    "is_last",
+    "laid_out",
+    "output",
+]
+
+
+def expand_filters(filters: Tensor, index: Tensor, order: int) -> Tensor:
+    """The copies of filters under all elements, ``(C', |H|, C, n)``, by one gather.
+
+    Args:
+        filters: ``(C', C, n)``, n = k² for lifting filters and k²·|H| for those of fields.
+        index: Where the entries of a transformed filter come from, ``(|H|, n)`` as `eqzoo.groups.orbit` has it, or
+            ``(1, |H|, 1, n)``.
+        order: The order of the group.
+    """
+    copies = filters.unsqueeze(1).expand(-1, order, -1, -1)
+    return copies.gather(3, index.reshape(1, order, 1, -1).expand_as(copies))
+
+
+def expanded(
+    field: Tensor, filters: Tensor, bias: Tensor | None, group: Group, stride: int, padding: int, dilation: int
+) -> Tensor:
+    """The definition: one plain convolution of planes with the orbit of the filters."""
+    last = is_last(field)
+    bank = _bank(filters, group, last)
+    if bias is not None:
+        bias = bias.repeat(group.order) if last else bias.repeat_interleave(group.order)
+    return _field(F.conv2d(_planes(field, last), bank, bias, stride, padding, dilation), group.order, last)
+
+
+def is_last(field: Tensor) -> bool:
+    """Whether a field lies in memory as (B, height, width, |H|, C)."""
+    _, channels, order, height, width = field.shape
+    strides = (height * width * order * channels, 1, channels, width * order * channels, order * channels)
+    return all(size == 1 or a == b for size, a, b in zip(field.shape, field.stride(), strides, strict=True)) and not (
+        field.is_contiguous()
+    )
+
+
+def output(
+    field: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    rotations: int,
+    reflections: bool,
+    stride: int,
+    padding: int,
+    dilation: int,
+) -> Tensor:
+    group = Group(rotations, reflections)
+    last = is_last(field)
+    return laid_out(expanded(field, filters, bias, group, stride, padding, dilation), last)
+
+
+def field_gradient(
+    grad: Tensor,
+    filters: Tensor,
+    rotations: int,
+    reflections: bool,
+    height: int,
+    width: int,
+    stride: int,
+    padding: int,
+    dilation: int,
+) -> Tensor:
+    group, last = Group(rotations, reflections), is_last(grad)
+    bank = _bank(filters, group, last)
+    size = (len(grad), bank.shape[1], height, width)
+    planes = conv2d_input(size, bank, _planes(grad, last), stride, padding, dilation)
+    return laid_out(_field(planes, group.order, last), last)
+
+
+def filters_gradient(
+    grad: Tensor,
+    field: Tensor,
+    side: int,
+    rotations: int,
+    reflections: bool,
+    stride: int,
+    padding: int,
+    dilation: int,
+) -> Tensor:
+    group, last = Group(rotations, reflections), is_last(field)
+    order, channels, outs = group.order, field.shape[1], grad.shape[1]
+    size = (outs * order, channels * order, side, side)
+    last = last and is_last(grad)
+    bank = conv2d_weight(_planes(field, last), size, _planes(grad, last), stride, padding, dilation)
+    if last:
+        bank = bank.reshape(order, outs, order, channels, side**2).permute(1, 0, 3, 2, 4)
+    copies = bank.reshape(outs, order, channels, -1)
+    index = orbit(group, side, "regular").to(field.device).view(1, order, 1, -1).expand_as(copies)
+    # Each copy's entries go back to where they came from.
+    sums = torch.zeros_like(copies).scatter_(3, index, copies).sum(1)
+    return sums.reshape(outs, channels * order, side, side)
+
+
+def _bank(filters: Tensor, group: Group, last: bool) -> Tensor:
+    """The filter bank of planes, with channels last of those whose group axis is slow."""
+    order, side, outs = group.order, filters.shape[-1], len(filters)
+    index = orbit(group, side, "regular").to(filters.device)
+    copies = expand_filters(filters.reshape(outs, -1, order * side**2), index, order)
+    if last:
+        copies = copies.unflatten(3, (order, -1)).permute(1, 0, 3, 2, 4)
+    return copies.reshape(outs * order, -1, side, side)
+
+
+def _planes(field: Tensor, last: bool) -> Tensor:
+    return field.transpose(1, 2).flatten(1, 2) if last else field.flatten(1, 2)
+
+
+def _field(planes: Tensor, order: int, last: bool) -> Tensor:
+    return planes.unflatten(1, (order, -1)).transpose(1, 2) if last else planes.unflatten(1, (-1, order))
+
+
+def in_memory(field: Tensor, last: bool) -> Tensor:
+    """A field as it lies in memory, copied if it does not lie so yet."""
+    return field.permute(0, 3, 4, 2, 1).contiguous() if last else field.contiguous()
+
+
+def laid_out(field: Tensor, last: bool) -> Tensor:
+    found = in_memory(field, last)
+    return found.permute(0, 4, 3, 1, 2) if last else found

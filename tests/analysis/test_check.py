@@ -1,0 +1,190 @@
+"""Certificates: what passes, what fails and why, and what proves nothing."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import eqzoo
+from eqzoo.analysis.diagnosis import diagnose
+from eqzoo.models.loading import load_network
+from tests.conftest import ROOT
+
+CARD = ROOT / "model_cards" / "p4_cnn.rotmnist"
+
+
+@pytest.mark.parametrize("source", ["p4_cnn", "p4_cnn.rotmnist", CARD, CARD / "model.safetensors", f"local-dir:{CARD}"])
+def test_a_trained_network_passes_whatever_it_is_called(source):
+    report = eqzoo.check_equivariance(source)
+    assert report.exact
+    assert report.largest < 1e-12
+    assert set(report.logits) == set(report.features)
+    assert list(report.logits) == ["as it is", *(f"rotated by {a}°" for a in (90, 180, 270))]
+    assert report.worst_layer is not None
+    assert not report.diagnosis
+    assert "is exactly equivariant under p4" in str(report)
+
+
+def test_a_network_that_is_not_trained_is_checked_as_if_it_were():
+    report = eqzoo.check_equivariance("p4m_e4net")
+    assert report.exact
+    assert len(report.logits) == 8
+    assert "random" in report.notes[0]
+
+
+def test_a_baseline_fails_and_says_why():
+    report = eqzoo.check_equivariance("z2_cnn")
+    assert not report.exact
+    assert min(list(report.logits.values())[1:]) > 1e-2
+    assert "likely filters that are not symmetric: 7 layers, the first stem.conv" in report.diagnosis[0]
+    assert "so p4 was checked" in report.notes[0]
+    assert "is NOT exactly equivariant under p4" in str(report)
+    assert json.loads(json.dumps(report.as_dict()))["exact"] is False
+
+
+def test_a_larger_group_than_the_networks_own():
+    report = eqzoo.check_equivariance("p4_cnn", group="p4m")
+    assert not report.exact
+    assert report.logits["rotated by 90°"] < 1e-12
+    assert report.logits["reflected"] > 1e-2
+    assert report.diagnosis == ("the network's group is p4, and p4m has elements that are not in it",)
+    assert eqzoo.check_equivariance("p4m_cnn", group="p4").exact
+
+
+def test_a_broken_layer_is_named():
+    network = load_network("p4_cnn").network
+    network.blocks[1].conv.orbit_index = network.blocks[1].conv.orbit_index[:, [1, 0, 2, 3]]
+    report = eqzoo.check_equivariance(network)
+    assert not report.exact
+    assert report.worst_layer[0] == "blocks.1.conv"
+    assert len(report.diagnosis) == 1
+
+
+def test_timms_networks_fail_instructively():
+    report = eqzoo.check_equivariance("resnet18", size=64)
+    assert not report.exact
+    assert report.kind == "timm"
+    strides, filters = report.diagnosis
+    assert strides.startswith("likely strided windows that do not end at the edge: 8 layers, the first conv1, on 64 ")
+    assert "a 7 x 7 window with stride 2 ends 1 before the edge, exact on 63 or 65" in strides
+    assert filters.startswith("likely filters that are not symmetric: 17 layers, the first conv1")
+    assert eqzoo.check_equivariance("resnet18", size=64) == report
+    # On 65 pixels all strides end at the edge, and the filters are left.
+    assert len(eqzoo.check_equivariance("resnet18", size=65).diagnosis) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("vit_tiny_patch16_224", "pos_embed"), ("tf_efficientnet_lite0", "asymmetric padding")]
+)
+def test_positions_and_paddings_are_named(name, word):
+    network = timm.create_model(name, pretrained=False)
+    size = network.pretrained_cfg["input_size"][-1] if "vit" in name else 32
+    x = torch.randn(1, 3, size, size)
+    assert any(word in cause for cause in diagnose(network.double().eval(), x, eqzoo.P4))
+
+
+def test_filters_that_are_symmetric_pass():
+    """A network that nobody promised anything of, and that is exact for 180° rotations."""
+    conv = nn.Conv2d(1, 3, 3, padding=1)
+    conv.weight.data += conv.weight.data.rot90(2, (2, 3))
+    network = nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network.pretrained_cfg = {"input_size": (1, 8, 8)}
+    assert eqzoo.check_equivariance(network, group="r2").exact
+    assert not eqzoo.check_equivariance(network, group="p4").exact
+
+
+def test_an_answer_that_does_not_depend_on_the_image_proves_nothing():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    network.pretrained_cfg = {"input_size": (1, 8, 8)}
+    assert not eqzoo.check_equivariance(network).exact
+    nn.init.zeros_(network[1].weight)
+    with pytest.raises(ValueError, match="hardly depends on the image"):
+        eqzoo.check_equivariance(network)
+
+
+def test_onnx_files(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    eqzoo.export_onnx(load_network("p4_cnn").network, tmp_path / "p4.onnx")
+    report = eqzoo.check_equivariance(tmp_path / "p4.onnx")
+    assert report.exact
+    assert (report.group, report.precision, report.tolerance) == ("p4", "float32", 1e-4)
+    assert 0 < report.largest < 1e-5
+    assert not eqzoo.check_equivariance(tmp_path / "p4.onnx", tolerance=1e-12).exact
+    eqzoo.export_onnx(load_network("z2_cnn").network, tmp_path / "z2.onnx")
+    assert not eqzoo.check_equivariance(tmp_path / "z2.onnx").exact
+    with pytest.raises(ValueError, match="takes images of 28 x 28 pixels alone"):
+        eqzoo.check_equivariance(tmp_path / "p4.onnx", size=32)
+    (tmp_path / "broken.onnx").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match="not an ONNX file"):
+        eqzoo.check_equivariance(tmp_path / "broken.onnx")
+    with pytest.raises(FileNotFoundError, match="no file at"):
+        eqzoo.check_equivariance(tmp_path / "none.onnx")
+
+
+def test_onnx_files_of_others(tmp_path):
+    """A strided convolution with a fixed batch and a free size, and one that takes channels last."""
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.numpy_helper.from_array(torch.randn(4, 3, 3, 3).float().numpy(), "weight")
+
+    def write(name, nodes, shape):
+        ends = [
+            onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, sides)
+            for end, sides in (("x", shape), ("y", None))
+        ]
+        graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], [weight])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+        onnx.save(model, tmp_path / name)
+
+    conv = {"strides": [2, 2], "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    write("a.onnx", [onnx.helper.make_node("Conv", ["x", "weight"], ["y"], **conv)], [1, 3, "h", "w"])
+    with pytest.raises(ValueError, match="give their side"):
+        eqzoo.check_equivariance(tmp_path / "a.onnx")
+    assert not eqzoo.check_equivariance(tmp_path / "a.onnx", size=8).exact
+    last = [
+        onnx.helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+        onnx.helper.make_node("Conv", ["t", "weight"], ["y"], **(conv | {"pads": [0, 0, 1, 1]})),
+    ]
+    write("b.onnx", last, ["n", 8, 8, 3])
+    report = eqzoo.check_equivariance(tmp_path / "b.onnx")
+    assert report.image == (3, 8, 8)
+    assert "likely asymmetric padding" in report.diagnosis[0]
+    write("c.onnx", [onnx.helper.make_node("Flatten", ["x"], ["y"])], ["n", 5])
+    with pytest.raises(ValueError, match="not a batch of images"):
+        eqzoo.check_equivariance(tmp_path / "c.onnx")
+
+
+def test_sizes_that_do_not_go_and_names_far_from_all_are_refused_with_what_would_work():
+    network = load_network("p4_cnn").network
+    for source in ("p4_cnn", network):
+        with pytest.raises(
+            ValueError, match=r"on images of 29 x 29 pixels; the nearest sizes that work are 28 x 28 and"
+        ):
+            eqzoo.check_equivariance(source, size=29)
+    with pytest.raises(ValueError, match="nothing is called 'cells': not a network here or of timm's; and no folder"):
+        eqzoo.check_equivariance("cells")
+
+
+def test_sources_that_are_not_there_or_do_not_say_what_they_are(tmp_path):
+    state = load_network("p4_cnn").network.state_dict()
+    save_file(state, tmp_path / "best.safetensors")
+    assert load_network(tmp_path / "best.safetensors", model="p4_cnn").trained
+    for source, error, message in (
+        ("rsnet18", ValueError, "near it are resnet18"),
+        (tmp_path / "none" / "x", FileNotFoundError, "no checkpoint at"),
+        (tmp_path / "none.safetensors", FileNotFoundError, "no weights at"),
+        (tmp_path / "best.safetensors", ValueError, "name the network as well"),
+    ):
+        with pytest.raises(error, match=message):
+            eqzoo.check_equivariance(source)
+    with pytest.raises(ValueError, match="the group to check is one of r2, p4"):
+        eqzoo.check_equivariance("p4_cnn", group="p6")
+    with pytest.raises(ValueError, match="neither"):
+        load_network("p4_cnn", model="p4_cnn")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="names no architecture"):
+        load_network(tmp_path / "best.safetensors")

@@ -1,0 +1,86 @@
+"""Multiply-adds: against closed forms of every attention, and against the papers' numbers."""
+
+import pytest
+import torch
+
+import eqzoo
+from eqzoo import layers
+from eqzoo.groups import P4, Z2
+from eqzoo.ops import use_backend
+
+
+def test_convolutions_count_as_their_expanded_filters():
+    layer = layers.GroupConv2d(P4, 3, 5, 3, padding=1)
+    assert eqzoo.multiply_adds(layer, (3, 4, 6, 6)) == 6 * 6 * (5 * 4) * (3 * 4) * 9
+
+
+def test_e4_counts_generator_encoder_and_sums():
+    layer = layers.E4Layer2d(P4, 8, 8, kernel_size=5, slices=2)
+    places = 4 * 6 * 6  # poses and pixels
+    maps = 2 * 8 * (8 * 4)
+    assert eqzoo.multiply_adds(layer, (8, 4, 6, 6)) == places * (maps + 2 * 25 * 8 + 8 * 25)
+
+
+def test_affine_attention_counts_maps_scores_and_sums():
+    layer = layers.AffineSelfConv2d(P4, 8, kernel_size=5, num_heads=8)
+    field = 8 * 4 * 6 * 6
+    embeddings = 4 * 8 * 4  # of queries, keys, values and the output
+    maps = 4 + 2 * 4 * 25
+    assert eqzoo.multiply_adds(layer, (8, 4, 6, 6)) == field * (embeddings + maps + 2 * 25)
+
+
+def test_full_attention_counts_every_response_once():
+    layer = layers.AttentiveGroupConv2d(P4, 6, 5, 3, padding=1, attention="full", attention_size=7)
+    responses = (5 * 4) * (6 * 4) * 8 * 8
+    convolution = responses * 9
+    perceptron = 2 * 2 * (5 * 4) * 4 * 3 * 6  # of mean and maximum, two matrices each, for every output plane and pose
+    maps = (5 * 4) * 4 * 8 * 8 * (2 * 49 + 1)
+    counted = eqzoo.multiply_adds(layer, (6, 4, 8, 8))
+    # The means over pixels come from a small product, which is not worth a formula here.
+    assert 0 <= counted - (2 * convolution + responses + perceptron + maps) < 0.02 * counted
+
+
+def test_group_self_attention_counts_what_the_factorized_softmax_needs():
+    layer = layers.GroupSelfAttention2d(P4, 12, 12, kernel_size=3, num_heads=2)
+    d, order, taps, places = 6, 4, 9, 5 * 5
+    linear = order * places * 12 * (3 * 2 * d + 12)
+    attention = 2 * places * taps * (order**2 * d + 4 * order**2 + order**3 + order**2 * d)
+    counted = eqzoo.multiply_adds(layer, (12, 4, 5, 5))
+    codes = counted - linear - attention  # encoding 9 positions for 4 elements
+    assert 0 <= codes < 0.15 * counted
+
+
+def test_a_global_window_counts_the_places_there_are():
+    everywhere, window = (layers.GroupSelfAttention2d(P4, 8, 8, side, num_heads=2) for side in ("global", 17))
+    assert eqzoo.multiply_adds(everywhere, (8, 4, 9, 9)) == eqzoo.multiply_adds(window, (8, 4, 9, 9))
+    assert eqzoo.multiply_adds(everywhere, (8, 4, 9, 9)) < 2 * 9**4 * 2 * (16 * 4 + 4 * 4 * 4 * 2 + 64)
+
+
+# The E4 paper prints 17M, 36.9M, 0.56G and 2.99G; it does not say what it counts besides convolutions.
+COUNTS = {
+    "p4_e4net": 17_640_160,
+    "p4_e4net_large": 37_763_952,
+    "z2_resnet18": 555_422_720,
+    "p4_resnet18": 2_973_108_736,
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_networks(name):
+    assert eqzoo.multiply_adds(eqzoo.create_model(name).float()) == COUNTS[name]
+
+
+def test_counting_leaves_the_mode_and_counts_less_for_a_smaller_image():
+    model = eqzoo.create_model("p4_cnn").train()
+    assert eqzoo.multiply_adds(model) > eqzoo.multiply_adds(model, (1, 28, 30)) / 1.1
+    assert eqzoo.multiply_adds(model, (1, 32, 32)) > eqzoo.multiply_adds(model)
+    assert model.training
+
+
+def test_what_eager_torch_multiplies_elementwise_would_be_missed():
+    layer = layers.AffineSelfConv2d(Z2, 8, kernel_size=5)
+    size = (8, 1, 20, 20)  # large enough for the margin of black, which eager torch maps too, to be small
+    counted = eqzoo.multiply_adds(layer, size)
+    with use_backend("eager"):
+        assert eqzoo.multiply_adds(layer, size) < 0.8 * counted
+    assert torch.is_grad_enabled()

@@ -1,0 +1,352 @@
+"""The command line, as a user runs it."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+import eqzoo
+from eqzoo.cli import Answer
+from eqzoo.cli import main as command_line
+from eqzoo.cli._answer import table
+from eqzoo.cli._names import network_names
+from eqzoo.models.papers import rows
+from tests.conftest import ROOT
+
+IMAGE = ROOT / "examples" / "seven.png"
+
+
+def run(capsys, *args):
+    code = command_line.main([str(arg) for arg in args])
+    return code, *capsys.readouterr()
+
+
+def changes(out):
+    last = out.strip().splitlines()[-1]
+    assert last.startswith("largest change of a probability")
+    return [float(number) for number in re.findall(r"\d\.\de[+-]\d\d", last)]
+
+
+def test_predict_shows_an_invariant_network_and_one_that_is_not(capsys):
+    code, out, _ = run(capsys, "predict", IMAGE)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == ["p4_cnn.rotmnist", "z2_cnn.rotmnist"]
+    answers = [re.findall(r"(\d)  +([\d.]+) %", line) for line in lines[1:5]]
+    assert {row[0] for row in answers} == {answers[0][0]}
+    assert answers[0][0][0] == "7"
+    p4, z2 = changes(out)
+    assert p4 < 1e-12
+    assert z2 > 1e-2
+    assert [line.split("  ")[0] for line in lines[1:5]] == ["as it is", *(f"rotated by {a}°" for a in (90, 180, 270))]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "P"])
+def test_predict_takes_any_image(capsys, tmp_path, mode):
+    Image.open(IMAGE).resize((61, 90)).convert(mode).save(tmp_path / "other.png")
+    code, out, _ = run(capsys, "predict", tmp_path / "other.png", "--model", "p4_cnn", "--invert")
+    assert code == 0
+    assert changes(out)[0] < 1e-12
+
+
+def test_errors_are_one_line_and_a_code(capsys, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    for args, message in (
+        (("predict", tmp_path / "none.png"), "no image at"),
+        (("predict", tmp_path / "text.png"), "is not an image"),
+        (("predict", IMAGE, "--model", "p5_cnn"), "no network 'p5_cnn' here"),
+        (("predict", IMAGE, "--model", "p4m_e4net"), "To fix this"),
+        (("list", "q*"), "nothing matches"),
+    ):
+        code, out, err = run(capsys, *args)
+        assert code == 2
+        assert not out
+        assert message in err
+        assert err.count("\n") == 1
+
+
+def test_list(capsys):
+    assert run(capsys, "list", "z2_cnn*")[1] == "z2_cnn\n"
+    assert run(capsys, "list", "z2_cnn*", "--pretrained")[1] == "z2_cnn.rotmnist\n"
+
+
+def test_the_table_of_networks(capsys):
+    code, out, _ = run(capsys, "list", "p4*_cnn*", "--long", "--parameters")
+    assert code == 0
+    heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
+    assert heading == ["name", "group", "parameters", "input", "family", "checkpoints"]
+    assert ["p4_cnn", "p4", "24,610", "1 x 28 x 28", "G-CNN", "rotmnist"] in rows
+    assert ["p4_cnn_w15", "p4", "50,415", "1 x 28 x 28", "G-CNN"] in rows
+    _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
+    (entry,) = json.loads(out)["networks"]
+    assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
+
+
+def test_tables_fit_the_terminal_and_break_no_word(monkeypatch):
+    rows = [["name", "what it is"], ["p4_cnn", "a network that is equivariant by construction"]]
+    assert max(map(len, table(rows, flexible={1}).splitlines())) > 40  # in a pipe lines stay whole
+    monkeypatch.setenv("COLUMNS", "30")
+    narrow = table(rows, flexible={1})
+    assert max(map(len, narrow.splitlines())) <= 30
+    assert "equivariant" in narrow
+    assert narrow.split() == [word for row in rows for cell in row for word in cell.split()]
+
+
+def test_help_and_completion_import_neither_torch_nor_timm():
+    """Which take seconds: help and completion have to answer at once."""
+    script = """
+import sys; sys.argv[0] = 'eqzoo'; from eqzoo.cli import main as command_line
+for args in (["--help"], ["--version"], *([name, "--help"] for name in command_line.COMMANDS), ["completion", "bash"]):
+    try:
+        assert command_line.main(args) == 0
+    except SystemExit as done:
+        assert done.code == 0
+heavy = {"torch", "timm", "torchvision", "numpy", "huggingface_hub"} & set(sys.modules)
+assert not heavy, heavy
+import eqzoo; eqzoo.list_models()
+assert {"torch", "timm"} <= set(sys.modules)  # the check above can fail
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert f"eqzoo {eqzoo.__version__}\n" in ran.stdout
+    assert ran.stdout.count("--json") >= len(command_line.COMMANDS)
+    assert "exit codes" in ran.stdout
+    assert "p4_cnn.rotmnist" in ran.stdout
+
+
+def test_completion_knows_the_names_of_the_registry(tmp_path, monkeypatch):
+    assert network_names() == [*eqzoo.list_models(), *eqzoo.list_pretrained()]
+    (tmp_path / "myzoo.py").write_text("""
+import eqzoo
+from eqzoo.models import GroupCNN, build, configs
+from eqzoo.models._builder import ROTMNIST
+from timm.models import register_model
+configs({"p4_mine.rotmnist": ROTMNIST})
+
+@register_model
+def p4_mine(pretrained=False, **kwargs):
+    return build(GroupCNN, "p4_mine", pretrained, (0,), **kwargs)
+""")
+    script = "from eqzoo.cli._names import network_names; print('p4_mine' in network_names())"
+    for own, known in (("", "False"), ("myzoo", "True")):
+        env = os.environ | {"EQZOO_NETWORKS": own, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+        ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert ran.stdout == f"{known}\n", ran.stderr
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_every_command_is_a_module_that_runs(name):
+    assert callable(importlib.import_module(f"eqzoo.cli.{name}").run)
+
+
+def test_predict_as_json(capsys):
+    code, out, _ = run(capsys, "predict", IMAGE, "--json")
+    p4, z2 = json.loads(out)["networks"]
+    assert code == 0
+    assert p4["largest_change"] < 1e-12 < z2["largest_change"]
+    assert [copy["label"] for copy in p4["copies"]] == ["7"] * 4
+    assert sum(p4["copies"][1]["probabilities"]) == pytest.approx(1)
+
+
+def test_info_of_a_checkpoint_has_its_results(capsys):
+    code, out, _ = run(capsys, "info", "p4_cnn.rotmnist")
+    assert code == 0
+    for words in (
+        "24,610",
+        "11,673,760",
+        "28, 30, 32",
+        "2.23 %",
+        "2.048 ± 0.045 %",
+        "Cohen and Welling",
+        "blocks.4",
+        "safetensors",
+    ):
+        assert words in " ".join(out.split())  # however narrow the terminal is
+    _, out, _ = run(capsys, "info", "p4_cnn.rotmnist", "--json", "--layers")
+    data = json.loads(out)
+    assert data["sides"]["exact"] == [28, 30, 32, 34, 36]
+    assert data["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn"))
+    assert data["checkpoints"][0]["results"]["test_error"] == 2.228
+    assert {"name": "stem.conv", "type": "LiftingConv2d", "output": [10, 4, 26, 26], "parameters": 90} in data["layers"]
+
+
+def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
+    data = json.loads(run(capsys, "info", "p4m_e4net", "--json")[1])
+    model = eqzoo.create_model("p4m_e4net")
+    assert data["checkpoints"][0]["where"] is None
+    for side in (24, 26):
+        taken = True
+        try:
+            model(torch.zeros(1, 1, side, side))
+        except ValueError:
+            taken = False
+        assert taken == (side in data["sides"]["exact"])
+
+
+@pytest.mark.parametrize("name", ["z2_densenet", "r4_gsanet_t", "p4m_alpha_f_resnet44"])
+def test_info_knows_all_families(capsys, name):
+    code, out, err = run(capsys, "info", name, "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"]
+    assert data["input_size"][1] in data["sides"]["exact"]
+
+
+def test_attention_writes_a_figure_and_its_numbers(capsys, tmp_path):
+    figure = tmp_path / "out.png"
+    code, out, _ = run(capsys, "attention", "p4_alpha_f_cnn", IMAGE, figure, "--untrained", "--dpi", 50)
+    assert code == 0
+    assert "blocks.0.conv (2 of 7 with attention)" in out
+    assert Image.open(figure).width > 300
+    code, out, _ = run(
+        capsys, "attention", "r4_gsanet_t", IMAGE, tmp_path / "out.svg", "--untrained", "--json", "--group", "r2",
+        "--place", 3, 4, "--head", 1,
+    )  # fmt: skip
+    data = json.loads(out)
+    assert code == 0
+    assert len(data["maps"]) == len(data["copies"]) == 2
+    assert data["equivariance_error"] < 1e-10
+    assert data["layer"] == data["layers"][0]
+    assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+def test_attention_reads_the_weights_it_is_given(capsys, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(eqzoo.create_model("p4_alpha_rh_cnn").float().state_dict(), tmp_path / "mine.safetensors")
+    args = ("p4_alpha_rh_cnn", IMAGE, tmp_path / "out.png", "--json", "--dpi", 30)
+    theirs = json.loads(run(capsys, "attention", *args, "--untrained")[1])
+    code, out, _ = run(capsys, "attention", *args, "--checkpoint", tmp_path / "mine.safetensors")
+    assert code == 0
+    assert json.loads(out)["maps"] != theirs["maps"]
+
+
+def test_bench_times_a_network_and_its_plain_twin(capsys):
+    args = ("p4_cnn", "--rounds", 1, "--batch-sizes", 1, 2, "--no-compile")
+    code, out, _ = run(capsys, "bench", *args)
+    assert code == 0
+    assert re.search(r"p4_cnn +deployed +2 .* x z2_cnn", out)
+    rows = json.loads(run(capsys, "bench", *args, "--json")[1])["rows"]
+    assert {(row["network"], row["form"], row["batch"]) for row in rows} == {
+        (name, form, batch) for name in ("p4_cnn", "z2_cnn") for form in ("eager", "deployed") for batch in (1, 2)
+    }
+    for row in rows:
+        assert row["images_per_second"] == pytest.approx(row["batch"] / row["seconds"])
+        assert (row["ratio"] is None) == (row["network"] == "z2_cnn")
+
+
+@pytest.mark.slow
+def test_bench_compiles(capsys):
+    code, out, _ = run(capsys, "bench", "z2_cnn", "--rounds", 1, "--batch-sizes", 1, "--json")
+    assert code == 0
+    assert {row["form"] for row in json.loads(out)["rows"]} == {"eager", "deployed", "compiled"}
+
+
+def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
+    attention = ("attention", "r12_gsanet_t", IMAGE)
+    untrained = (*attention, tmp_path / "out.png", "--untrained")
+    for args, message in (
+        (("info", "p5_cnn"), "no network 'p5_cnn' here"),
+        (("info", "p4_cnn.cifar10"), "of p4_cnn there are p4_cnn.rotmnist"),
+        ((*attention, tmp_path / "out.png"), "--untrained"),
+        ((*untrained, "--checkpoint", "x"), "exclude each other"),
+        ((*attention, tmp_path / "out.docx", "--untrained"), "no ending of a figure"),
+        ((*attention, tmp_path / "none" / "out.png", "--untrained"), "no folder"),
+        ((*untrained, "--layer", "stem"), "it is in stem.attention"),
+        ((*untrained, "--group", "p5"), "--group is"),
+        ((*untrained, "--group", "p4m"), "a subgroup of it"),
+        ((*untrained, "--place", 40, 1), "has 28 x 28 pixels"),
+        ((*untrained, "--dpi", 0), "--dpi"),
+        (("attention", "p4_cnn", IMAGE, tmp_path / "out.png"), "no layer with attention"),
+        (("bench", "p4_cnn", "--rounds", 0), "at least 1"),
+        (("bench", "p4_cnn", "--device", "abacus"), "--device abacus cannot be used"),
+        (("bench", "p5_cnn", "--no-compile"), "no network"),
+        (
+            ("convert", "att_gconvs", tmp_path / "x.pth", "--model", "p4_cnn", "--output", tmp_path / "y.safetensors"),
+            "x.pth",
+        ),
+    ):
+        code, out, err = run(capsys, *args)
+        assert code == 2, args
+        assert message in err, args
+        assert not out
+        assert next(line for line in err.splitlines() if not line.endswith("...")).startswith(f"eqzoo {args[0]}: ")
+        assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())  # nothing is written by halves
+
+
+def test_what_is_no_command_is_refused_with_usage(capsys):
+    for args in (["frobnicate"], [], ["info"], ["completion", "csh"]):
+        with pytest.raises(SystemExit) as refused:
+            command_line.main(args)
+        assert refused.value.code == 2
+        assert "usage: eqzoo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "eqzoo: interrupted\n"),
+        (
+            RuntimeError("two\nlines"),
+            3,
+            "eqzoo list: RuntimeError: two lines (EQZOO_TRACEBACK=1 shows the traceback)\n",
+        ),
+        (ImportError("pip install it"), 2, "eqzoo list: pip install it\n"),
+    ],
+)
+def test_exit_codes_of_what_goes_wrong(capsys, monkeypatch, raised, code, said):
+    def run_instead(args):
+        raise raised
+
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", run_instead)
+    assert run(capsys, "list") == (code, "", said)
+
+
+def test_a_negative_answer_is_code_1_and_tracebacks_are_there_when_asked_for(capsys, monkeypatch):
+    module = importlib.import_module("eqzoo.cli.list")
+    monkeypatch.setattr(module, "run", lambda args: Answer("no", {"holds": False}, code=1))
+    assert run(capsys, "list") == (1, "no\n", "")
+    monkeypatch.setattr(module, "run", lambda args: 1 / 0)
+    monkeypatch.setenv("EQZOO_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        command_line.main(["list"])
+
+
+def test_a_reader_that_has_gone_away_is_no_error():
+    with subprocess.Popen(
+        [sys.executable, "-m", "eqzoo.cli.main", "list"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as ran:
+        ran.stdout.close()
+        said = ran.stderr.read()
+    assert b"BrokenPipe" not in said
+    assert b"eqzoo" not in said  # neither our own message nor a traceback
+    assert ran.returncode == 141
+
+
+def test_completion_knows_commands_options_and_names(capsys, tmp_path):
+    for shell in ("bash", "zsh", "fish"):
+        code, out, _ = run(capsys, "completion", shell)
+        assert code == 0
+        assert "p4_cnn.rotmnist" in out
+        assert "untrained" in out
+        (tmp_path / shell).write_text(out)
+    script = f"""
+source {tmp_path / "bash"}
+for words in "eqzoo inf" "eqzoo info z2_allc" "eqzoo bench --no-c"; do
+    COMP_WORDS=($words); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMPREPLY=()
+    _shtab_eqzoo; echo "${{COMPREPLY[@]}}"
+done"""
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\n")[:3] == ["info", "z2_allcnn", "--no-compile"]
+
+
+def test_what_the_papers_print():
+    assert rows()["p4_cnn.rotmnist"].error_text == "2.048 ± 0.045"
+    assert "p4m_cnn.rotmnist" not in rows()

@@ -1,0 +1,421 @@
+"""Data sets, image files, preprocessing and augmentation."""
+
+import hashlib
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eqzoo.data import (
+    AUGMENTATIONS,
+    Split,
+    Streamed,
+    augment,
+    batches,
+    draw,
+    hold_out,
+    load_image,
+    load_splits,
+    normalize,
+    per_class,
+    preprocess,
+    rotmnist,
+    rotmnist_from_amat,
+)
+from eqzoo.groups import P4M, transform
+from tests.conftest import ROOT
+
+
+def test_rotmnist_is_the_same_everywhere(mnist_dir):
+    splits = rotmnist(mnist_dir)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 10_000, "valid": 2_000, "test": 50_000}
+    digest = hashlib.sha256()
+    for split in splits.values():
+        assert split.images.shape[1:] == (1, 28, 28)
+        assert split.images.dtype == torch.uint8
+        digest.update(split.images.numpy().tobytes() + split.labels.numpy().tobytes())
+    assert digest.hexdigest() == "cf98867dc4fc97a824ac439989d7636f3c774c406db73107e9f2ac0aa000be47"
+    pixels = splits["train"].images.double() / 255
+    assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == (0.1314, 0.3025)
+
+
+def test_rotmnist_uses_no_digit_twice(mnist_dir, monkeypatch):
+    """Without the rotation, the 62,000 images are distinct MNIST digits, among them all test digits."""
+    from torchvision import datasets
+
+    monkeypatch.setattr("eqzoo.data.rotated_mnist._rotate", lambda image, angle: image)
+    splits = rotmnist(mnist_dir)
+    used = torch.cat([split.images for split in splits.values()])[:, 0].numpy()
+    train, test = (datasets.MNIST(mnist_dir, train=train).data.numpy() for train in (True, False))
+    assert np.array_equal(used[-10_000:], test)
+    left = Counter(digit.tobytes() for digit in train)
+    left.subtract(digit.tobytes() for digit in used[:-10_000])
+    assert min(left.values()) >= 0
+    assert left.total() == 8_000
+
+
+def test_missing_mnist_is_an_error_that_says_where(tmp_path):
+    with pytest.raises(FileNotFoundError, match="--data-dir"):
+        rotmnist(tmp_path)
+
+
+def write_amat(path, rows):
+    path.write_text("\n".join(" ".join(f"{value:.8g}" for value in row) for row in rows) + "\n")
+
+
+def test_amat_files_are_transposed(tmp_path, monkeypatch):
+    monkeypatch.setattr("eqzoo.data.rotated_mnist.ROTMNIST_SIZES", {"train": 3, "valid": 2, "test": 4})
+    monkeypatch.setattr("eqzoo.data.rotated_mnist.AMAT_ROWS", {"train_valid": 5, "test": 4})
+    digits = np.random.RandomState(0).randint(0, 256, (9, 28, 28))
+    rows = [[*(digit.T.ravel() / 256), i % 10] for i, digit in enumerate(digits)]
+    write_amat(tmp_path / "mnist_all_rotation_normalized_float_train_valid.amat", rows[:5])
+    with pytest.raises(FileNotFoundError, match=r"float_test\.amat is missing"):
+        rotmnist_from_amat(tmp_path)
+    write_amat(tmp_path / "mnist_all_rotation_normalized_float_test.amat", rows[5:])
+    splits = rotmnist_from_amat(tmp_path)
+    read = torch.cat([split.images for split in splits.values()])[:, 0]
+    assert np.array_equal(read.numpy(), digits)
+    assert [split.labels.tolist() for split in splits.values()] == [[0, 1, 2], [3, 4], [5, 6, 7, 8]]
+    write_amat(tmp_path / "mnist_all_rotation_normalized_float_test.amat", rows[5:8])
+    with pytest.raises(ValueError, match="not 4 rows of 784 pixels"):
+        rotmnist_from_amat(tmp_path)
+    rows[5][0] = 7.0
+    write_amat(tmp_path / "mnist_all_rotation_normalized_float_test.amat", rows[5:])
+    with pytest.raises(ValueError, match=r"pixels must be in \[0, 1\]"):
+        rotmnist_from_amat(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (280, 280), (61, 40), (40, 61), (100, 333), (20, 21)])
+def test_preprocessing_commutes_with_rotations_and_reflections(shape):
+    image = torch.rand(3, *shape) * 255
+    straight = preprocess(image, (28, 28))
+    assert straight.shape == (3, 28, 28)
+    for g in P4M.elements:
+        rotated = preprocess(transform(image, P4M, g, "trivial"), (28, 28))
+        torch.testing.assert_close(rotated, transform(straight, P4M, g, "trivial"), rtol=0, atol=1e-9)
+
+
+def test_normalize():
+    images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
+    assert normalize(images, (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx([-0.5, 2, 0])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
+def test_images_of_any_mode(tmp_path, mode):
+    Image.new("L", (5, 4), 255).convert(mode).save(tmp_path / "white.png")
+    for channels in (1, 3):
+        image = load_image(tmp_path / "white.png", channels)
+        assert image.shape == (channels, 4, 5)
+        assert image.unique().tolist() == [255]
+
+
+def test_unreadable_images_are_errors(tmp_path):
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "cut.png").write_bytes((ROOT / "examples" / "seven.png").read_bytes()[:500])
+    for name in ("empty.png", "text.png", "cut.png"):
+        with pytest.raises(ValueError, match=f"{name} is not an image"):
+            load_image(tmp_path / name, 1)
+    with pytest.raises(FileNotFoundError, match="no image at"):
+        load_image(tmp_path / "none.png", 1)
+    with pytest.raises(ValueError, match="1, 3 or 4 channels"):
+        load_image(tmp_path / "empty.png", 5)
+
+
+def labeled(count, classes=3, side=8, seed=0):
+    random = np.random.RandomState(seed)
+    y = np.arange(count) % classes
+    return random.randint(0, 256, (count, side, side, 3)).astype(np.uint8), y
+
+
+def save_npz(path, **changes):
+    x, y = labeled(24)
+    np.savez(path, **({"x_train": x[:18], "y_train": y[:18], "x_test": x[18:], "y_test": y[18:]} | changes))
+
+
+def test_npz_files(tmp_path):
+    x, _ = labeled(24)
+    save_npz(tmp_path / "mine.npz")
+    splits = load_splits("mine.npz", tmp_path, valid_size=4)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 14, "valid": 4, "test": 6}
+    assert splits["train"].shape == (3, 8, 8)
+    assert np.array_equal(splits["test"].images.permute(0, 2, 3, 1).numpy(), x[18:])
+    save_npz(
+        tmp_path / "gray.npz", x_train=x[:18, ..., 0], x_test=x[18:, ..., 0], x_valid=x[:3, ..., 0], y_valid=[0, 1, 2]
+    )
+    splits = load_splits("gray.npz", tmp_path)
+    assert {name: split.images.shape for name, split in splits.items()} == {
+        "train": (18, 1, 8, 8),
+        "valid": (3, 1, 8, 8),
+        "test": (6, 1, 8, 8),
+    }
+    with pytest.raises(ValueError, match="3 validation images of its own"):
+        load_splits("gray.npz", tmp_path, valid_size=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_train": np.arange(18) % 3 + 1}, "without gaps; .* from 1 to 3, and 0 is not among them"),
+        ({"y_train": np.arange(18) % 3 - 1}, "without gaps"),
+        ({"y_train": np.arange(18) % 2 * 2}, "1 is not among them"),
+        ({"y_test": np.full(6, 7)}, "labels of test go from 7 to 7"),
+        ({"y_test": np.full(5, 1)}, "6 images and 5 labels"),
+        ({"y_train": np.arange(18) / 3}, "labels are integers"),
+        ({"x_train": np.zeros((18, 8, 8, 3))}, "images are uint8"),
+        ({"x_train": np.zeros((18, 3, 8, 8), np.uint8)}, "channels come last"),
+        ({"x_train": np.zeros((18, 9, 9, 3), np.uint8)}, "images have to be of one size"),
+        ({"x_test": np.zeros((0, 8, 8, 3), np.uint8), "y_test": np.zeros(0, int)}, "test split has no images"),
+    ],
+)
+def test_npz_files_with_other_contents_are_errors(tmp_path, changes, message):
+    save_npz(tmp_path / "mine.npz", **changes)
+    with pytest.raises(ValueError, match=message):
+        load_splits("mine.npz", tmp_path)
+
+
+def test_corrupt_npz_files_are_errors(tmp_path):
+    save_npz(tmp_path / "mine.npz")
+    whole = (tmp_path / "mine.npz").read_bytes()
+    for data in (whole[:300], whole[:-40], b"no archive"):
+        (tmp_path / "mine.npz").write_bytes(data)
+        with pytest.raises(ValueError, match=r"mine\.npz"):
+            load_splits("mine.npz", tmp_path)
+    np.savez(tmp_path / "mine.npz", x=np.zeros(3))
+    with pytest.raises(ValueError, match="x_train, y_train"):
+        load_splits("mine.npz", tmp_path)
+    with pytest.raises(FileNotFoundError, match="--data-dir"):
+        load_splits("yours.npz", tmp_path)
+
+
+def save_folder(root, parts=(("train", 18), ("val", 6), ("test", 6))):
+    x, y = labeled(30)
+    for part, count in parts:
+        for i in range(count):
+            folder = root / part / f"class {y[i]}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x[i]).save(folder / f"{i:03}.png")
+
+
+@pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
+def test_folders_of_images(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
+    save_folder(tmp_path / "mine")
+    splits = load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 18, "valid": 6, "test": 6}
+    train = splits["train"]
+    assert isinstance(train, Split if limit else Streamed)
+    assert train.classes == ("class 0", "class 1", "class 2")
+    x, y = labeled(30)
+    order = np.argsort(y[:18], kind="stable")
+    (images,) = batches(train, [torch.arange(18)], workers=2)
+    assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), x[order])
+    assert train.labels.tolist() == y[order].tolist()
+    (some,) = batches(train[torch.tensor([5, 3, 7])], [torch.tensor([2, 0])])
+    assert torch.equal(some, images[[7, 5]])
+    assert load_splits("mine", tmp_path, input_size=(1, 12, 6))["test"].shape == (1, 12, 6)
+
+
+def test_incomplete_folders_are_errors(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(FileNotFoundError, match="no folder train"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
+    splits = load_splits("mine", tmp_path, input_size=(3, 8, 8), valid_size=3)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 15, "valid": 3, "test": 6}
+    with pytest.raises(ValueError, match="pass input_size"):
+        load_splits("mine", tmp_path)
+    (tmp_path / "mine" / "train" / "class 9").mkdir()
+    with pytest.raises(ValueError, match="class 9 contains no images"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "train" / "class 9").rename(tmp_path / "mine" / "test" / "class 9")
+    with pytest.raises(ValueError, match="the same in every split"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+
+
+def test_hidden_folders_are_ignored(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18)])
+    image = tmp_path / "mine" / "train" / "class 0" / "000.png"
+    for place in ("class 0/.ipynb_checkpoints", "class 0/__MACOSX/deeper", "__MACOSX/class 0", ".trash"):
+        (folder := tmp_path / "mine" / "train" / place).mkdir(parents=True)
+        shutil.copy(image, folder)
+    (named := tmp_path / ".hidden").mkdir()
+    (tmp_path / "mine").rename(named / "mine")  # hidden folders above the data set do not matter
+    train = load_splits("mine", named, input_size=(3, 8, 8), valid_size=0)["train"]
+    assert len(train) == 18
+    assert train.classes == ("class 0", "class 1", "class 2")
+
+
+@pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
+def test_folders_with_a_corrupt_image(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
+    save_folder(tmp_path / "mine")
+    (tmp_path / "mine" / "val" / "class 1" / "001.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"1 of 30 files .*001\.png"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "train" / "class 0" / "000.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"2 of 30 files cannot be read; .*000\.png \(the file is empty\), .*001\.png"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+
+
+def save_cifar(root, name):
+    """Writes files in the format of CIFAR, with ten images each."""
+    import pickle
+
+    x, _ = labeled(10, side=32)
+    planes = x.transpose(0, 3, 1, 2).reshape(10, -1)
+    if name == "CIFAR10":
+        folder, key, parts = (
+            root / "cifar-10-batches-py",
+            "labels",
+            [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],
+        )
+        meta = ("batches.meta", {"label_names": [str(i) for i in range(10)]})
+    else:
+        folder, key, parts = root / "cifar-100-python", "fine_labels", ["train", "test"]
+        meta = ("meta", {"fine_label_names": [str(i) for i in range(10)]})
+    folder.mkdir()
+    for part in parts:
+        (folder / part).write_bytes(pickle.dumps({"data": planes, key: list(range(10))}))
+    (folder / meta[0]).write_bytes(pickle.dumps(meta[1]))
+    return x
+
+
+@pytest.mark.parametrize(("name", "count"), [("CIFAR10", 50), ("CIFAR100", 10)])
+def test_cifar(tmp_path, monkeypatch, name, count):
+    from torchvision import datasets
+
+    x = save_cifar(tmp_path, name)
+    with pytest.raises(ValueError, match="corrupt"):  # their checksums are those of the real files
+        load_splits(name.lower(), tmp_path)
+    cls = getattr(datasets, name)
+    for parts in ("train_list", "test_list"):
+        monkeypatch.setattr(cls, parts, [[file, None] for file, _ in getattr(cls, parts)])
+    monkeypatch.setattr(cls, "meta", cls.meta | {"md5": None})
+    splits = load_splits(name.lower(), tmp_path, valid_size=0)
+    assert {part: len(split) for part, split in splits.items()} == {"train": count, "test": 10}
+    assert np.array_equal(splits["test"].images.permute(0, 2, 3, 1).numpy(), x)
+    assert splits["test"].classes == tuple(map(str, range(10)))
+    with pytest.raises(FileNotFoundError, match=f"no {name} in"):
+        load_splits(name.lower(), tmp_path / "elsewhere")
+
+
+def test_an_npz_file_takes_precedence_over_a_data_set(tmp_path):
+    save_npz(tmp_path / "cifar10.npz")
+    assert len(load_splits("cifar10", tmp_path)["test"]) == 6
+
+
+@pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
+def test_pcam(tmp_path, monkeypatch, limit):
+    h5py = pytest.importorskip("h5py")
+    monkeypatch.setattr("eqzoo.data.datasets.MEMORY_LIMIT", limit)
+    with pytest.raises(FileNotFoundError, match="no PatchCamelyon"):
+        load_splits("pcam", tmp_path)
+    (tmp_path / "pcam").mkdir()
+    x, y = labeled(8, classes=2)
+    for part in ("train", "valid", "test"):
+        stem = tmp_path / "pcam" / f"camelyonpatch_level_2_split_{part}"
+        with h5py.File(f"{stem}_x.h5", "w") as file:
+            file["x"] = x
+        with h5py.File(f"{stem}_y.h5", "w") as file:
+            file["y"] = y.reshape(-1, 1, 1, 1)
+    splits = load_splits("pcam", tmp_path)
+    assert list(splits) == ["train", "valid", "test"]
+    assert isinstance(splits["train"], Split if limit else Streamed)
+    (images,) = batches(splits["train"], [torch.tensor([3, 1])], workers=1)
+    assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), x[[3, 1]])
+    assert splits["valid"].labels.tolist() == y.tolist()
+    assert splits["valid"].classes == ("normal", "tumor")
+    path = tmp_path / "pcam" / "camelyonpatch_level_2_split_test_x.h5"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="split_test is corrupt"):
+        load_splits("pcam", tmp_path)
+
+
+def test_corrupt_mnist(tmp_path):
+    from torchvision.datasets import MNIST
+
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for url, _ in MNIST.resources:
+        (raw / url.removesuffix(".gz")).write_bytes(b"no digits here")
+    with pytest.raises(ValueError, match="corrupt"):
+        load_splits("rotmnist", tmp_path)
+
+
+def test_draws_are_reproducible():
+    split = Split(torch.arange(60, dtype=torch.uint8).view(60, 1, 1, 1), torch.arange(60) % 3)
+    splits = hold_out({"train": split}, 12)
+    assert torch.equal(splits["valid"].images, hold_out({"train": split}, 12)["valid"].images)
+    together = torch.cat([splits["train"].images, splits["valid"].images]).flatten()
+    assert together.sort().values.tolist() == list(range(60))
+    assert splits["valid"].images[:4].flatten().tolist() == [
+        3,
+        1,
+        48,
+        37,
+    ]  # frozen: published runs were trained on this draw
+    assert len(hold_out({"train": split})["valid"]) == 6
+    with pytest.raises(ValueError, match="less than the 60"):
+        hold_out({"train": split}, 60)
+    few, more = (per_class(split, count) for count in (3, 5))
+    assert few.labels.bincount().tolist() == [3, 3, 3]
+    assert set(few.images.flatten().tolist()) < set(more.images.flatten().tolist())
+    with pytest.raises(ValueError, match="at most 20"):
+        per_class(split, 21)
+
+
+def test_quarter_rotations_are_the_action_of_p4m():
+    images = torch.randint(0, 256, (64, 3, 6, 6), dtype=torch.uint8)
+    numbers = draw(64, torch.Generator().manual_seed(0))
+    changed = augment("quarter_rotations_flips", images, numbers)
+    seen = set()
+    for old, new, row in zip(images, changed, numbers, strict=True):
+        g = int(row[3] * 8)
+        assert torch.equal(new, transform(old, P4M, g, "trivial"))
+        seen.add(g)
+    assert len(seen) == 8
+    assert torch.equal(
+        augment("quarter_rotations", images, numbers)[0], images[0].rot90(int(numbers[0, 3] * 4), (1, 2))
+    )
+
+
+@pytest.mark.parametrize(("name", "pad"), [("standard", 4), ("standard_pad2", 2)])
+def test_reflections_and_shifts(name, pad):
+    images = torch.randint(1, 256, (256, 2, 9, 12), dtype=torch.uint8)
+    numbers = draw(256, torch.Generator().manual_seed(0))
+    changed = augment(name, images, numbers)
+    padded = torch.nn.functional.pad(images, (pad,) * 4)
+    seen = set()
+    for i, (flip, down, right, _) in enumerate(numbers.tolist()):
+        top, left = int(down * (2 * pad + 1)), int(right * (2 * pad + 1))
+        window = padded[i, :, top : top + 9, left : left + 12]
+        assert torch.equal(changed[i], window.flip(2) if flip < 0.5 else window)
+        seen |= {(top, left)}
+    assert {top for top, _ in seen} == {left for _, left in seen} == set(range(2 * pad + 1))
+
+
+def test_rotations_by_any_angle():
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    numbers = torch.tensor([[0, 0, 0, angle] for angle in (0.0, 0.25, 0.5, 0.1)], dtype=torch.float32)
+    changed = augment("rotations", images, numbers)
+    torch.testing.assert_close(changed[0], images[0].float(), atol=1e-2, rtol=0)
+    quarter = min((changed[1] - images[1].rot90(k, (1, 2))).abs().max() for k in (1, 3))
+    assert quarter < 1e-1
+    torch.testing.assert_close(changed[2], images[2].rot90(2, (1, 2)).float(), atol=1e-1, rtol=0)
+    assert changed.min() >= 0
+    assert changed.max() <= 255
+    with pytest.raises(ValueError, match="square"):
+        augment("rotations", images[:, :, :4], numbers)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_an_image_is_augmented_by_its_own_numbers_alone(name):
+    images = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8)
+    numbers = draw(6, torch.Generator().manual_seed(1))
+    whole = augment(name, images, numbers)
+    assert torch.equal(whole[2:4], augment(name, images[2:4], numbers[2:4]))
+    assert torch.equal(whole, images) == (name == "none")

@@ -1,0 +1,231 @@
+"""What the pages say: their code runs, prints what they show, and their links lead somewhere."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import eqzoo
+from eqzoo.cli import main as command_line
+from eqzoo.layers import GroupConv2d
+from eqzoo.models.conversion import foreign_elements
+from tests.conftest import ROOT
+from tests.docs import doc_pages
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN_PROCESS = {"adding_a_model.md"}  # pages that register networks
+TEACH = {"README.md", "adding_a_model.md", "exactness.md", "export.md", "fine_tuning.md", "migration.md"}
+
+
+def runs(page):
+    return any(block.language == "python" and not block.skipped for block in doc_pages.blocks(page.read_text()))
+
+
+def title(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """A folder with the examples and some images in two classes, float32 as a user has it."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    for kind in ("long", "round"):
+        (tmp_path / "images" / kind).mkdir(parents=True)
+        for i in range(10):
+            image = draw.integers(0, 40, (32, 32)).astype(np.uint8)
+            y, x = draw.integers(11, 21, 2)
+            high, wide = (2, 10) if kind == "long" else (5, 5)
+            image[y - high : y + high, x - wide : x + wide] = 220
+            Image.fromarray(image).save(tmp_path / "images" / kind / f"{i}.png")
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", list(filter(runs, PAGES)), ids=title)
+def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, desk):
+    if page.name in OWN_PROCESS:
+        assert int(python("-m", "tests.docs.doc_pages", page).split()[-1]) > 0
+        publish_what_the_page_made()
+    elif page.name == "looking_inside.md":
+        make_the_figures(page, desk)
+    else:
+        assert doc_pages.run(page.read_text(), page.name) > 0
+
+
+def python(*args, **env):
+    path = os.pathsep.join(filter(None, [str(ROOT), ".", os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": path} | env
+    ran = subprocess.run([sys.executable, *map(str, args)], env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def publish_what_the_page_made():
+    """The page's own network goes by its name in a script that does not know its module."""
+    python(ROOT / "training" / "publish.py", "cells", "--output", "p4_cellnet.cells", EQZOO_NETWORKS="cellnet")
+    card = Path("p4_cellnet.cells/README.md").read_text()
+    assert "| multiply-adds an image |" in card
+    assert "| throughput, images |" in card
+
+
+def test_a_module_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("EQZOO_NETWORKS", "json, nowhere")
+    with pytest.raises(ValueError, match="EQZOO_NETWORKS names the module nowhere, which cannot be imported"):
+        eqzoo.list_models()
+
+
+def make_the_figures(page, desk):
+    """The page's code makes the figures that it shows and no others, at their size, with something drawn on each."""
+    text = page.read_text()
+    command = re.search(r"```bash\neqzoo (.*?)\n```", text)[1]
+    assert command_line.main(command.split()) == 0
+    assert doc_pages.run(text, page.name) > 0
+    shown = set(re.findall(r"\(images/(.*?)\)", text))
+    assert {path.name for path in (desk / "docs" / "images").iterdir()} == shown
+    assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == shown
+    for name in shown:
+        there, new = (Image.open(root / "docs" / "images" / name).convert("L") for root in (ROOT, desk))
+        assert there.size == new.size, name
+        assert new.getextrema()[1] - new.getextrema()[0] > 100, name
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 100_000
+
+
+def test_the_pages_that_teach_by_code_are_run():
+    assert {page.name for page in PAGES if runs(page)} >= TEACH
+
+
+def test_a_page_that_is_wrong_is_noticed(desk):
+    """Negative controls: code that fails, other numbers and words, a line too many, a command that says otherwise."""
+    good = "```python\nx = 2\n```\n\n```python\nprint('seven', x / 3, 1e-16)\n```\n\n```text\nseven 0.667 3e-15\n```\n"
+    assert doc_pages.run(good) == 2
+    for said, instead in (
+        ("x = 2", "x = y"),
+        ("0.667", "0.65"),
+        ("seven 0", "eight 0"),
+        ("3e-15", "3e-15\nmore"),
+        ("3e-15", "3e-1"),
+        ("x = 2\n```", "x = 2\n```\n\n```text\n2\n```"),
+    ):
+        with pytest.raises(AssertionError, match="line"):
+            doc_pages.run(good.replace(said, instead, 1))
+    skipped = good.replace("```python\nx = 2", "<!-- not run: a reason -->\n```python\nx = y")
+    with pytest.raises(AssertionError, match="NameError"):  # x is not there for the second block
+        doc_pages.run(skipped)
+    listed = "```text\n$ eqzoo list z2_cnn\nz2_cnn\n```\n"
+    assert doc_pages.run(listed) == 1
+    with pytest.raises(AssertionError, match="p4_cnn"):
+        doc_pages.run(listed.replace("\nz2_cnn", "\np4_cnn"))
+
+
+def dead_links(page, text):
+    """The relative links of a page that lead to no file, or to no heading of one."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, heading = target.partition("#")
+        place = (page.parent / file) if file else page
+        if not place.exists() or (heading and heading not in anchors(text if not file else place.read_text())):
+            yield target
+
+
+def anchors(text):
+    """The anchors that GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\]\(.*?\)", "", heading)).lower().replace(" ", "-") for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=title)
+def test_links_lead_somewhere(page):
+    assert not list(dead_links(page, page.read_text()))
+
+
+def test_a_dead_link_is_noticed():
+    page = ROOT / "docs" / "conventions.md"
+    text = "# A [b](c.md)\n[1](none.md) [2](conventions.md#none) [3](../README.md) [4](#a-b) [5](#b) [6](http://x)\n"
+    assert list(dead_links(page, text)) == ["c.md", "none.md", "conventions.md#none", "#b"]
+
+
+def test_every_page_is_linked_from_the_start_page():
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    links = set(re.findall(r"\]\(([^):]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert links == pages - {"index.md"}
+
+
+def test_the_readme_is_short():
+    """Besides the tables of results: at most six links, and the headline names the comparisons that are less kind."""
+    text = (ROOT / "README.md").read_text()
+    own = re.sub(r"<!-- results.*<!-- end of results -->", "", text, flags=re.DOTALL)
+    assert len(re.findall(r"(?<!!)\[[^]]*\]\([^)]+\)", own)) <= 6
+    headline = " ".join(own.partition("## Try it")[0].split())
+    table = (ROOT / "docs" / "few_samples.md").read_text()
+    rows = [row.split(" | ") for row in table.partition("## CIFAR-10")[0].splitlines() if row.startswith("| 100 ")]
+    p4, resnet, longer, _ = (float(row[5].partition(" ")[0]) for row in rows)
+    assert f"{p4:.0f} % accuracy" in headline
+    assert f"a ResNet with about as many parameters {resnet:.0f} %" in headline
+    assert f"with four times the steps the ResNet has {longer} %" in headline
+    assert "CIFAR-10 nothing is gained" in headline
+    for name in ("z2_resnet29", "p4_resnet29"):
+        error = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_error"]
+        assert f"{error:.2f} %" in own, name
+    assert f"- {len(eqzoo.list_models())} networks under" in headline
+
+
+def test_numbers_of_the_choice_are_those_of_the_networks_and_the_benchmark():
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    timed = {}
+    for row in json.loads((ROOT / "docs" / "benchmarks" / "models_cpu.json").read_text())["rows"]:
+        if row["task"] == "inference, deployed":
+            timed[row["subject"]] = row["ms"] / row["batch"]
+        elif row["task"] == "inference":  # of those that were not timed in their deployed form
+            timed.setdefault(row["subject"], row["ms"] / row["batch"])
+    rows = re.findall(r"^\| `(\w+)` \| ([\d x]+) \| ([\d,]+) \| ([\d,]+) M \| ([\d.]*) \|", page, re.MULTILINE)
+    assert len(rows) > 10
+    for name, size, parameters, multiply_adds, milliseconds in rows:
+        model = eqzoo.create_model(name)
+        assert tuple(map(int, size.split(" x "))) == model.input_size
+        assert int(parameters.replace(",", "")) == sum(parameter.numel() for parameter in model.parameters()), name
+        assert int(multiply_adds.replace(",", "")) == round(eqzoo.multiply_adds(model) / 1e6), name
+        assert float(milliseconds or 0) == pytest.approx(timed.get(name, 0), abs=0.006), name
+
+
+@pytest.mark.parametrize("group", [eqzoo.P4, eqzoo.P4M], ids=lambda group: group.name)
+def test_filters_of_groupy_become_ours(group):
+    """The page's function, against GrouPy's law: copies by (m, r) ↦ M^m R^r with M the reflection of the rows."""
+    namespace = {"torch": torch, "GroupConv2d": GroupConv2d, "eqzoo": eqzoo}
+    page = (ROOT / "docs" / "migration.md").read_text()
+    (block,) = (block for block in doc_pages.blocks(page) if "def from_groupy" in block.text)
+    exec(block.text, namespace)
+    rotation, rows = np.array([[0, -1], [1, 0]]), np.diag([-1, 1])
+    elements = [
+        np.linalg.matrix_power(rows, i // 4) @ np.linalg.matrix_power(rotation, i % 4) for i in range(group.order)
+    ]
+    weight, x = torch.randn(2, 3, group.order, 3, 3), torch.randn(1, 3, group.order, 7, 7)
+    copies = torch.empty(2, group.order, *weight.shape[1:])
+    for i, j, u, v in itertools.product(range(group.order), range(group.order), (-1, 0, 1), (-1, 0, 1)):
+        back = np.rint(np.linalg.inv(elements[i])).astype(int)
+        pose = next(k for k, element in enumerate(elements) if (element == back @ elements[j]).all())
+        row, column = back @ (u, v)
+        copies[:, i, :, j, u + 1, v + 1] = weight[:, :, pose, row + 1, column + 1]
+    order = torch.tensor(foreign_elements(group)).argsort()
+    y = torch.nn.functional.conv2d(x.flatten(1, 2), copies.reshape(2 * group.order, -1, 3, 3))
+    layer = GroupConv2d(group, 3, 2, 3, bias=False)
+    layer.load_state_dict({"weight": namespace["from_groupy"](weight, group)})
+    torch.testing.assert_close(layer(x[:, :, order]), y.unflatten(1, (2, -1))[:, :, order])
+    if group.reflections:  # control: reflected poses have another order
+        layer.load_state_dict({"weight": weight.flatten(1, 2)})
+        assert (layer(x[:, :, order]) - y.unflatten(1, (2, -1))[:, :, order]).abs().max() > 0.1

@@ -1,0 +1,89 @@
+"""The site: it builds without a warning, has an entry for each public name, and its links lead somewhere."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+
+import eqzoo
+from tests.conftest import ROOT
+
+for package in ("sphinx", "myst_parser", "furo"):
+    pytest.importorskip(package, reason="the docs are built with pip install 'eqzoo[docs]'")
+
+PACKAGES = [path.stem for path in sorted((ROOT / "docs" / "reference").glob("*.rst")) if path.stem != "eqzoo"]
+BROKEN = """# A page
+
+[1](none.md) [2](#none) [3](docs.md#none) `eqzoo.none` `eqzoo.layers.GroupConv3d(P4)` `eqzoo.P4` `eqzoo.hub`
+"""
+
+
+def sphinx(source, output, *args):
+    """Builds a site as its users do; warnings are errors, and all of them are printed."""
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", output / "trees", *args]
+    return subprocess.run([*command, source, output / "html"], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    output = tmp_path_factory.mktemp("site")
+    built = sphinx(ROOT / "docs", output)
+    assert built.returncode == 0, built.stderr
+    return output / "html"
+
+
+def names(site):
+    """What the site's inventory can look up, by its kind."""
+    from sphinx.util.inventory import InventoryFile
+
+    found = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    return {name for kind, entries in found.items() if kind.startswith("py:") for name in entries}
+
+
+def test_every_public_name_can_be_looked_up(site):
+    known = names(site)
+    missing = [f"eqzoo.{name}" for name in eqzoo.__all__ if f"eqzoo.{name}" not in known]
+    for package in PACKAGES:
+        module = importlib.import_module(f"eqzoo.{package}")
+        for name in module.__all__:
+            if inspect.isfunction(value := getattr(module, name)) or inspect.isclass(value):
+                # What is a name of eqzoo too has its entry there.
+                here = f"eqzoo.{name}" if getattr(eqzoo, name, None) is value else f"eqzoo.{package}.{name}"
+                missing += [here] if here not in known else []
+    assert not missing
+    assert {"eqzoo.layers.GroupConv2d.fuse", "eqzoo.models.EquivariantNet.forward_features"} <= known
+    assert not [name for name in known if re.search(r"\.(_\w+|add_note|register_buffer)$", name)]
+
+
+def test_every_package_has_a_page():
+    packages = {path.parent.name for path in (ROOT / "eqzoo").glob("*/__init__.py")} - {"cli"}
+    assert packages | {"groups", "equivariance", "hub"} == set(PACKAGES)
+
+
+def test_a_broken_link_and_a_name_that_does_not_exist_stop_the_build(tmp_path):
+    """Negative control, on one page."""
+    source = tmp_path / "docs"
+    source.mkdir()
+    (source / "conf.py").write_text(f"__file__ = {str(ROOT / 'docs' / 'conf.py')!r}\nexec(open(__file__).read())\n")
+    (source / "index.md").write_text(BROKEN)
+    (source / "names.rst").write_text(":orphan:\n\nNames\n=====\n\n.. py:module:: eqzoo\n.. py:data:: P4\n")
+    built = sphinx(source, tmp_path, "-b", "dummy")
+    assert built.returncode != 0
+    for wrong in ("none.md", "#none", "docs.md", "eqzoo.none", "eqzoo.layers.GroupConv3d"):
+        assert wrong in built.stderr.replace("'none'", "'#none'"), built.stderr
+    for right in ("eqzoo.P4 ", "eqzoo.hub "):
+        assert right not in built.stderr
+
+
+def test_links_to_the_repository_lead_to_files():
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.rst"), ROOT / "README.md"]
+    links = [
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"https://github\.com/eqzoo/eqzoo/(?:blob|tree)/main/([\w./-]+)", page.read_text())
+    ]
+    assert links
+    assert not [(page, path) for page, path in links if not (ROOT / path).exists()]

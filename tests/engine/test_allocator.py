@@ -1,0 +1,83 @@
+"""Freed memory stays with a process that trains on a CPU: where it should, and only there."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from eqzoo.engine import allocator
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+
+# Tensors of 64 MB and more are taken and freed, again and again; prints the page faults behind the first round.
+CHURN = """
+import resource
+import torch
+from eqzoo.engine.allocator import keep_freed_memory
+
+def churn():
+    for size in (2**24, 2**25):
+        torch.ones(size), torch.ones(size // 2)
+
+kept = keep_freed_memory()
+keep_freed_memory()
+churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    churn()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def churn(**env):
+    """Whether memory is kept in a fresh process, its page faults, and what it says."""
+    left = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_", "EQZOO_"))}
+    ran = subprocess.run([sys.executable, "-c", CHURN], env=left | env, capture_output=True, text=True, check=True)
+    kept, faults = ran.stdout.split()
+    said = [line for line in ran.stderr.splitlines() if line.startswith("eqzoo:")]  # others may warn
+    return kept == "True", int(faults), said
+
+
+@glibc
+def test_freed_memory_is_used_again_and_one_line_says_so():
+    kept, faults, said = churn()
+    assert kept
+    assert faults < 100
+    assert said == ["eqzoo: glibc keeps freed memory for the next step (EQZOO_MALLOC=0 leaves it)"]
+
+
+@glibc
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"EQZOO_MALLOC": "0"},
+        {"MALLOC_TRIM_THRESHOLD_": "65536"},
+        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"},
+    ],
+    ids=lambda env: next(iter(env)),
+)
+def test_who_chose_otherwise_keeps_it(env):
+    """Also the negative control of the test above: without the settings there are many page faults."""
+    kept, faults, said = churn(**env)
+    assert not kept
+    assert faults > 10_000
+    assert not said
+
+
+def test_another_allocator_is_left_alone(monkeypatch, capsys):
+    monkeypatch.setattr(allocator, "_is_glibc", lambda: False)
+    monkeypatch.setattr(allocator, "_done", False)
+    monkeypatch.setattr(allocator, "_mallopt", pytest.fail)
+    assert not allocator.keep_freed_memory()
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("raised", [ValueError, OSError, AttributeError])
+def test_systems_without_glibc_are_recognized(monkeypatch, raised):
+    def confstr(name):
+        raise raised(name)
+
+    monkeypatch.setattr("os.confstr", confstr, raising=False)
+    assert not allocator._is_glibc()

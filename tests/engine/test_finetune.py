@@ -1,0 +1,603 @@
+"""Fine-tuning: from images of any kind to a checkpoint that everything else accepts."""
+
+import json
+import shlex
+import shutil
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import eqzoo
+from eqzoo.analysis.sizes import check_side
+from eqzoo.cli import main as command_line
+from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
+from eqzoo.engine.finetuning import trunk
+from eqzoo.engine.metrics import scores
+from eqzoo.engine.report import command
+from eqzoo.engine.run_directory import RunDirectory
+from tests.conftest import ROOT
+
+NAMES = ("bar", "blob", "cross")
+
+
+def shape(kind, seed, side=32):
+    """A bar, a blob or a cross at a random place, uint8."""
+    random = np.random.default_rng(seed)
+    image = random.integers(0, 40, (side, side)).astype(np.uint8)
+    y, x = random.integers(10, side - 10, 2)
+    if kind in (0, 2):
+        image[y - 1 : y + 1, x - 8 : x + 8] = 220
+    if kind == 1:
+        image[y - 5 : y + 5, x - 5 : x + 5] = 220
+    if kind == 2:
+        image[y - 8 : y + 8, x - 1 : x + 1] = 220
+    return image
+
+
+def save_shapes(folder, counts=(10, 10, 10), first=0):
+    for kind, (name, count) in enumerate(zip(NAMES, counts, strict=True)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(shape(kind, first + 100 * kind + i)).save(folder / name / f"{i:02}.png")
+    return folder
+
+
+def arrays(count, channels=1, side=28, first=0):
+    labels = np.arange(count) % 3
+    images = np.stack([shape(label, first + i, side) for i, label in enumerate(labels)])
+    return (images if channels == 1 else np.stack([images] * channels, -1)), labels
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)  # as a user has it, and faster
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A checkpoint made by the command, from a folder of class folders."""
+    torch.set_default_dtype(torch.float32)
+    root = tmp_path_factory.mktemp("finetune")
+    images = save_shapes(root / "my Shapes", (16, 14, 12))
+    args = ["finetune", "p4_cnn", images, "--output", root / "out", "--epochs", 8, "--lr", 0.01, "--json"]
+    args += ["--layer-decay", 0.8, "--ema", 0.9, "--balance", "--augment", "missing", "--device", "cpu"]
+    assert command_line.main([str(arg) for arg in args]) == 0
+    return SimpleNamespace(folder=root / "out", images=images, args=[str(arg) for arg in args])
+
+
+def run(capsys, *args):
+    code = command_line.main([str(arg) for arg in args])
+    return code, *capsys.readouterr()
+
+
+def test_a_folder_becomes_a_report_and_a_checkpoint(tuned):
+    report = json.loads((tuned.folder / "report.json").read_text())
+    assert report["start"] == "p4_cnn.rotmnist"
+    assert report["images"] == {"train": 30, "test": 6, "choose the epoch": 6}
+    assert report["accuracy"] > 60
+    assert report["same_class_at_all_quarter_rotations"] == 100
+    assert report["equivariance_error"] < 1e-12
+    assert [row["name"] for row in report["classes"]] == list(NAMES)
+    assert sum(map(sum, report["confusion"])) == report["images"]["test"]
+    curve = report["rotation_curve"]
+    assert len(curve["angles"]) == len(curve["accuracy"]) == 24
+    assert curve["accuracy"][0] == curve["accuracy"][6] == pytest.approx(report["accuracy"], abs=0.01)
+    page = (tuned.folder / "report.md").read_text()
+    assert all(
+        f"]({name})" in page and (tuned.folder / name).is_file() for name in ("confusion.png", "rotation_curve.png")
+    )
+    recipe = json.loads((tuned.folder / "recipe.json").read_text())
+    assert recipe["augment"] == "flips"
+    assert recipe["class_weights"][0] < 1 < recipe["class_weights"][2]
+
+
+def test_the_checkpoint_loads_in_every_way_with_the_same_outputs(tuned, capsys):
+    folder = tuned.folder
+    models = [
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder / "model.safetensors", num_classes=3),
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder),
+        eqzoo.create_model("p4_cnn.rotmnist", checkpoint_path=folder / "best.safetensors"),
+        eqzoo.create_model(str(folder), pretrained=True),
+        eqzoo.create_model(f"local-dir:{folder}", pretrained=True),
+        timm.create_model(f"local-dir:{folder}", pretrained=True),
+    ]
+    x = torch.rand(2, 1, 28, 28)
+    outputs = [model.eval()(x) for model in models]
+    assert outputs[0].std() > 1e-4
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0], rtol=0, atol=0)
+    for cfg in (model.pretrained_cfg for model in models):
+        assert (tuple(cfg["label_names"]), cfg["num_classes"], tuple(cfg["input_size"])) == (NAMES, 3, (1, 28, 28))
+        assert (tuple(cfg["mean"]), tuple(cfg["std"])) == ((0.1314,), (0.3025,))  # those of the first weights
+    code, out, _ = run(capsys, "predict", tuned.images / "cross" / "00.png", "--model", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["networks"][0]["labels"] == list(NAMES)
+    assert json.loads(out)["networks"][0]["largest_change"] < 1e-12
+
+
+def test_what_config_json_says_yields_to_what_is_asked_and_is_of_one_network(tuned, tmp_path):
+    assert eqzoo.create_model("p4_cnn", checkpoint_path=tuned.folder, in_chans=1).num_classes == 3
+    with pytest.raises(ValueError, match="does not fit p4_cnn;"):
+        eqzoo.create_model("p4_cnn", checkpoint_path=tuned.folder, num_classes=4)
+    with pytest.raises(ValueError, match="does not fit p4_cnn_w11;"):
+        eqzoo.create_model("p4_cnn_w11", checkpoint_path=tuned.folder)
+    other = eqzoo.create_model(str(tuned.folder), pretrained=True, num_classes=5)
+    assert (other.num_classes, other.pretrained_cfg["label_names"]) == (5, None)
+    # Without config.json, or with one that is none, the file is of the network as it is registered.
+    alone = tmp_path / "model.safetensors"
+    save_file(eqzoo.create_model("p4_cnn").state_dict(), alone)
+    (tmp_path / "config.json").write_text("{")
+    assert eqzoo.create_model("p4_cnn", checkpoint_path=alone).num_classes == 10
+
+
+def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
+    results = json.loads((tuned.folder / "results.json").read_text())
+    for name in (tuned.folder, f"local-dir:{tuned.folder}"):
+        (entry,) = json.loads(run(capsys, "info", name, "--json")[1])["checkpoints"]
+        assert (entry["name"], entry["classes"]) == (results["checkpoint"], list(NAMES))
+        assert entry["results"] == results
+        assert entry["where"] == str(tuned.folder / "model.safetensors")
+    assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
+    assert run(capsys, "check", tuned.folder / "best.safetensors")[0] == 0
+    for asked in (["predict", tuned.images / "cross" / "00.png", "--model"], ["check"]):
+        code, _, err = run(capsys, *asked, tuned.folder / "report.json")
+        assert code == 2
+        assert "report.json is" in err
+
+
+def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / "training"))
+    import publish
+
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
+    (tmp_path / "README.md").write_text(f"{publish.START}\n{publish.END}\n")
+    publish.main([str(tuned.folder), "--output", str(tmp_path / "card")])
+    card = (tmp_path / "card" / "README.md").read_text()
+    assert "p4_cnn.my-shapes" in card
+    results = json.loads((tuned.folder / "results.json").read_text())
+    assert results["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=3))
+    assert f"| multiply-adds an image | {results['multiply_adds']:,} |" in card
+    assert f"{results['throughput']['images_per_second']:,.0f} a second" in card
+    assert "bar, blob, cross" in card
+    assert "base_model: eqzoo/p4_cnn.rotmnist" in card
+    model = timm.create_model(f"local-dir:{tmp_path / 'card'}", pretrained=True).eval()
+    here = timm.create_model(f"local-dir:{tuned.folder}", pretrained=True).eval()
+    x = torch.rand(1, 1, 28, 28)
+    assert torch.equal(model(x), here(x))
+    for key in ("architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args"):
+        of = [json.loads((f / "config.json").read_text())[key] for f in (tmp_path / "card", tuned.folder)]
+        assert of[0] == of[1], key
+
+
+def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
+    call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
+    same = eqzoo.finetune(str(tuned.folder), tuned.images, tmp_path / "same", **call)
+    assert same.report["start"] == f"local-dir:{tuned.folder}"
+    first = eqzoo.create_model(f"local-dir:{tuned.folder}", pretrained=True)
+    torch.testing.assert_close(same.model.head.weight, first.head.weight)  # of the same classes, so it is kept
+    (renamed := shutil.copytree(tuned.images, tmp_path / "renamed") / "bar").rename(renamed.with_name("stick"))
+    other = eqzoo.finetune(tuned.folder, tmp_path / "renamed", tmp_path / "other", **call)
+    assert not torch.allclose(other.model.head.weight, first.head.weight, atol=1e-3)
+    torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=1e-2)
+
+
+def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
+    args = ["finetune", "p4_cnn", tuned.images, "--output", tmp_path / "o", "--set", "optimizer=sgd", "lr=1e30"]
+    code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
+    assert code == 2
+    assert "a smaller lr" in err
+
+
+def test_one_class_is_none(tmp_path):
+    save_shapes(tmp_path / "a")
+    for name in NAMES[1:]:
+        shutil.rmtree(tmp_path / "a" / name)
+    with pytest.raises(ValueError, match="one class, 'bar'"):
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out")
+
+
+def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned, tmp_path, capsys):
+    weights = (tuned.folder / "model.safetensors").read_bytes()
+    assert command_line.main(tuned.args) == 0
+    assert (tuned.folder / "model.safetensors").read_bytes() == weights
+    moved = shutil.copytree(tuned.images, tmp_path / "my Shapes")
+    Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")
+    args = [str(moved) if arg == str(tuned.images) else arg for arg in tuned.args]
+    code, _, err = run(capsys, *args)
+    assert code == 2
+    assert "holds a run on other images or weights (the validation images differ); name" in err
+    code, _, err = run(capsys, *tuned.args, "--test", "0")
+    assert code == 2
+    assert "the training images differ; the validation images differ; there are no test images, and there" in err
+    again = [*tuned.args, "--epochs", "9"]
+    code, _, err = run(capsys, *again)
+    assert code == 2
+    assert "another recipe (epochs: 8 there, 9 here)" in err
+
+
+def parsed(command):
+    words = shlex.split(command)
+    assert words[0] == "eqzoo"
+    return vars(command_line.parser().parse_args(words[1:]))
+
+
+def test_the_command_of_a_card_is_that_of_the_run(tuned):
+    made_by = parsed(json.loads((tuned.folder / "results.json").read_text())["command"])
+    given = vars(command_line.parser().parse_args(tuned.args))
+    known = {"data": "my Shapes", "output": "DIR", "device": None, "json": False}
+    assert made_by == given | known
+
+
+def test_a_command_has_all_that_differs_from_its_defaults():
+    recipe = {"epochs": 2, "lr": 1e-8, "patience": None, "optimizer": "adamw", "optimizer_args": {"eps": 1e-7}}
+    options = {"size": 32, "channels": None, "no-pretrained": True, "freeze": ["stem", "a.0"], "balance": False}
+    found = parsed(command("p4_cnn", "my data", options, recipe))
+    plain = vars(command_line.parser().parse_args(["finetune", "p4_cnn", "my data", "--output", "DIR"]))
+    changed = {key: value for key, value in found.items() if value != plain[key]}
+    assert changed == {
+        "epochs": 2,
+        "lr": 1e-8,
+        "size": 32,
+        "pretrained": False,
+        "freeze": ["stem", "a.0"],
+        "set": ["patience=null", "optimizer=adamw", 'optimizer_args={"eps": 1e-07}'],
+    }
+    assert parsed(command("p4_cnn", "d", {"freeze": True, "test": 0}, {})) == plain | {
+        "data": "d",
+        "freeze": [],
+        "test": 0.0,
+    }
+
+
+def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
+    images = save_shapes(tmp_path / "images", (4, 4, 4))
+    monkeypatch.setattr("eqzoo.engine.finetuning.read_images", lambda *_: pytest.fail("images were read"))
+    for changes, message in (
+        ({"lr": -1.0}, "lr > 0"),
+        ({"epochs": 0}, "epochs >= 1"),
+        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
+        ({"augment": "nonesuch"}, "augment is one of"),
+        ({"optimizer": "nonesuch"}, "optimizer is one of"),
+        ({"balance": True, "loss": "bce"}, "class_weights go with"),
+        ({"freeze": ["nonesuch"]}, "freeze names modules"),
+        ({"device": "tpu"}, "device is"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eqzoo.finetune("p4_cnn", images, tmp_path / "out", **changes)
+
+
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
+    x, y = arrays(24)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"name": "p4_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "epochs": 1}
+    with pytest.raises(TypeError, match="nonesuch"):
+        eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["finetune.json"]
+    (tmp_path / "out" / "recipe.json").write_text("{}")  # as of a run that was killed before its first epoch
+    result = eqzoo.finetune(**call, test_fraction=0)
+    assert result.report["start"] == "p4_cnn.rotmnist"  # not the random weights of before
+    with pytest.raises(ValueError, match="there are test images, and there were none"):
+        eqzoo.finetune(**call)
+
+
+def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    x, y = arrays(30)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"epochs": 3, "device": "cpu", "pretrained": False, "valid_fraction": 0.2, "test_fraction": 0.2}
+    whole = eqzoo.finetune("z2_cnn", splits, tmp_path / "whole", **call)
+    saved = RunDirectory.save_state
+
+    def killed(directory, state):
+        saved(directory, state)
+        if state["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "save_state", killed)
+        with pytest.raises(KeyboardInterrupt):
+            eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
+    assert not (tmp_path / "stopped" / "report.json").exists()
+    again = eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5])
+def test_a_file_of_any_channels_and_another_size(tmp_path, channels):
+    x, y = arrays(30, channels, side=40)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, label_names=np.array(NAMES))
+    result = eqzoo.finetune(
+        "p4_cnn", tmp_path / "mine.npz", tmp_path / "out", epochs=1, size=32, device="cpu", freeze=["stem"]
+    )
+    assert result.report["input_size"] == [channels, 32, 32]
+    model = eqzoo.create_model(f"local-dir:{result.folder}", pretrained=True).eval()
+    assert model.input_size == (channels, 32, 32)
+    assert eqzoo.equivariance_error(model) < 1e-12
+    first = eqzoo.create_model("p4_cnn", pretrained=True, in_chans=channels)
+    assert torch.equal(next(model.stem.parameters()), next(first.stem.parameters()))  # it was frozen
+
+
+def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
+    x, y = arrays(24)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    result = eqzoo.finetune("p4_cnn", splits, tmp_path / "out", epochs=2, freeze=True, device="cpu")
+    first = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()
+    for name, value in result.model.state_dict().items():
+        assert name.startswith("head") or torch.equal(value, first[name]), name
+    assert result.model.head.weight.shape != first["head.weight"].shape
+    # Every network has a trunk and a classifier outside it.
+    for name in ("p4_resnet29", "p4m_densenet", "r4_gsanet_t", "p4_e4net", "z2_allcnn"):
+        with torch.device("meta"):
+            model = eqzoo.create_model(name)
+        names = trunk(model)
+        outside = [n for n, _ in model.named_parameters() if not n.startswith(tuple(f"{t}." for t in names))]
+        assert names
+        assert outside
+        assert {id(p) for p in model.get_classifier().parameters()} <= {
+            id(p) for n, p in model.named_parameters() if n in outside
+        }
+
+
+def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
+    with pytest.raises(ValueError, match=r"is not equivariant under p4 .* 29 x 29 .* 28 x 28 and 30 x 30"):
+        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
+    with pytest.raises(ValueError, match="the nearest sizes that work are 28 x 28"):
+        check_side("p4_cnn", 9)
+    with pytest.raises(ValueError, match="28 x 28 and 32 x 32"):
+        check_side("p4_resnet29", 30)
+    for name, side in (("z2_cnn", 29), ("p4_cnn", 30), ("r4_gsanet_t", 31)):
+        check_side(name, side)
+
+
+MODES = {
+    "L.png": lambda gray: Image.fromarray(gray),
+    "1.png": lambda gray: Image.fromarray(gray).convert("1"),
+    "P.png": lambda gray: Image.fromarray(gray).convert("RGB").convert("P"),
+    "RGB.jpg": lambda gray: Image.fromarray(gray).convert("RGB"),
+    "RGBA.png": lambda gray: Image.fromarray(gray).convert("RGBA"),
+    "LA.png": lambda gray: Image.fromarray(gray).convert("LA"),
+    "CMYK.jpg": lambda gray: Image.fromarray(gray).convert("CMYK"),
+    "CMYK.tif": lambda gray: Image.fromarray(gray).convert("CMYK"),
+    "16.png": lambda gray: Image.fromarray(gray.astype(np.uint16) * 257),
+    "16.tif": lambda gray: Image.fromarray(gray.astype(np.uint16) * 257),
+    "I.tif": lambda gray: Image.fromarray(gray.astype(np.int32) * 257),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_images_of_every_mode_give_the_same_pixels(tmp_path, name):
+    gray = np.kron(np.array([[0, 255], [51, 204]], np.uint8), np.ones((16, 16), np.uint8))
+    if name == "1.png":
+        gray = np.where(gray > 100, 255, 0).astype(np.uint8)
+    MODES[name](gray).save(tmp_path / name)
+    for channels in (1, 3, 4):
+        pixels = load_image(tmp_path / name, channels)
+        assert pixels.shape == (channels, 32, 32)
+        expected = torch.from_numpy(gray).float().expand(min(channels, 3), -1, -1)
+        torch.testing.assert_close(pixels[:3], expected, rtol=0, atol=12.0 if name.endswith("jpg") else 1.0)
+        assert channels < 4 or (pixels[3] == 255).all()
+
+
+def test_what_is_transparent_is_black_unless_opacity_is_asked_for(tmp_path):
+    image = np.full((4, 4, 4), 200, np.uint8)
+    image[:2, :, 3], image[2:, :, 3] = 0, 255
+    Image.fromarray(image).save(tmp_path / "a.png")
+    pixels = load_image(tmp_path / "a.png", 3)
+    assert (pixels[:, :2] == 0).all()
+    assert (pixels[:, 2:] == 200).all()
+    assert load_image(tmp_path / "a.png", 4)[:, 0, 0].tolist() == [200, 200, 200, 0]
+
+
+def test_the_orientation_in_exif_is_applied(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    Image.fromarray(shape(0, 1)[:, :20]).save(tmp_path / "a.png", exif=exif)
+    torch.testing.assert_close(
+        load_image(tmp_path / "a.png", 1)[0], torch.from_numpy(shape(0, 1)[:, :20].copy()).float().rot90(-1)
+    )
+
+
+def test_broken_images_are_named_before_the_first_step(tmp_path, capsys):
+    images = save_shapes(tmp_path / "images")
+    (images / "bar" / "empty.png").write_bytes(b"")
+    (images / "blob" / "text.jpg").write_text("no image")
+    whole = (images / "cross" / "00.png").read_bytes()
+    (images / "cross" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(images / "cross" / "deep.tif")
+    (images / "cross" / "notes.txt").write_text("not looked at")
+    (images / "cross" / "._00.png").write_text("nor this")
+    out = tmp_path / "out"
+    code, _, err = run(capsys, "finetune", "p4_cnn", images, "--output", out)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "4 of 34 files cannot be read" in err
+    assert "empty.png (the file is empty)" in err
+    assert all(name in err for name in ("text.jpg", "cut.png"))
+    assert "deep.tif (its pixels have 32 bits" in err
+    assert not out.exists()
+
+
+def test_a_streamed_image_that_breaks_is_named_without_a_traceback(tmp_path, monkeypatch):
+    images = save_shapes(tmp_path / "images")
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", 0)
+    result = eqzoo.finetune("z2_cnn", images, tmp_path / "out", epochs=1, pretrained=False, device="cpu", workers=1)
+    assert result.report["images"]["train"] > 10
+    whole = (images / "cross" / "00.png").read_bytes()
+    for path in (images / "cross").iterdir():
+        path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"cross/\d\d\.png is not an image") as info:
+        eqzoo.finetune("z2_cnn", images, tmp_path / "other", epochs=1, pretrained=False, device="cpu", workers=1)
+    assert "Traceback" not in str(info.value)
+
+
+def test_colors_and_channels(tmp_path):
+    images = save_shapes(tmp_path / "images", (3, 3, 3))
+    assert read_images(images, 32)["train"].shape == (1, 32, 32)
+    Image.fromarray(shape(0, 1)).convert("RGB").save(images / "bar" / "00.png")
+    assert read_images(images, 32)["train"].shape == (3, 32, 32)
+    assert read_images(images, 32, channels=4)["train"].shape == (4, 32, 32)
+    with pytest.raises(ValueError, match=r"1, 3 or 4 channels.* 5"):
+        read_images(images, 32, channels=5)
+
+
+def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
+    split = read_images(save_shapes(tmp_path / "a", (20, 10, 4)), 16)["train"]
+    parts = complete_splits({"train": split}, 0.2, 0.2)
+    assert [part.labels.bincount().tolist() for part in parts.values()] == [[12, 6, 2], [4, 2, 1], [4, 2, 1]]
+    again = complete_splits({"train": split}, 0.2, 0.2)
+    assert all(torch.equal(parts[name].images, again[name].images) for name in parts)
+    together = torch.cat([part.images for part in parts.values()])
+    assert len(together.flatten(1).unique(dim=0)) == 34
+    assert complete_splits({"train": split}, 0, 0).keys() == {"train"}
+    for fraction in (0.0, 1.0):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            stratified(split, fraction)
+    with pytest.raises(ValueError, match="class 'bar' has too few"):
+        complete_splits({"train": split[torch.tensor([0, 20, 21, 22, 30, 31, 32])]}, 0.2, 0.2)
+
+
+def test_train_val_and_test_stay_what_they_are(tmp_path):
+    for part, first in (("train", 0), ("val", 1000), ("test", 2000)):
+        save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
+    splits = complete_splits(read_images(tmp_path / "a", 28), 0.5, 0.5)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 12, "valid": 12, "test": 12}
+
+
+def test_without_held_out_images_the_report_says_so(tmp_path):
+    x, y = arrays(18)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    result = eqzoo.finetune(
+        "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
+    )
+    assert result.report["evaluated_on"] == "training images"
+    page = (result.folder / "report.md").read_text()
+    assert "Evaluated on the training images." in page
+    assert "metrics on the training images are better than on new images" in page
+    assert not (result.folder / "results.json").exists()
+    sys.path.insert(0, str(ROOT / "training"))
+    import publish
+
+    with pytest.raises(SystemExit, match=r"without test images.* --test 0\.15"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+    (result.folder / "report.json").unlink()
+    with pytest.raises(SystemExit, match="has not ended; give its eqzoo finetune command again"):
+        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+
+
+def test_scores_are_those_counted_by_hand():
+    labels, answers = torch.tensor([0, 0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 1, 0, 0])
+    found = scores(labels, answers, ("a", "b", "c", "d"))
+    assert found["confusion"] == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert found["accuracy"] == 50
+    a, b, c, d = found["classes"]
+    assert (a["precision"], a["recall"], a["f1"]) == (50, pytest.approx(66.667), pytest.approx(57.143))
+    assert (b["precision"], b["recall"]) == (50, 50)
+    assert (c["precision"], c["recall"], c["f1"]) == (None, 0, 0)
+    assert (d["precision"], d["recall"], d["f1"], d["images"]) == (None, None, None, 0)
+    assert found["balanced_accuracy"] == pytest.approx((66.667 + 50 + 0) / 3, abs=1e-3)
+
+
+def test_wrong_calls_say_what_would_work(tmp_path):
+    images = save_shapes(tmp_path / "images", (4, 4, 4))
+    cases = {
+        "no setting 'epoch'; near it are epochs": {"epoch": 3},
+        "freeze needs trained weights": {"freeze": True, "pretrained": False},
+        "no weights for p4m_e4net": {"name": "p4m_e4net", "pretrained": True},
+        "no network 'p5_cnn' here": {"name": "p5_cnn"},
+        "is inside the images": {"output": images / "out"},
+        "holds other files": {"output": tmp_path / "full"},
+        "no images at": {"data": tmp_path / "nothing"},
+        "no folder train; .* or, without train, <class>/<image>": {"data": tmp_path / "bare"},
+        "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
+        "augment is one of": {"augment": "spin"},
+        "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
+        "'cuda' where there is a GPU, got 'tpu'": {"device": "tpu"},
+        "is a file; name a new folder": {"output": tmp_path / "full" / "thesis.tex"},
+    }
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    for message, changes in cases.items():
+        call = {"name": "p4_cnn", "data": images, "output": tmp_path / "out", "device": "cpu"} | changes
+        with pytest.raises((ValueError, OSError), match=message):
+            eqzoo.finetune(**call)
+        assert not (tmp_path / "out").exists(), message
+
+
+class Pairs:
+    """A data set as torchvision makes them."""
+
+    classes = NAMES
+
+    def __init__(self, root, split="train", download=False):
+        if split not in ("train", "test"):
+            raise ValueError(split)
+        if not download:
+            raise RuntimeError("not there")
+        self.first = 0 if split == "train" else 500
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        if i >= 12:
+            raise IndexError
+        return Image.fromarray(shape(i % 3, self.first + i)), i % 3
+
+
+def test_the_tables_of_the_study_are_those_of_its_runs():
+    sys.path.insert(0, str(ROOT / "training"))
+    from study_few_samples import page
+
+    table = json.loads((ROOT / "docs" / "few_samples.json").read_text())
+    assert (ROOT / "docs" / "few_samples.md").read_text() == page(table), "run training/study_few_samples.py --render"
+
+
+def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):
+    import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "Flowers102", Pairs)
+    splits = read_images("flowers102", 28, data_dir=tmp_path, download=True)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 12, "test": 12}
+    assert splits["train"].shape == (1, 28, 28)
+    assert splits["test"].classes == NAMES
+    with pytest.raises(FileNotFoundError, match="--download fetches it"):
+        read_images("Flowers102", 28, data_dir=tmp_path)
+    monkeypatch.setattr("eqzoo.data.external.MEMORY_LIMIT", 0)
+    assert isinstance(read_images("Flowers102", 28, data_dir=tmp_path, download=True)["train"], Streamed)
+
+
+def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
+    class Feature:
+        names = NAMES
+
+    kinds = {"image": type("Image", (Feature,), {})(), "label": type("ClassLabel", (Feature,), {})()}
+
+    class Rows:
+        features = kinds
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, key):
+            if isinstance(key, str):
+                return [i % 3 for i in range(9)]
+            return {"image": Image.fromarray(shape(key % 3, key)), "label": key % 3}
+
+    module = ModuleType("datasets")
+    module.load_dataset = lambda name, cache_dir: {"train": Rows(), "validation": Rows()}
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    splits = read_images("hf:some/shapes", 28, data_dir=tmp_path)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
+    assert splits["valid"].classes == NAMES
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="pip install datasets"):
+        read_images("hf:some/shapes", 28, data_dir=tmp_path)

@@ -1,0 +1,172 @@
+"""What a recipe can ask of the loop: each option does what it says."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eqzoo._common import atomic
+from eqzoo.data import Split, Streamed
+from eqzoo.engine import predictions, train
+from tests.engine.test_training import RECIPE, SPLITS, build, build_without_batch_norm, go, losses, other, run, same
+
+
+def test_passes_add_up_to_the_batch(tmp_path):
+    one = go(tmp_path / "1", other(augment="standard"))
+    four = go(tmp_path / "4", other(augment="standard", accumulate=4))
+    torch.testing.assert_close(one.state_dict(), four.state_dict(), rtol=1e-3, atol=1e-4)
+    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=1e-4)
+    plain = go(tmp_path / "none", other())
+    assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "1"), rel=1e-2)
+    assert same(plain, go(tmp_path / "checkpointed", other(checkpointing=True)))
+
+
+def test_averaged_weights_are_the_ones_kept(tmp_path):
+    go(tmp_path, other(ema_decay=0.5, epochs=4))
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    best = load_file(tmp_path / "best.safetensors")
+    assert not torch.equal(state["model"]["head.weight"], state["ema"]["head.weight"])
+    assert state["best"]["epoch"] == 4
+    assert all(torch.equal(best[name], value) for name, value in state["ema"].items())
+
+
+def test_channels_last(tmp_path):
+    seen = []
+
+    def watched():
+        model = build_without_batch_norm()
+        model.register_forward_pre_hook(lambda _, args: seen.append(args[0].stride(1)))
+        return model
+
+    go(tmp_path / "last", other(channels_last=True), watched)
+    assert set(seen) == {1}
+    seen.clear()
+    go(tmp_path / "first", other(), watched)
+    assert set(seen) == {28 * 28}
+    assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "first"), rel=1e-3)
+
+
+def test_gradients_are_clipped(tmp_path):
+    recipe = other(optimizer="momentum", optimizer_args={"momentum": 0.0}, lr=1.0, weight_decay=0.0, clip_grad=1e-6)
+    torch.manual_seed(recipe.seed)
+    torch.set_default_dtype(torch.float32)
+    first = build_without_batch_norm().state_dict()
+    last = go(tmp_path, recipe).state_dict()
+    assert max((last[name] - first[name]).abs().max() for name in first) < 1e-5
+
+
+def test_bfloat16(tmp_path):
+    model = go(tmp_path / "half", other(precision="bfloat16"))
+    go(tmp_path / "single", other())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert losses(tmp_path / "half") != losses(tmp_path / "single")
+    assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "single"), rel=0.05)
+
+
+@pytest.mark.slow
+def test_compiled_networks_train_alike(tmp_path):
+    go(tmp_path / "compiled", other(compile=True))
+    go(tmp_path / "eager", other())
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["ce", "bce", "poly", "asl"])
+def test_losses_of_timm(tmp_path, loss):
+    go(tmp_path, other(loss=loss, epochs=6, lr=1e-2))
+    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
+
+
+def test_class_weights(tmp_path):
+    model = go(tmp_path, other(class_weights=(0.0, 1.0), lr=1e-2))
+    valid = (SPLITS["valid"].images.float() / 255 - 0.1314) / 0.3025
+    assert predictions(model, valid).tolist() == [1] * 16
+    with pytest.raises(ValueError, match="3 factors for 2 classes"):
+        go(tmp_path / "3", other(class_weights=(1.0, 1.0, 1.0)))
+
+
+def test_what_is_frozen_stays(tmp_path):
+    torch.manual_seed(RECIPE.seed)
+    torch.set_default_dtype(torch.float32)
+    first = build().state_dict()
+    model = go(tmp_path, other(freeze=("stem", "blocks.0"), lr=1e-2), build)
+    for name, value in model.state_dict().items():
+        stays = name.startswith(("stem.", "blocks.0."))
+        assert torch.equal(value, first[name]) == stays, name
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ValueError, match="such as stem, blocks"):
+        go(tmp_path / "no", other(freeze=("trunk",)))
+    with pytest.raises(ValueError, match="nothing to train"):
+        go(tmp_path / "all", other(freeze=("stem", "blocks", "head")))
+
+
+def test_deeper_layers_learn_faster_with_layer_decay(tmp_path):
+    torch.manual_seed(RECIPE.seed)
+    torch.set_default_dtype(torch.float32)
+    first = build_without_batch_norm().state_dict()
+    moved = {}
+    for decay in (None, 0.1):
+        model = go(tmp_path / str(decay), other(layer_decay=decay, weight_decay=0.0)).state_dict()
+        moved[decay] = [(model[n] - first[n]).abs().mean().item() for n in ("stem.conv.weight", "head.weight")]
+    assert moved[0.1][0] < 1e-3 * moved[None][0]
+    assert moved[0.1][1] == pytest.approx(moved[None][1], rel=0.7)
+
+
+def test_images_that_are_streamed_train_alike(tmp_path):
+    images = SPLITS["train"].images
+    streamed = Streamed(images.__getitem__, torch.arange(48), SPLITS["train"].labels, (1, 28, 28))
+    torch.set_default_dtype(torch.float32)
+    recipe = other(augment="standard", epochs=2)
+    one = train(recipe, build, {"train": streamed, "valid": SPLITS["valid"]}, tmp_path / "streamed", workers=2)
+    assert same(one, go(tmp_path / "memory", recipe, build))
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (
+            {"train": Split(SPLITS["train"].images, SPLITS["train"].labels + 1)},
+            "train go from 1 to 2, .* has 2 classes",
+        ),
+        ({"valid": Split(SPLITS["valid"].images, SPLITS["valid"].labels - 1)}, "valid go from -1 to 0"),
+        ({"train": Split(SPLITS["train"].images.expand(-1, 3, -1, -1), SPLITS["train"].labels)}, "have 3 channels"),
+    ],
+)
+def test_images_that_do_not_suit_the_network(tmp_path, splits, message):
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(ValueError, match=message):
+        train(RECIPE, build, SPLITS | splits, tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
+@pytest.mark.parametrize("name", ["recipe.json", "best.safetensors", "state.pt"])
+def test_a_file_that_cannot_be_written_is_reported_and_the_rest_stays_whole(tmp_path, monkeypatch, name, error):
+    whole = run(tmp_path / "whole")
+    from eqzoo.engine import run_directory
+
+    def full(path, write):
+        if path.name == name:
+            atomic(path, lambda temporary: temporary.write_bytes(b"half") and fail())
+        return atomic(path, write)
+
+    def fail():
+        raise error
+
+    monkeypatch.setattr(run_directory, "atomic", full)
+    with pytest.raises(OSError, match=rf"^cannot write .*{name}: (No space|Permission)[^\n]*$"):
+        run(tmp_path / "full")
+    monkeypatch.undo()
+    assert not list((tmp_path / "full").glob(".*"))
+    assert same(run(tmp_path / "full"), whole)
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    """Files may not grow past a kilobyte: the weights do not fit, whoever writes them."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot write .*best\.safetensors: File too large"):
+            run(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.json"]

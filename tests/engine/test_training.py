@@ -1,0 +1,521 @@
+"""The training loop: it learns, is the same when stopped, and says what went wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import eqzoo
+from eqzoo._common import atomic
+from eqzoo.data import Split
+from eqzoo.engine import Recipe, best_row, is_finished, loop, predictions, top1, train
+from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.state import TrainingState
+from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
+from tests.conftest import ROOT
+
+
+def bars(count, seed):
+    """Two classes of images: bright in the middle or at the edge, which no rotation changes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    images = torch.randint(0, 60, (count, 1, 28, 28), generator=generator)
+    images[labels == 1, :, 10:18, 10:18] += 150
+    images[labels == 0, :, :3] += 150
+    return Split(images.to(torch.uint8), labels)
+
+
+SPLITS = {"train": bars(48, 0), "valid": bars(16, 1)}
+RECIPE = Recipe("p4_cnn", "bars", epochs=3, batch_size=16, warmup_epochs=1, model_args={"width": 2, "num_classes": 2})
+
+
+def build():
+    return eqzoo.create_model(RECIPE.model, **RECIPE.model_args).float()
+
+
+def run(folder, recipe=RECIPE):
+    torch.set_default_dtype(torch.float32)
+    return train(recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args), SPLITS, folder)
+
+
+def test_a_run_learns_and_leaves_its_record(tmp_path):
+    recipe = Recipe("p4_cnn", "bars", epochs=8, batch_size=16, lr=1e-2, model_args={"width": 2, "num_classes": 2})
+    model = run(tmp_path, recipe)
+    rows = [json.loads(line) for line in (tmp_path / "record.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert rows[-1]["loss"] < rows[0]["loss"] / 1.5  # dropout keeps it from falling further
+    best = max(rows, key=lambda row: (row["valid_accuracy"], row["epoch"]))
+    images = (SPLITS["valid"].images.float() / 255 - 0.1314) / 0.3025
+    assert top1(predictions(model, images), SPLITS["valid"].labels) == best["valid_accuracy"] > 90
+    saved = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best.safetensors",
+        "recipe.json",
+        "record.jsonl",
+        "state.pt",
+    ]
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("place", "moment"), [(RunDirectory, "append_row"), (RunDirectory, "save_state"), (loop, "_train_epoch")]
+)
+def test_a_run_stopped_at_any_moment_ends_as_one_that_was_not(tmp_path, monkeypatch, place, moment):
+    whole = run(tmp_path / "whole").state_dict()
+    original, calls = getattr(place, moment), []
+
+    def stop(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise Killed
+        return original(*args)
+
+    monkeypatch.setattr(place, moment, stop)
+    with pytest.raises(Killed):
+        run(tmp_path / "stopped")
+    monkeypatch.setattr(place, moment, original)
+    resumed = run(tmp_path / "stopped").state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    records = [(tmp_path / name / "record.jsonl").read_text().splitlines() for name in ("whole", "stopped")]
+    without_time = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in rows] for rows in records]
+    assert without_time[0] == without_time[1]
+
+
+def test_a_run_killed_by_the_system_goes_on(tmp_path):
+    """SIGKILL, at a moment that nobody chose."""
+    script = f"""
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from tests.engine.test_training import run
+run(Path({str(tmp_path / "killed")!r}))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "killed" / "state.pt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    torch.set_num_threads(1)
+    whole, resumed = run(tmp_path / "whole").state_dict(), run(tmp_path / "killed").state_dict()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_another_seed_is_another_run(tmp_path):
+    first = run(tmp_path / "0").state_dict()
+    other = Recipe(**(vars(RECIPE) | {"seed": 1}))
+    assert not torch.equal(first["head.weight"], run(tmp_path / "1", other).state_dict()["head.weight"])
+    with pytest.raises(ValueError, match="another recipe"):
+        run(tmp_path / "0", other)
+
+
+def test_every_epoch_has_an_order_of_its_own(tmp_path, monkeypatch):
+    orders, original = [], loop._epoch_order
+
+    def noted(*args):
+        batches = list(original(*args))
+        orders.append(torch.cat(batches).tolist())
+        return iter(batches)
+
+    monkeypatch.setattr(loop, "_epoch_order", noted)
+    run(tmp_path)
+    assert all(sorted(order) == list(range(48)) for order in orders)
+    assert len({tuple(order) for order in orders}) == RECIPE.epochs
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_best_weights(tmp_path):
+    with pytest.raises(FloatingPointError, match=r"best\.safetensors"):
+        run(tmp_path, Recipe("p4_cnn", "bars", epochs=3, batch_size=16, lr=1e30, model_args=RECIPE.model_args))
+
+
+def test_learning_rates():
+    cosine = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2)
+    assert [cosine.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    assert Recipe("p4_cnn", "bars", epochs=10, lr=1.0, schedule="constant").rate(9) == 1
+
+
+@pytest.mark.parametrize("bad", [{"epochs": 0}, {"schedule": "step"}, {"warmup_epochs": 3}, {"lr": 0.0}])
+def test_bad_recipes_are_refused(bad):
+    with pytest.raises(ValueError, match="got"):
+        Recipe(**({"model": "p4_cnn", "dataset": "bars", "epochs": 3} | bad))
+
+
+def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
+    recipe = other(start="p4_cnn", model_args={}, epochs=1, lr=1e-12, warmup_epochs=0, weight_decay=0.0)
+    filters = run(tmp_path / "run", recipe).state_dict()["stem.conv.weight"]
+    trained = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()["stem.conv.weight"]
+    torch.testing.assert_close(filters, trained, rtol=0, atol=1e-6)
+    fresh = run(tmp_path / "fresh", replace(recipe, start=None)).state_dict()["stem.conv.weight"]
+    assert (fresh - trained).abs().max() > 0.1
+
+    with pytest.raises(ValueError, match="start='p4_cnn' does not fit p4_cnn: "):
+        run(tmp_path / "small", other(start="p4_cnn"))
+    with pytest.raises(ValueError, match=r"start='z2_cnn' does not fit p4_cnn: .* does not fit"):
+        run(tmp_path / "plain", other(start="z2_cnn"))
+    with pytest.raises(ValueError, match="no network 'p4_cn' here"):
+        run(tmp_path / "near", other(start="p4_cn"))
+    run(tmp_path / "near", replace(recipe, start=None))  # the mistake has not taken the folder
+    with pytest.raises(ValueError, match=r"another recipe \(start: None there, 'p4_cn' here\)"):
+        run(tmp_path / "near", replace(recipe, start="p4_cn"))
+    assert (tmp_path / "near" / "recipe.json").is_file()
+    with pytest.raises(ValueError, match="needs a network of eqzoo, got a Linear"):
+        go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
+
+
+def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
+    sizes = {"num_classes": 2, "in_chans": 3}
+    recipe = Recipe("r8_gsanet_t", "bars", epochs=1, batch_size=2, lr=1e-12, weight_decay=0.0, start="r4_gsanet_t")
+    colored = {name: Split(part.images[:4].expand(-1, 3, -1, -1), part.labels[:4]) for name, part in SPLITS.items()}
+    torch.set_default_dtype(torch.float32)
+    net = train(recipe, lambda: eqzoo.create_model("r8_gsanet_t", kernel_size=3, **sizes), colored, tmp_path)
+    trained = eqzoo.create_model("r4_gsanet_t", pretrained=True, group=net.group, **sizes)
+    head = trained.head.weight
+    for name, value in trained.state_dict().items():
+        close = torch.allclose(net.state_dict()[name], value, rtol=0, atol=1e-6)
+        assert close != (value.shape == head.shape and bool((value == head).all())), name
+
+
+def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkeypatch):
+    source = tmp_path / "weights" / "p4_cnn.mine"
+    source.mkdir(parents=True)
+    small = eqzoo.create_model("p4_cnn", width=2, num_classes=2)
+    config = {"architecture": "p4_cnn", "num_classes": 2, "model_args": {"width": 2}}
+    (source / "config.json").write_text(json.dumps(config | {"pretrained_cfg": {"tag": "mine"}}))
+    save_file(small.state_dict(), source / "model.safetensors")
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(source.parent))
+    recipe = other(start="p4_cnn.mine")
+    whole = run(tmp_path / "whole", recipe)
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 1)
+        with pytest.raises(Killed):
+            run(tmp_path / "part", recipe)
+    shutil.rmtree(source)
+    assert same(run(tmp_path / "part", recipe), whole)
+    with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
+        run(tmp_path / "fresh", recipe)
+    (tmp_path / "part" / "state.pt").unlink()
+    with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
+        run(tmp_path / "part", recipe)
+    assert (tmp_path / "part" / "recipe.json").is_file()  # it was there before
+
+
+def test_too_few_images_for_a_batch(tmp_path):
+    with pytest.raises(ValueError, match="48 training images do not fill a batch of 64"):
+        run(tmp_path, Recipe("p4_cnn", "bars", epochs=1, batch_size=64, model_args=RECIPE.model_args))
+
+
+def test_atomic_leaves_the_old_file_when_writing_fails(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        atomic(path, fail)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]
+
+
+def swap_norms(model):
+    """Layer norms instead of batch norms: they know no batch, so that a batch may be split."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, GroupBatchNorm2d):
+                setattr(module, name, GroupLayerNorm2d(child.group, child.num_features))
+    return model
+
+
+def build_without_batch_norm():
+    return swap_norms(eqzoo.create_model("p4_cnn", width=2, num_classes=2, drop_rate=0.0))
+
+
+def other(**changes):
+    return replace(RECIPE, **changes)
+
+
+def go(folder, recipe, build=build_without_batch_norm, **kwargs):
+    torch.set_default_dtype(torch.float32)
+    return train(recipe, build, SPLITS, folder, **kwargs)
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "record.jsonl").read_text().splitlines()]
+
+
+def losses(folder):
+    return [row["loss"] for row in rows(folder)]
+
+
+def same(a, b):
+    return all(torch.equal(a.state_dict()[name], value) for name, value in b.state_dict().items())
+
+
+EVERYTHING = {
+    "augment": "standard",
+    "ema_decay": 0.9,
+    "accumulate": 2,
+    "clip_grad": 1.0,
+    "label_smoothing": 0.1,
+    "optimizer": "sgd",
+    "optimizer_args": {"momentum": 0.8},
+    "lr": 0.05,
+    "schedule": "multistep",
+    "milestones": (2,),
+}
+
+
+def test_a_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path):
+    """SIGKILL before the first epoch, and twice at moments that nobody chose."""
+    recipe = other(epochs=25, **EVERYTHING)
+    script = f"""
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from tests.engine.test_training import EVERYTHING, other, run
+run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
+"""
+    record, seen = tmp_path / "killed" / "record.jsonl", []
+    for wanted in (0, 3, 9):
+        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        there = tmp_path / "killed" / "recipe.json" if wanted == 0 else record
+        while time.monotonic() < deadline:
+            if there.exists() and len(there.read_text().splitlines()) > wanted:
+                break
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        seen.append(len(record.read_text().splitlines()) if record.exists() else 0)
+    assert seen[0] < seen[1] < seen[2] < 25
+    torch.set_num_threads(1)
+    (tmp_path / "killed" / ".state.pt.1.tmp").write_text("left by a run that was killed while it wrote")
+    whole, resumed = run(tmp_path / "whole", recipe), run(tmp_path / "killed", recipe)
+    assert same(whole, resumed)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path):
+    script = f"""
+import torch; torch.set_num_threads(1)
+from pathlib import Path
+from accelerate import PartialState
+from tests.engine.test_training import EVERYTHING, go, other
+go(Path({str(tmp_path / "two")!r}), other(**EVERYTHING))
+state = PartialState()
+assert state.num_processes == 2
+state.destroy_process_group()
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "script.py")]
+    ran = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    torch.set_num_threads(1)
+    go(tmp_path / "one", other(**EVERYTHING))
+    go(tmp_path / "seed", other(**EVERYTHING, seed=1))
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert losses(tmp_path / "two") != pytest.approx(losses(tmp_path / "seed"), rel=1e-3)
+    valid = [[row["valid_loss"] for row in rows(tmp_path / name)] for name in ("one", "two")]
+    assert valid[0] == pytest.approx(valid[1], rel=1e-5)
+    assert [{row["processes"] for row in rows(tmp_path / name)} for name in ("one", "two")] == [{1}, {2}]
+
+
+def test_a_run_of_an_older_recipe_goes_on(tmp_path):
+    """Folders from before some keys and entries were there: those of the recipe are left out, and of the state."""
+    whole = run(tmp_path / "whole", other(epochs=4))
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 2)
+        with pytest.raises(Killed):
+            run(tmp_path / "old", other(epochs=4))
+    path = tmp_path / "old" / "recipe.json"
+    values = json.loads(path.read_text())
+    keys = "model dataset epochs batch_size optimizer lr weight_decay schedule warmup_epochs seed model_args"
+    path.write_text(json.dumps({key: values[key] for key in keys.split()}))
+    state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
+    assert set(state) == {"model", "optimizer", "epoch", "best"}
+    for group in state["optimizer"]["param_groups"]:
+        del group["initial_lr"]
+    torch.save(state, tmp_path / "old" / "state.pt")
+    lines = [{k: v for k, v in row.items() if k != "valid_loss"} for row in rows(tmp_path / "old")]
+    (tmp_path / "old" / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert same(run(tmp_path / "old", other(epochs=4)), whole)
+    assert path.read_text() == json.dumps({key: values[key] for key in keys.split()})
+
+
+def stop_after(monkeypatch, epochs):
+    original = loop._train_epoch
+
+    def stop(state, epoch, *args):
+        if epoch == epochs:
+            raise Killed
+        return original(state, epoch, *args)
+
+    monkeypatch.setattr(loop, "_train_epoch", stop)
+
+
+def test_another_recipe_is_told_by_what_differs(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ValueError, match=r"another recipe \(lr: 0\.001 there, 0\.01 here\)"):
+        run(tmp_path, other(lr=0.01))
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"speed": 9}))
+    with pytest.raises(ValueError, match="no 'speed'"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "record.jsonl", "best.safetensors"])
+def test_a_run_that_cannot_be_gone_on_with_says_so(tmp_path, name):
+    run(tmp_path)
+    if name == "state.pt":
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
+    else:
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=r"cannot be resumed .*; remove it"):
+        run(tmp_path)
+
+
+def test_the_end_of_a_run_is_seen_in_its_record():
+    record = [{"epoch": i + 1, "valid_accuracy": value} for i, value in enumerate((50.0, 60.0, 40.0, 40.0))]
+    assert best_row(record)["epoch"] == 2
+    assert [is_finished(other(epochs=9, patience=2), record[:n]) for n in range(5)] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert [is_finished(other(epochs=4), record[:n]) for n in range(5)] == [False, False, False, False, True]
+
+
+def test_early_stopping_stops_and_stays_stopped(tmp_path, monkeypatch):
+    accuracies = iter([50.0, 60.0, 55.0, 55.0, 99.0, 99.0])
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    recipe = other(epochs=9, patience=2)
+    go(tmp_path, recipe)
+    assert len(rows(tmp_path)) == 4
+    assert is_finished(recipe, rows(tmp_path))
+    go(tmp_path, recipe)
+    assert len(rows(tmp_path)) == 4
+
+
+def test_a_plateau_lowers_the_rate_and_a_resumed_run_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (50.0, 1.0))
+    recipe = other(epochs=6, schedule="plateau", plateau_patience=1, decay_rate=0.5, lr=0.4, warmup_epochs=0)
+    go(tmp_path / "whole", recipe)
+    assert [row["lr"] for row in rows(tmp_path / "whole")] == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 4)
+        with pytest.raises(Killed):
+            go(tmp_path / "stopped", recipe)
+    go(tmp_path / "stopped", recipe)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("optimizer", ["nmuon", "nadamuon"])
+def test_a_resumed_run_knows_the_momentum_of_matrices(tmp_path, optimizer):
+    """Muon keeps other state for matrices than for vectors; without it the losses after the stop are others."""
+    recipe = other(epochs=4, optimizer=optimizer, optimizer_args={"fallback_lr_scale": 0.3}, lr=0.02, ema_decay=0.9)
+    whole = go(tmp_path / "whole", recipe)
+    for folder in ("stopped", "forgetful"):
+        with pytest.MonkeyPatch.context() as monkey:
+            stop_after(monkey, 2)
+            with pytest.raises(Killed):
+                go(tmp_path / folder, recipe)
+    state = torch.load(tmp_path / "forgetful" / "state.pt", weights_only=True)
+    for kept in state["optimizer"]["state"].values():
+        for value in kept.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+    torch.save(state, tmp_path / "forgetful" / "state.pt")
+    assert same(whole, go(tmp_path / "stopped", recipe))
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    go(tmp_path / "forgetful", recipe)
+    assert losses(tmp_path / "forgetful") != losses(tmp_path / "whole")
+
+
+def test_without_validation_images_the_last_epoch_is_kept(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    recipe = other(valid_size=0)
+    model = train(recipe, build, {"train": SPLITS["train"]}, tmp_path)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert all(torch.equal(value, state["model"][name]) for name, value in model.state_dict().items())
+    assert best_row(rows(tmp_path))["epoch"] == 3
+    assert [row["valid_accuracy"] for row in rows(tmp_path)] == [None] * 3
+    with pytest.raises(ValueError, match="need a validation split"):
+        train(other(patience=2), build, {"train": SPLITS["train"]}, tmp_path / "patience")
+
+
+def test_nan_in_the_middle_of_a_run_names_the_last_good_epoch(tmp_path, monkeypatch):
+    original = TrainingState.backward
+    monkeypatch.setattr(
+        TrainingState, "backward", lambda self, *args: original(self, *args) * (float("nan") if broken else 1)
+    )
+    broken = False
+    go(tmp_path, other(epochs=2))
+    (tmp_path / "recipe.json").unlink()
+    best = (tmp_path / "best.safetensors").read_bytes()
+    broken = True
+    with pytest.raises(
+        FloatingPointError, match=r"epoch 3 is nan; the best weights, of epoch 1, are in .*best\.safetensors"
+    ):
+        go(tmp_path, other(epochs=3))
+    assert (tmp_path / "best.safetensors").read_bytes() == best
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no tracker 'nonesuch' is installed"):
+        go(tmp_path, RECIPE, track="nonesuch")
+    with pytest.raises(ValueError, match="device is 'cpu'"):
+        go(tmp_path, RECIPE, device="abacus")
+
+    class NoBlocks(torch.nn.Linear):
+        num_classes, in_chans = 2, 1
+
+    with pytest.raises(ValueError, match="cannot recompute its blocks"):
+        go(tmp_path, other(checkpointing=True), lambda: NoBlocks(2, 2))
+
+
+def test_a_tracker_sees_the_record(tmp_path, monkeypatch):
+    from accelerate import tracking
+
+    seen = []
+
+    class Notebook(tracking.GeneralTracker):
+        name, requires_logging_directory, tracker, main_process_only = "notebook", False, None, True
+
+        def __init__(self, project):
+            super().__init__()
+            seen.append(project)
+
+        def store_init_configuration(self, values):
+            seen.append(values["lr"])
+
+        def log(self, values, step=None):
+            seen.append((step, values["loss"]))
+
+        def finish(self):
+            seen.append("finished")
+
+    monkeypatch.setattr(tracking, "_available_trackers", ["notebook"])
+    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
+    go(tmp_path, RECIPE, track="notebook")
+    assert seen == ["eqzoo", 1e-3, *enumerate(losses(tmp_path), 1), "finished"]

@@ -1,0 +1,70 @@
+"""Slow versions written straight from the equations: loops over group elements and positions, no shared code.
+
+Only a group's product, inverse and matrices are taken from the package; their laws are tested on their own.
+"""
+
+import torch
+
+
+def act(f, group, g):
+    """(g f)(x) = f(g⁻¹ x) on the last two axes, pixel by pixel, with positions counted from the center."""
+    height, width = f.shape[-2:]
+    matrix = group.matrix(g)
+    swaps = matrix[0, 0] == 0
+    out = f.new_empty((*f.shape[:-2], width, height) if swaps else f.shape)
+    center_in = torch.tensor([(height - 1) / 2, (width - 1) / 2], dtype=torch.float64)
+    center_out = torch.tensor([(s - 1) / 2 for s in out.shape[-2:]], dtype=torch.float64)
+    for i in range(height):
+        for j in range(width):
+            position = torch.tensor([i, j], dtype=torch.float64) - center_in
+            row, column = (matrix @ position + center_out).round().long().tolist()
+            out[..., row, column] = f[..., i, j]
+    return out
+
+
+def act_regular(f, group, g):
+    """(g f)(h, x) = f(g⁻¹ h, g⁻¹ x) with the group axis third from the end."""
+    inverse = group.inverse(g)
+    return torch.stack([act(f[..., group.product(inverse, h), :, :], group, g) for h in group.elements], -3)
+
+
+def correlate(f, w, stride, padding, dilation):
+    """Σ_c Σ_d f(c, x·stride + d·dilation − padding) w(c, d) for one filter: (B, C, H, W) and (C, k, k)."""
+    batch, channels, height, width = f.shape
+    k = w.shape[-1]
+    padded = f.new_zeros(batch, channels, height + 2 * padding, width + 2 * padding)
+    padded[:, :, padding : padding + height, padding : padding + width] = f
+    span = dilation * (k - 1) + 1
+    rows, columns = ((side + 2 * padding - span) // stride + 1 for side in (height, width))
+    out = f.new_zeros(batch, rows, columns)
+    for i in range(rows):
+        for j in range(columns):
+            for u in range(k):
+                for v in range(k):
+                    pixel = padded[:, :, i * stride + u * dilation, j * stride + v * dilation]
+                    out[:, i, j] = out[:, i, j] + (pixel * w[:, u, v]).sum(1)
+    return out
+
+
+def lifting_conv(f, weight, bias, group, stride=1, padding=0, dilation=1):
+    """out(h) = f ⋆ (h·ψ) + b."""
+    maps = [
+        [correlate(f, act(w, group, h), stride, padding, dilation) + b for h in group.elements]
+        for w, b in zip(weight, bias, strict=True)
+    ]
+    return torch.stack([torch.stack(m, 1) for m in maps], 1)
+
+
+def group_conv(f, weight, bias, group, stride=1, padding=0, dilation=1):
+    """out(h) = Σ_h' f(h') ⋆ h·ψ(h⁻¹h') + b, with weight read as (C', C, |H|, k, k)."""
+    maps = []
+    for w, b in zip(weight.unflatten(1, (-1, group.order)), bias, strict=True):
+        poses = []
+        for h in group.elements:
+            total = b
+            for other in group.elements:
+                copy = act(w[:, group.product(group.inverse(h), other)], group, h)
+                total = total + correlate(f[:, :, other], copy, stride, padding, dilation)
+            poses.append(total)
+        maps.append(torch.stack(poses, 1))
+    return torch.stack(maps, 1)

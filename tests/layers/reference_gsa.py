@@ -1,0 +1,133 @@
+"""Group self-attention written straight from its equations: one softmax for each output pose, query pose and place."""
+
+import itertools
+import math
+
+import torch
+
+
+def coordinates(group, v, shift, unit):
+    """A_v⁻¹ (x_j − x_i), in units, from the product of matrix and vector."""
+    matrix = group.matrix(group.inverse(v))
+    return (matrix @ torch.tensor(shift, dtype=torch.float64)) / unit
+
+
+def encode(encoder, scalar):
+    """Linear, layer norm, swish, linear, of one number."""
+    expand, norm, _, project = encoder
+    hidden = expand.weight[:, 0] * scalar + expand.bias
+    spread = ((hidden - hidden.mean()) ** 2).mean()
+    hidden = (hidden - hidden.mean()) / (spread + norm.eps).sqrt() * norm.weight + norm.bias
+    return project.weight @ (hidden / (1 + torch.exp(-hidden))) + project.bias
+
+
+def heads(layer, pixel):
+    """Queries, keys and values of one pixel, each (B, heads, d)."""
+    y = pixel @ layer.qkv.weight[:, :, 0, 0].T + layer.qkv.bias
+    return y.reshape(len(pixel), 3, layer.num_heads, layer.head_channels).unbind(1)
+
+
+def attend(layer, x, group, poses, windows, pose_row, factor=None, measure=None):
+    """Attention of the field x (B, C, |G|, height, width) for the given output poses.
+
+    ``windows[v]`` is the list of (shift in pixels, position of that shift); ``pose_row(v, g, m)`` the code of the pose.
+    """
+    batch, _, order, height, width = x.shape
+    places = list(itertools.product(range(height), range(width)))
+    maps = {(g, i): heads(layer, x[:, :, g, i[0], i[1]]) for g in range(order) for i in places}
+    d = layer.head_channels // (2 if pose_row is None else 3)
+    out = x.new_zeros(batch, layer.num_heads, layer.head_channels, len(poses), height, width)
+    for v in poses:
+        codes = {
+            shift: torch.cat([encode(layer.position.row, p[0]), encode(layer.position.column, p[1])])
+            for shift, p in windows(v)
+        }
+        for i, g in itertools.product(places, range(order)):
+            query = maps[g, i][0]
+            scores, values = [], []
+            for shift, m in itertools.product(codes, range(order)):
+                j = (i[0] + shift[0], i[1] + shift[1])
+                if j not in places:
+                    continue
+                score = (query * maps[m, j][1]).sum(-1) + (query[..., : 2 * d] * codes[shift]).sum(-1)
+                if pose_row is not None:
+                    score = score + (query[..., 2 * d :] * pose_row(v, g, m)).sum(-1)
+                score = score / math.sqrt(layer.in_channels)
+                scores.append(torch.exp(score) * (1 if measure is None else measure(m)))
+                values.append(maps[m, j][2])
+            weights = torch.stack(scores) / torch.stack(scores).sum(0)
+            total = (weights[..., None] * torch.stack(values)).sum(0)
+            place = torch.zeros(len(poses), height, width)
+            place[v, i[0], i[1]] = 1 if factor is None else factor(v)
+            out = out + total[..., None, None, None] * place
+    y = torch.einsum("bpvij,op->bovij", out.flatten(1, 2), layer.proj.weight[:, :, 0, 0])
+    return y + layer.proj.bias[:, None, None, None]
+
+
+def window(group, kernel_size, height, width):
+    """The shifts of a neighborhood and their positions, as output pose v sees them."""
+    reach = [s - 1 if kernel_size == "global" else kernel_size // 2 for s in (height, width)]
+    unit = max(*reach, 1)
+
+    def shifts(v):
+        for shift in itertools.product(*(range(-r, r + 1) for r in reach)):
+            yield shift, coordinates(group, v, shift, unit)
+
+    return shifts
+
+
+def lifting_self_attention(layer, x):
+    """Equation 14."""
+    group = layer.group
+    shifts = window(group, layer.kernel_size, *x.shape[-2:])
+    return attend(layer, x[:, :, None], group, list(group.elements), shifts, None)
+
+
+def group_self_attention(layer, x):
+    """Equation 16, with the relative pose g⁻¹ m."""
+    group = layer.group
+    shifts = window(group, layer.kernel_size, *x.shape[-2:])
+
+    def row(v, g, m):
+        return layer.pose.weight[group.product(group.inverse(g), m)]
+
+    return attend(layer, x, group, list(group.elements), shifts, row)
+
+
+def released_self_attention(layer, x, rows):
+    """The authors' code: its poses are labeled by inverses, and position A_v (x_j − x_i) belongs to its pose v."""
+    group = layer.group
+    flip = [group.inverse(g) for g in group.elements]
+    shifts = window(group, layer.kernel_size, *x.shape[-2:])
+
+    def row(v, g, m):
+        return layer.pose.weight[rows(flip[v], flip[g], flip[m])]
+
+    return attend(layer, x, group, list(group.elements), shifts, row)
+
+
+def dilation_self_attention(layer, x):
+    """Equations 20 and 21, and with the Haar measure inside."""
+    scales = layer.scales
+    lifts = x.ndim == 4
+    reach = layer.kernel_size // 2
+
+    def shifts(s):
+        if layer.sparse:
+            for row, column in itertools.product(range(-reach, reach + 1), repeat=2):
+                shift = (round(row * scales[s]), round(column * scales[s]))
+                yield shift, torch.tensor([row, column], dtype=torch.float64) / max(reach, 1)
+            return
+        far = math.ceil(scales[s] * layer.kernel_size)
+        for shift in itertools.product(range(-far, far + 1), repeat=2):
+            if max(map(abs, shift)) < scales[s] * layer.kernel_size / 2:
+                yield shift, torch.tensor(shift, dtype=torch.float64) / scales[s] / max(reach, 1)
+
+    def row(v, g, m):
+        return layer.pose.weight[m - g + len(scales) - 1]
+
+    paper = layer.normalization == "paper"
+    factor = (lambda s: scales[s] ** -(2 if lifts else 3)) if paper else None
+    measure = None if paper or lifts else (lambda m: scales[m] ** -2)
+    field = x[:, :, None] if lifts else x
+    return attend(layer, field, None, list(range(len(scales))), shifts, None if lifts else row, factor, measure)

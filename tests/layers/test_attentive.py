@@ -1,0 +1,388 @@
+"""Attentive convolutions: reference, equivariance, fused forms, and the networks made of them."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.models import reparameterize_model
+
+import eqzoo
+from eqzoo.equivariance import equivariance_error
+from eqzoo.groups import P4, P4M, Z2, Z2M
+from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
+from eqzoo.models import AllCNN, GroupCNN, PCamDenseNet, ResNet44
+from eqzoo.ops import attentive_conv, use_backend
+from tests.layers import reference_attentive as reference
+
+GRID = [Z2, Z2M, P4, P4M]
+ON_RESPONSES = ["full", "channel", "spatial"]
+ON_INPUT = ["input", "pose"]
+LAYERS = [AttentiveLiftingConv2d, AttentiveGroupConv2d]
+NAMES = [name for kind in ("*cnn*", "*resnet44", "*densenet") for name in eqzoo.list_models(f"p4_{kind}")]
+NAMES += [name for kind in ("*allcnn", "*resnet44", "*densenet") for name in eqzoo.list_models(f"p4m_{kind}")]
+SMALL = {
+    "cnn": lambda group, attention: (GroupCNN(group, 2, attention=attention), (1, 28, 28)),
+    "allcnn": lambda group, attention, **kwargs: (AllCNN(group, 2, attention, **kwargs), (3, 8, 12)),
+    "resnet": lambda group, attention, **kwargs: (ResNet44(group, (2, 3, 2), 2, attention, **kwargs), (3, 8, 12)),
+    "densenet": lambda group, attention: (PCamDenseNet(group, 2, attention), (3, 96, 96)),
+}
+
+
+def drawn(layer):
+    """The layer with weights that are large enough for attention to matter."""
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return layer
+
+
+def image(layer, height=4, width=5):
+    lead = (layer.in_channels,) if layer.in_field == "trivial" else (layer.in_channels, layer.group.order)
+    return torch.randn(2, *lead, height, width)
+
+
+def assert_same_with_gradients(layer, x, slow):
+    torch.testing.assert_close(layer(x), slow(x), rtol=0, atol=1e-12)
+    sources = (x, *layer.parameters())
+    direction = torch.randn_like(layer(x))
+    grads = torch.autograd.grad((layer(x) * direction).sum(), sources)
+    expected = torch.autograd.grad((slow(x) * direction).sum(), sources)
+    torch.testing.assert_close(grads, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES)
+@pytest.mark.parametrize("layer_cls", LAYERS)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_attention_on_responses_is_its_equations(group, layer_cls, attention):
+    layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, hidden_channels=2, attention_size=3))
+    x = image(layer).requires_grad_()
+    assert_same_with_gradients(layer, x, lambda x: reference.attentive_conv(x, layer, padding=1))
+
+
+@pytest.mark.parametrize("layer_cls", LAYERS)
+def test_sampling_options_are_the_equations_too(layer_cls):
+    options = {"stride": 2, "padding": 1, "dilation": 2, "attention_dilation": 2}
+    layer = drawn(layer_cls(P4, 2, 3, 2, attention_size=3, bias=False, chunk=2, **options))
+    x = image(layer, 7, 5).requires_grad_()
+    assert_same_with_gradients(layer, x, lambda x: reference.attentive_conv(x, layer, **options))
+
+
+@pytest.mark.parametrize("attention", ON_INPUT)
+@pytest.mark.parametrize("field", ["trivial", "regular"])
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_attention_on_the_input_is_its_equations(group, field, attention):
+    layer = drawn(InputAttention2d(group, 3, field, attention, 2, attention_size=3, attention_dilation=2))
+    x = torch.randn(2, 3, *([group.order] if field == "regular" else []), 4, 5, requires_grad=True)
+    assert_same_with_gradients(layer, x, lambda x: reference.attend_input(x, layer))
+
+
+@pytest.mark.parametrize("attention", ON_INPUT)
+@pytest.mark.parametrize("layer_cls", LAYERS)
+def test_attention_on_the_input_comes_before_a_plain_convolution(layer_cls, attention):
+    layer = drawn(layer_cls(P4, 3, 2, 3, bias=False, attention=attention, attention_size=3))
+    x = image(layer)
+    expected = reference.group_conv(reference.attend_input(x, layer.attention), layer.weight, P4)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+
+
+def test_the_comparison_can_fail():
+    """Negative control: an attention that passes α instead of 1 − α is far from the equations."""
+    layer = drawn(AttentiveGroupConv2d(P4, 2, 2, 3, attention_size=3, bias=False))
+    x = image(layer)
+    plain = reference.group_conv(x, layer.weight, P4)
+    assert (plain - layer(x) - layer(x)).abs().max() > 0.1
+    assert (plain - layer(x)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+@pytest.mark.parametrize("layer_cls", LAYERS)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_layers_are_equivariant(group, layer_cls, attention):
+    layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, attention_size=5))
+    assert equivariance_error(layer, image(layer, 6, 8)) < 1e-14
+
+
+@pytest.mark.parametrize("index", ["pose_index", "orbit_index"])
+@pytest.mark.parametrize("attention", ["full", "input"])
+def test_attention_that_is_not_permuted_breaks_equivariance(attention, index):
+    """Negative control: the attention weights of the identity for all elements."""
+    layer = drawn(AttentiveGroupConv2d(P4, 3, 2, 3, attention=attention, attention_size=3))
+    x = image(layer, 6, 6)
+    assert equivariance_error(layer, x) < 1e-14
+    own = getattr(layer.attention, index)
+    setattr(layer.attention, index, own[:1].expand_as(own).clone())
+    assert equivariance_error(layer, x) > 1e-3
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+def test_gradcheck(attention):
+    for layer_cls, group in ((AttentiveLiftingConv2d, P4), (AttentiveGroupConv2d, Z2M)):
+        layer = drawn(layer_cls(group, 2, 1, 2, attention=attention, attention_size=3))
+        x = image(layer, 3, 3).requires_grad_()
+        names = [name for name, _ in layer.named_parameters()]
+
+        def call(x, *values, layer=layer, names=names):
+            return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+        assert torch.autograd.gradcheck(call, (x, *layer.parameters()))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 9])
+def test_the_result_does_not_depend_on_the_chunk(chunk):
+    layer = drawn(AttentiveGroupConv2d(P4, 2, 5, 3, chunk=5))
+    x = image(layer, 6, 6)
+    expected = layer(x)
+    layer.chunk = chunk
+    with use_backend("eager"):
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+
+
+def test_smaller_chunks_take_less_memory(monkeypatch):
+    """In eager torch the largest tensor holds the responses of a chunk."""
+    layer = AttentiveGroupConv2d(P4, 3, 8, 3)
+    x = image(layer, 8, 8)
+    sizes = []
+    convolve = torch.nn.functional.conv2d
+    monkeypatch.setattr(
+        torch.nn.functional, "conv2d", lambda *a, **k: (y := convolve(*a, **k), sizes.append(y.numel()))[0]
+    )
+    for chunk in (1, 8):
+        sizes.clear()
+        layer.chunk = chunk
+        with use_backend("eager"):
+            layer(x)
+        assert max(sizes) == 2 * (3 * 4) * (chunk * 4) * 6 * 6
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+@pytest.mark.parametrize("layer_cls", LAYERS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_fuse_gives_the_same_map_on_planes(layer_cls, attention, bias):
+    layer = drawn(layer_cls(P4M, 3, 2, 3, attention=attention, attention_size=3, bias=bias))
+    x = image(layer, 6, 7)
+    planes = x if x.ndim == 4 else x.flatten(1, 2)
+    torch.testing.assert_close(layer.fuse()(planes), layer(x).flatten(1, 2), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+def test_shapes_of_the_state_dict(attention):
+    layer = AttentiveGroupConv2d(P4, 6, 5, 3, attention=attention, attention_size=7)
+    shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
+    on_responses = {
+        "attention.reduce": (5, 3, 6, 4),
+        "attention.expand": (5, 6, 3, 4),
+        "attention.spatial": (5, 8, 7, 7),
+    }
+    on_input = {
+        "attention.reduce": (3, 24, 1, 1),
+        "attention.expand": (6, 12, 1, 1),
+        "attention.spatial": (1, 8, 7, 7),
+    }
+    wanted = {
+        "full": on_responses,
+        "channel": {k: v for k, v in on_responses.items() if "spatial" not in k},
+        "spatial": {k: v for k, v in on_responses.items() if "spatial" in k},
+        "input": on_input,
+        "pose": {"attention.spatial": (1, 24, 1, 1)},
+    }
+    assert shapes == {"weight": (5, 24, 3, 3), "bias": (5,)} | wanted[attention]
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match="'full', 'channel', 'spatial', 'input', 'pose', got 'alpha'"):
+        AttentiveGroupConv2d(P4, 2, 2, 3, attention="alpha")
+    with pytest.raises(ValueError, match="attention_size is odd"):
+        AttentiveGroupConv2d(P4, 2, 2, 3, attention_size=6)
+    with pytest.raises(ValueError, match="hidden_channels"):
+        AttentiveGroupConv2d(P4, 2, 2, 3, hidden_channels=0)
+    with pytest.raises(ValueError, match="chunk"):
+        AttentiveGroupConv2d(P4, 2, 2, 3, chunk=0)
+    with pytest.raises(ValueError, match="use z2, z2m"):
+        AttentiveGroupConv2d(eqzoo.cyclic(8), 2, 2, 3)
+    with pytest.raises(ValueError, match=r"takes \(B, 2, 4, height, width\), got \(1, 2, 8, 8\)"):
+        AttentiveGroupConv2d(P4, 2, 2, 3)(torch.zeros(1, 2, 8, 8))
+    with pytest.raises(ValueError, match=r"takes \(B, 2, height, width\), got \(1, 2, 4, 8, 8\)"):
+        AttentiveLiftingConv2d(P4, 2, 2, 3, attention="input")(torch.zeros(1, 2, 4, 8, 8))
+    with pytest.raises(ValueError, match="exact at height 7 or 9"):
+        AttentiveGroupConv2d(P4, 2, 2, 3, stride=2)(torch.zeros(1, 2, 4, 8, 8))
+    with pytest.raises(ValueError, match="'input' or 'pose', got 'full'"):
+        InputAttention2d(P4, 2, attention="full")
+    with pytest.raises(ValueError, match="'regular' or 'trivial', got 'vector'"):
+        InputAttention2d(P4, 2, field="vector")
+    with pytest.raises(ValueError, match="downsample is 'pool' or 'stride'"):
+        AllCNN(P4, 2, downsample="max")
+    with pytest.raises(ValueError, match="downsample is 'pool' or 'stride'"):
+        ResNet44(P4, (2, 2, 2), 1, downsample="max")
+
+
+def enliven(model, x):
+    """Gives norms the statistics of a batch and random affine parameters."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm3d):
+            module.momentum = 1.0
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.uniform_(module.bias, 0.2, 0.7)
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    with torch.no_grad():
+        model.train()(x)
+    return model.eval()
+
+
+def trained_like(kind, group, attention, **kwargs):
+    """A small network with random norms and biases, and two images."""
+    model, size = SMALL[kind](group, attention, **kwargs)
+    x = torch.randn(2, *size)
+    return enliven(model, x), x
+
+
+CASES = [
+    *[("cnn", P4, attention) for attention in ON_RESPONSES + ON_INPUT],
+    ("cnn", P4M, "full"),
+    *[(kind, group, a) for kind in ("allcnn", "resnet") for group in (P4, P4M) for a in (None, "input", "full")],
+    *[("densenet", group, attention) for group in (P4, P4M) for attention in (None, "input")],
+]
+
+
+@pytest.mark.parametrize(("kind", "group", "attention"), CASES)
+def test_networks_are_equivariant(kind, group, attention):
+    model, x = trained_like(kind, group, attention)
+    assert equivariance_error(model, x) < 1e-12
+    assert model(x).std() > 1e-6
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_plain_networks_are_not_equivariant(kind):
+    """Negative control: the same network with the group z2 is not equivariant under p4."""
+    model, x = trained_like(kind, Z2, "input")
+    assert equivariance_error(model, x, group=P4) > 1e-4
+
+
+@pytest.mark.parametrize(("kind", "group", "attention"), CASES)
+def test_fused_networks_are_the_same(kind, group, attention):
+    model, x = trained_like(kind, group, attention)
+    fused = reparameterize_model(model)
+    torch.testing.assert_close(fused(x), model(x), rtol=1e-10, atol=1e-12)
+    assert fused.forward_features(x).ndim == 4
+    assert not any(hasattr(module, "fuse") for module in fused.modules())
+
+
+@pytest.mark.parametrize("attention", [None, "full", "input"])
+@pytest.mark.parametrize("kind", ["allcnn", "resnet"])
+def test_strided_networks_are_exact_where_no_window_is_cut(kind, attention):
+    model, _ = trained_like(kind, P4, attention, downsample="stride")
+    assert equivariance_error(model, torch.randn(2, 3, 9, 9)) < 1e-12
+    assert equivariance_error(model, torch.randn(2, 3, 8, 8)) > 1e-4
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_sizes_that_would_break_equivariance_raise(kind):
+    model, x = trained_like(kind, P4, None)
+    with pytest.raises(ValueError, match="would break p4"):
+        model(torch.nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+def assert_works_in_all_formats(module, x):
+    expected = module(x)
+    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    x_last = x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+    torch.testing.assert_close(last(x_last), expected, rtol=0, atol=1e-10)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-10)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(exported.module()(x[[0, 1, 0]]), expected[[0, 1, 0]], rtol=0, atol=1e-10)
+    single = copy.deepcopy(module).float()
+    torch.testing.assert_close(single(x.float()).double(), expected, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = single.train()(x.float())
+    half.float().sum().backward()
+    assert torch.isfinite(half).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in single.parameters())
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+@pytest.mark.parametrize("layer_cls", LAYERS)
+def test_layers_work_in_all_formats(layer_cls, attention):
+    layer = drawn(layer_cls(P4M, 2, 3, 3, attention=attention, attention_size=3, chunk=2))
+    assert_works_in_all_formats(layer, image(layer))
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    [
+        ("cnn", "input"),
+        pytest.param("cnn", "full", marks=pytest.mark.slow),
+        pytest.param("allcnn", "input", marks=pytest.mark.slow),
+        pytest.param("resnet", "input", marks=pytest.mark.slow),
+        ("densenet", None),
+    ],
+)
+def test_networks_work_in_all_formats(kind, attention):
+    assert_works_in_all_formats(*trained_like(kind, P4, attention))
+
+
+@pytest.mark.parametrize("name", ["p4_alpha_cnn", "p4_alpha_rh_cnn", "p4_alpha_f_densenet", "z2_allcnn"])
+def test_other_channels_and_classes(name):
+    torch.set_default_dtype(torch.float32)
+    for channels in (1, 5):
+        model = eqzoo.create_model(name, in_chans=channels, num_classes=7).eval()
+        x = torch.randn(1, *model.input_size)
+        assert model(x).shape == (1, 7)
+        model.reset_classifier(0)
+        assert model(x).shape == (1, model.num_features) == model.forward_head(model.forward_features(x), True).shape
+
+
+@pytest.mark.parametrize("name", ["p4_alpha_cnn", "p4_alpha_f_cnn", "p4_alpha_f_allcnn"])
+def test_weights_load_into_networks_of_other_channels_and_classes(name, tmp_path, monkeypatch):
+    from safetensors.torch import save_file
+
+    torch.set_default_dtype(torch.float32)
+    model = eqzoo.create_model(name).eval()
+    tag = timm.models.get_pretrained_cfg(name).tag
+    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / f"{name}.{tag}.safetensors")
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
+    channels = model.in_chans + 1
+    other = eqzoo.create_model(f"{name}.{tag}", pretrained=True, in_chans=channels, num_classes=4).eval()
+    assert other(torch.randn(1, channels, *model.input_size[1:])).shape == (1, 4)
+    own, loaded = model.state_dict(), other.state_dict()
+    assert all(torch.equal(own[key], loaded[key]) for key in own if key.startswith("blocks."))
+    again = eqzoo.create_model(f"{name}.{tag}", pretrained=True).state_dict()
+    assert all(torch.equal(own[key], again[key]) for key in own)
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_features_and_gradients(kind):
+    model, x = trained_like(kind, P4, "input")
+    last, found = model.forward_intermediates(x)
+    assert [f.shape[1] for f in found] == [info["num_chs"] for info in model.feature_info]
+    reductions = [round(x.shape[-1] / f.shape[-1]) for f in found]
+    if kind in ("allcnn", "resnet"):  # the others have convolutions without padding
+        assert reductions == [info["reduction"] for info in model.feature_info]
+    for info in model.feature_info:
+        model.get_submodule(info["module"])
+    model.train()(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    model.set_grad_checkpointing()
+    assert model.train()(x).shape == last.new_zeros(2, model.num_classes).shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_registered_networks_are_equivariant(name):
+    if name == "p4_alpha_allcnn":
+        x = torch.randn(1, 3, 8, 8)
+    elif "resnet" in name or "allcnn" in name:
+        x = torch.randn(1, 3, 16, 16)
+    else:
+        x = torch.randn(1, *eqzoo.create_model(name).input_size)
+    assert equivariance_error(eqzoo.create_model(name), x, randomize=True) < 1e-12
+
+
+def test_the_operation_takes_planes():
+    """The operation without a module, given all transformed filters."""
+    layer = AttentiveGroupConv2d(P4, 2, 3, 3, bias=False)
+    x = image(layer, 5, 5)
+    y = attentive_conv(x.flatten(1, 2), layer.filters(), *layer.attention.banks(), poses=4)
+    torch.testing.assert_close(y.unflatten(1, (3, 4)), layer(x), rtol=0, atol=1e-13)

@@ -1,0 +1,151 @@
+"""Lifting and group convolutions: reference, equivariance, fused forms, and sizes that raise."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from eqzoo.equivariance import equivariance_error
+from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
+from eqzoo.layers import GroupConv2d, LiftingConv2d
+from tests.layers import reference
+
+GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
+CASES = [
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 2, "stride": 2},
+    {"kernel_size": 4, "padding": 2},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": 2, "stride": 2, "padding": 1},
+]
+
+
+def image(layer, side=6, width=None):
+    lead = (layer.in_channels,) if layer.in_field == "trivial" else (layer.in_channels, layer.group.order)
+    return torch.randn(2, *lead, side, width or side)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_layers_are_their_equations(group, case):
+    options = {name: value for name, value in case.items() if name != "kernel_size"}
+    for layer, slow in (
+        (LiftingConv2d(group, 2, 2, **case), reference.lifting_conv),
+        (GroupConv2d(group, 2, 2, **case), reference.group_conv),
+    ):
+        x = image(layer, 4, 6)[:1]
+        expected = slow(x, layer.weight, layer.bias, group, **options)
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+        grads = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+        slow_grads = torch.autograd.grad(expected.square().sum(), layer.parameters())
+        torch.testing.assert_close(grads, slow_grads, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_layers_are_equivariant(group, case):
+    for layer in (LiftingConv2d(group, 2, 3, **case), GroupConv2d(group, 2, 3, **case)):
+        assert equivariance_error(layer, image(layer, 6, 10)) < 1e-14
+
+
+def sees(side, kernel_size, stride, padding, dilation):
+    """Whether some tap of some window reads a pixel rather than padding."""
+    span = dilation * (kernel_size - 1) + 1
+    starts = range(-padding, side + padding - span + 1, stride)
+    return any(0 <= start + dilation * tap < side for start in starts for tap in range(kernel_size))
+
+
+@settings(max_examples=40, deadline=None)
+@example(group=P4, kernel_size=2, stride=1, padding=1, dilation=2, steps=(0, 3), bias=False)  # taps around the pixel
+@example(group=P4M, kernel_size=1, stride=2, padding=1, dilation=1, steps=(2, 0), bias=False)  # windows beside it
+@example(group=Z2, kernel_size=1, stride=3, padding=2, dilation=1, steps=(0, 0), bias=False)
+@example(group=P4, kernel_size=2, stride=1, padding=1, dilation=2, steps=(0, 0), bias=True)
+@given(
+    group=st.sampled_from(GRID),
+    kernel_size=st.integers(1, 5),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    steps=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    bias=st.booleans(),
+)
+def test_every_size_that_is_accepted_is_exact(group, kernel_size, stride, padding, dilation, steps, bias):
+    span = dilation * (kernel_size - 1) + 1
+    height, width = (max(1, span - 2 * padding) + step * stride for step in steps)
+    layer = GroupConv2d(group, 2, 2, kernel_size, stride, padding, dilation, bias)
+    if (max(1, span - 2 * padding) + 2 * padding - span) % stride and group.order > 1:
+        with pytest.raises(ValueError, match="would break"):
+            layer(image(layer, height, width))
+    elif bias or all(sees(side, kernel_size, stride, padding, dilation) for side in (height, width)):
+        assert equivariance_error(layer, image(layer, height, width)) < 1e-14
+    else:  # every window reads padding alone: there is no error relative to an output of zeros
+        with pytest.raises(ValueError, match="zero everywhere"):
+            equivariance_error(layer, image(layer, height, width))
+
+
+def test_the_error_can_be_large():
+    """Negative controls: a plain convolution, and a group convolution with permuted filters."""
+    plain = torch.nn.Conv2d(2, 3, 3)
+    assert equivariance_error(plain, torch.randn(2, 2, 6, 6), P4) > 0.1
+    layer = GroupConv2d(P4, 2, 3, 3)
+    layer.orbit_index = layer.orbit_index[:, [1, 0, 2, 3]]  # two elements have each other's filters
+    assert equivariance_error(layer, image(layer)) > 0.1
+
+
+@pytest.mark.parametrize("layer", [LiftingConv2d, GroupConv2d])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_fuse_gives_a_plain_convolution(layer, channels_last):
+    conv = layer(P4M, 2, 3, 3, stride=2, padding=1, dilation=1)
+    if channels_last:
+        conv = conv.to(memory_format=torch.channels_last)
+    x = image(conv, 7)
+    plain = conv.fuse()
+    assert type(plain) is torch.nn.Conv2d
+    planes = x if x.ndim == 4 else x.flatten(1, 2)
+    torch.testing.assert_close(plain(planes), conv(x).flatten(1, 2), rtol=0, atol=1e-14)
+
+
+def test_parameters_are_four_dimensional_and_the_index_is_not_saved():
+    layer = GroupConv2d(P4, 5, 6, 3)
+    assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == {
+        "weight": (6, 20, 3, 3),
+        "bias": (6,),
+    }
+
+
+def test_gradcheck():
+    for layer in (LiftingConv2d(P4M, 1, 2, 2), GroupConv2d(Z2M, 1, 2, 3, padding=1)):
+        x = image(layer, 3).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, w, layer=layer: _call(layer, x, w), (x, layer.weight))
+
+
+def _call(layer, x, weight):
+    return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+
+def test_sizes_that_break_equivariance_raise_and_the_fix_is_named():
+    layer = LiftingConv2d(P4, 1, 2, 3, stride=2, padding=1)
+    with pytest.raises(ValueError, match="exact at height 31 or 33"):
+        layer(torch.zeros(1, 1, 32, 32))
+    assert layer(torch.zeros(1, 1, 33, 33)).shape == (1, 2, 4, 17, 17)
+    with pytest.raises(ValueError, match="exact at width 31 or 33"):  # a reflection reverses the width alone
+        LiftingConv2d(Z2M, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 32))
+    assert LiftingConv2d(Z2M, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 33)).shape == (1, 2, 2, 16, 17)
+    assert LiftingConv2d(Z2, 1, 2, 3, stride=2, padding=1)(torch.zeros(1, 1, 32, 32)).shape == (1, 2, 1, 16, 16)
+
+
+def test_sizes_that_raise_do_break_equivariance(monkeypatch):
+    """Negative control: without the check, the error is of the size of the output."""
+    monkeypatch.setattr("eqzoo.layers.conv.check_size", lambda *_: None)
+    layer = LiftingConv2d(P4, 1, 2, 3, stride=2, padding=1)
+    assert equivariance_error(layer, torch.randn(1, 1, 32, 32)) > 0.5
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height, width\), got \(1, 3, 8, 8\)"):
+        GroupConv2d(P4, 3, 2, 3)(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="at least 2 pixels larger"):
+        LiftingConv2d(P4, 1, 2, 5)(torch.zeros(1, 1, 3, 8))
+    with pytest.raises(ValueError, match="use z2, z2m"):
+        GroupConv2d(cyclic(8), 3, 2, 3)

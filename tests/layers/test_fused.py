@@ -1,0 +1,80 @@
+"""Norms taken together with the sum and the ReLU behind them: the same numbers, and modules with hooks run alone."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eqzoo import create_model
+from eqzoo.equivariance import randomize_norms
+from eqzoo.groups import P4
+from eqzoo.layers import GroupBatchNorm2d, GroupConv2d
+from eqzoo.layers._fused import FusedSequential, norm_act
+
+
+class Count(TorchDispatchMode):
+    """Counts the calls of torch's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        self.calls[name] = self.calls.get(name, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def layers():
+    norms = GroupBatchNorm2d(P4, 3), GroupBatchNorm2d(P4, 3)
+    for norm in norms:
+        randomize_norms(norm, torch.Generator().manual_seed(0), torch.randn(4, 3, 4, 5, 5))
+    return [GroupConv2d(P4, 3, 3, 3, padding=1), norms[0], nn.ReLU(), GroupConv2d(P4, 3, 3, 1), norms[1], nn.Identity()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("act", [None, nn.ReLU(), nn.Tanh()], ids=str)
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_a_fused_sequence_gives_what_the_plain_one_gives(training, count, act, with_residual):
+    modules, x = layers()[:count], torch.randn(2, 3, 4, 5, 5)
+    plain, fused = nn.Sequential(*modules).train(training), FusedSequential(*modules).train(training)
+    assert list(plain.state_dict()) == list(fused.state_dict())
+    residual = torch.randn(2, 3, 4, 5, 5) if with_residual else None
+    y = plain(x)
+    y = y if residual is None else y + residual
+    torch.testing.assert_close(fused(x, residual, act), y if act is None else act(y), rtol=1e-12, atol=1e-12)
+
+
+def test_sums_and_relus_of_the_networks_are_part_of_their_norms():
+    for name in ("p4_resnet29", "p4_resnet18", "p4_cnn", "p4_allcnn", "p4m_resnet44", "p4_densenet"):
+        model = create_model(name)
+        x = torch.randn(2, *model.input_size)
+        with Count() as counted:
+            model(x)
+        relus = sum(type(module) is nn.ReLU for module in model.modules())
+        left = counted.calls.get("relu", 0) + counted.calls.get("relu_", 0)
+        assert relus > 5
+        assert left <= 2, (name, counted.calls)
+
+
+@pytest.mark.parametrize("hooked", ["norm", "act"])
+def test_who_looks_at_a_module_sees_what_it_gives(hooked):
+    norm, act = layers()[1:3]
+    net, seen = FusedSequential(norm, act), []
+    {"norm": norm, "act": act}[hooked].register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    x = torch.randn(2, 3, 4, 5, 5)
+    y = net(x)
+    ((given, out),) = seen
+    assert (given is x) == (hooked == "norm")
+    assert (out.min() < 0) == (hooked == "norm")
+    torch.testing.assert_close(y, act(norm(x)))
+
+
+def test_other_norms_and_activations_run_one_after_the_other():
+    x = torch.randn(2, 3, 4, 5, 5)
+    norm, plain = layers()[1], nn.BatchNorm3d(3)
+    torch.testing.assert_close(norm_act(norm, nn.Tanh(), x), norm(x).tanh())
+    torch.testing.assert_close(norm_act(plain, nn.ReLU(), x, x), (plain(x) + x).relu())
+    leaky = nn.LeakyReLU(0.5)
+    torch.testing.assert_close(FusedSequential(norm, leaky)(x), leaky(norm(x)))

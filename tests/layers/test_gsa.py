@@ -1,0 +1,434 @@
+"""Group self-attention: reference, equivariance under rotations of the grid, and the networks made of it."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.utils import reparameterize_model
+
+import eqzoo
+from eqzoo.equivariance import equivariance_error, randomize_norms
+from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral, transform
+from eqzoo.layers import (
+    DilationSelfAttention2d,
+    GroupLayerNorm2d,
+    GroupSelfAttention2d,
+    HalvingPool2d,
+    LiftingDilationSelfAttention2d,
+    LiftingSelfAttention2d,
+    PointwiseConv2d,
+    SpatialPool2d,
+)
+from eqzoo.models.gsanet import GSANet, Stage
+from eqzoo.ops import group_self_attention
+from tests.layers import reference_gsa as reference
+
+GROUPS = [Z2, Z2M, P4, P4M, cyclic(8), cyclic(12), cyclic(16), dihedral(8)]
+NAMES = eqzoo.list_models("*gsanet*")
+SMALL = (Stage((6,), (1,)), Stage((8,), (0,), pool=False))
+
+
+def name(value):
+    return getattr(value, "name", str(value))
+
+
+def trained_like(module):
+    """The same module with random norms and biases."""
+    with torch.no_grad():
+        randomize_norms(module, torch.Generator().manual_seed(1))
+    return module
+
+
+def lifting(group, **options):
+    return trained_like(LiftingSelfAttention2d(group, 2, 4, num_heads=2, **options))
+
+
+def attention(group, **options):
+    return trained_like(GroupSelfAttention2d(group, 2, 3, num_heads=2, head_channels=4, **options))
+
+
+def small(group, **options):
+    return GSANet(group, 6, SMALL, True, True, **{"kernel_size": 3, "num_heads": 1} | options)
+
+
+def agree(layer, x, expected):
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+    grads = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+    slow = torch.autograd.grad(expected.square().sum(), layer.parameters())
+    torch.testing.assert_close(grads, slow, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel_size", [3, "global"])
+@pytest.mark.parametrize("group", [Z2, Z2M, P4, cyclic(3), dihedral(3)], ids=name)
+def test_layers_are_their_equations(group, kernel_size):
+    lift = lifting(group, kernel_size=kernel_size)
+    x = torch.randn(1, 2, 2, 3)
+    agree(lift, x, reference.lifting_self_attention(lift, x))
+    attend = attention(group, kernel_size=kernel_size)
+    x = torch.randn(1, 2, group.order, 1, 3)
+    agree(attend, x, reference.group_self_attention(attend, x))
+
+
+def test_the_released_index_is_that_of_the_authors_code():
+    def rotations(v, g, m):
+        return (m + v - g) % 4
+
+    def reflections(v, g, m, n=4):
+        (mv, v), (mg, g), (mm, m) = divmod(v, n), divmod(g, n), divmod(m, n)
+        rotated = (g + v if mg == mv else g - v) % n
+        side = mg ^ mv ^ mm
+        return side * n + (m + rotated if side else m - rotated) % n
+
+    for group, rows in ((P4, rotations), (P4M, reflections)):
+        layer = attention(group, kernel_size=3, pose_index="released")
+        x = torch.randn(1, 2, group.order, 2, 2)
+        expected = reference.released_self_attention(layer, x, rows)
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 5, "global"])
+@pytest.mark.parametrize("group", GROUPS, ids=name)
+def test_layers_are_equivariant(group, kernel_size):
+    for layer in (
+        LiftingSelfAttention2d(group, 2, 6, kernel_size, num_heads=2),
+        GroupSelfAttention2d(group, 2, 6, kernel_size, num_heads=2),
+    ):
+        x = torch.randn(1, 2, *([] if layer.lifts else [group.order]), 3, 4)
+        assert equivariance_error(layer, x, randomize=True) < 1e-13
+        # The encoders of a new layer have no bias, and their layer norm amplifies the last bit of positions near zero.
+        assert equivariance_error(layer, x) < 1e-13
+
+
+@pytest.mark.parametrize("group", [Z2M, P4, P4M, cyclic(8)], ids=name)
+def test_the_error_can_be_large(group):
+    """Negative controls: the released index, positions without the group action, and g m⁻¹ for g⁻¹ m."""
+    x = torch.randn(1, 2, group.order, 3, 4)
+    assert equivariance_error(attention(group, pose_index="released"), x) > 1e-4
+    wrong = attention(group)
+    wrong.position.column_action = [wrong.position.column_action[0]] * group.order
+    assert equivariance_error(wrong, x) > 1e-4
+    if group == P4M:  # in other groups here, g m⁻¹ is invariant as well
+        wrong = attention(group)
+        rows = [[group.product(g, group.inverse(m)) for m in group.elements] for g in group.elements]
+        wrong.pose_table = torch.tensor(rows)
+        assert equivariance_error(wrong, x) > 1e-4
+
+
+def test_scores_far_apart_stay_finite():
+    """One softmax over poses and places underflows nowhere, though content and position prefer other keys."""
+    query, keys = torch.zeros(1, 1, 2, 2, 1), torch.zeros(1, 1, 2, 2, 1, 2)
+    query[:, :, 0], query[:, :, 1] = 1.0, 1000.0
+    keys[:, :, 1, :, :, 0] = -1.0  # content: 1000 against the first place
+    position = torch.tensor([[[[2000.0, 0.0]]]])  # position: 2000 for it
+    out = group_self_attention(query.float(), keys.float(), keys.float(), position.float())
+    torch.testing.assert_close(out.flatten(), torch.tensor([0.0, -2.0], dtype=torch.float32))
+
+
+def test_dropout_is_drawn_once_for_all_output_poses():
+    query, keys = torch.zeros(1, 1, 1, 4, 3), torch.zeros(1, 1, 1, 4, 1, 3)
+    values = torch.randn(1, 1, 1, 4, 1, 3)
+    out = group_self_attention(query, keys, values, torch.zeros(1, 4, 1, 3), dropout=0.5)
+    assert (out == out[:, :, :, :1]).all()
+    assert (out != group_self_attention(query, keys, values, torch.zeros(1, 4, 1, 3))).any()
+
+
+def test_gradcheck():
+    for layer, x in (
+        (lifting(P4, kernel_size=3), torch.randn(1, 2, 2, 2)),
+        (attention(Z2M, kernel_size="global"), torch.randn(1, 2, 2, 2, 2)),
+    ):
+        assert torch.autograd.gradcheck(layer, (x.requires_grad_(),))
+
+
+def test_positions_are_computed_in_float64():
+    """Positions do not lose precision when a layer is cast to float32 and back."""
+    layer = lifting(cyclic(8))
+    rounded = copy.deepcopy(layer).float().double()
+    row, _ = rounded.position.positions((5, 5))
+    expected, _ = layer.position.positions((5, 5))
+    assert torch.equal(row, expected)
+
+
+@pytest.mark.parametrize("side", [6, 7, 8, 9])
+def test_halving_is_exact_at_every_side(side):
+    x = torch.randn(2, 3, 8, side, side + 1)
+    y = HalvingPool2d(P4M)(x)
+    assert y.shape == (2, 3, 8, side // 2, (side + 1) // 2)
+    assert equivariance_error(HalvingPool2d(P4M), x) == 0
+    assert equivariance_error(HalvingPool2d(P4M, reduce="avg"), x) < 1e-15
+    assert equivariance_error(SpatialPool2d(P4M, 2, exact=False), x) > 0.1  # a side is odd
+    if side % 2 == 0:
+        square = x[..., :side]
+        assert torch.equal(HalvingPool2d(P4M)(square), SpatialPool2d(P4M, 2)(square))
+
+
+def test_layer_norm_is_its_equation():
+    norm = trained_like(GroupLayerNorm2d(P4, 3))
+    x = torch.randn(2, 3, 4, 3, 3)
+    for sample, y in zip(x, norm(x), strict=True):
+        plain = (sample - sample.mean()) / sample.var(unbiased=False).sqrt()
+        expected = plain * norm.weight[:, None, None, None] + norm.bias[:, None, None, None]
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-11)
+    assert equivariance_error(norm, x) < 1e-14
+    torch.testing.assert_close(norm.fuse()(x.flatten(1, 2)), norm(x).flatten(1, 2), rtol=0, atol=1e-13)
+
+
+def test_pointwise_convolution_is_its_equation():
+    layer = trained_like(PointwiseConv2d(P4M, 3, 2))
+    x = torch.randn(2, 3, 8, 3, 4)
+    expected = torch.einsum("bcgij,oc->bogij", x, layer.weight[:, :, 0, 0]) + layer.bias[:, None, None, None]
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(layer.fuse()(x.flatten(1, 2)), expected.flatten(1, 2), rtol=0, atol=1e-13)
+    assert equivariance_error(layer, x) < 1e-14
+
+
+@pytest.mark.parametrize("normalization", ["haar", "paper"])
+@pytest.mark.parametrize(("sparse", "base"), [(True, 2), (False, 1.5)])
+def test_dilation_layers_are_their_equations(normalization, sparse, base):
+    options = {"num_scales": 2, "base": base, "sparse": sparse, "num_heads": 2, "normalization": normalization}
+    lift = trained_like(LiftingDilationSelfAttention2d(2, 4, **options))
+    x = torch.randn(1, 2, 2, 4)
+    agree(lift, x, reference.dilation_self_attention(lift, x))
+    attend = trained_like(DilationSelfAttention2d(2, 6, **options))
+    x = torch.randn(1, 2, 2, 2, 3)
+    agree(attend, x, reference.dilation_self_attention(attend, x))
+
+
+@pytest.mark.parametrize("side", [8, 9])
+@pytest.mark.parametrize("normalization", ["haar", "paper"])
+def test_shrinking_the_image_shifts_the_scales(normalization, side):
+    """Exact with the Haar measure; as printed, outputs before the bias grow by the area, 2² and 2³ in the group."""
+    paper = normalization == "paper"
+    options = {"num_heads": 2, "normalization": normalization}
+    lift = trained_like(LiftingDilationSelfAttention2d(2, 6, **options))
+    bias = lift.proj.bias[:, None, None, None]
+    x = torch.randn(2, 2, side, side + 3)
+    out, shrunk = lift(x)[:, :, 1:, ::2, ::2] - bias, lift(x[..., ::2, ::2])[:, :, :-1] - bias
+    torch.testing.assert_close(shrunk, out * (4 if paper else 1), rtol=0, atol=1e-12)
+    assert not paper or (shrunk - out).abs().max() > 0.1
+
+    layer = trained_like(DilationSelfAttention2d(2, 6, **options))
+    larger = DilationSelfAttention2d(2, 6, first=2, **options)
+    larger.load_state_dict(layer.state_dict())
+    bias = layer.proj.bias[:, None, None, None]
+    x = torch.randn(2, 2, 3, side, side + 3)
+    out, shrunk = larger(x)[..., ::2, ::2] - bias, layer(x[..., ::2, ::2]) - bias
+    torch.testing.assert_close(shrunk, out * (8 if paper else 1), rtol=0, atol=1e-12)
+    same = layer(x)[..., ::2, ::2] - bias  # negative control: without the shift of the scales
+    assert (shrunk - same).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_the_state_dict_has_parameters_alone_for_any_neighborhood(model):
+    with torch.device("meta"):
+        net, other = eqzoo.create_model(model), eqzoo.create_model(model, kernel_size="global")
+    assert other.state_dict().keys() == net.state_dict().keys()
+    assert set(net.state_dict()) == {key for key, _ in net.named_parameters()}
+
+
+@pytest.mark.parametrize("group", [Z2M, P4, P4M, cyclic(8)], ids=name)
+def test_a_small_network_is_equivariant(group):
+    x = torch.randn(1, 2, 14, 14)  # 7 after the stem, 5 after the crop: a pool meets an odd side
+    assert equivariance_error(small(group, in_chans=2, num_classes=3), x, randomize=True) < 1e-12
+
+
+@pytest.mark.parametrize("option", [{"downsample": "floor"}, {"pose_index": "released"}], ids=str)
+def test_the_options_of_the_released_code_break_equivariance(option):
+    assert equivariance_error(small(P4, in_chans=2, **option), torch.randn(1, 2, 14, 14), randomize=True) > 1e-4
+
+
+@pytest.mark.parametrize("option", [{"global_pool": "sum_max"}, {"kernel_size": "global"}], ids=str)
+def test_other_options_are_equivariant(option):
+    assert equivariance_error(small(P4, in_chans=2, **option), torch.randn(1, 2, 14, 14), randomize=True) < 1e-12
+
+
+def logit_error(net, group, g):
+    x = torch.randn(1, *net.input_size)
+    net = trained_like(net.eval())
+    with torch.no_grad():
+        y = net(x)
+        return (net(transform(x, group, g, "trivial")) - y).norm() / y.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", NAMES)
+def test_registered_networks_are_invariant(model):
+    net = eqzoo.create_model(model)
+    for g in net.group.grid_elements[1:][:1] + net.group.grid_elements[-1:]:
+        assert logit_error(net, net.group, g) < 1e-12
+    if net.group == Z2:  # negative control
+        assert logit_error(net, P4M, 4) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [{"downsample": "floor"}, {"pose_index": "released"}], ids=str)
+def test_the_released_network_for_pcam_is_not_exact(option):
+    """Its last pool drops the last row and column of 7, and its relative poses are not invariant."""
+    assert logit_error(eqzoo.create_model("r4_gsanet_s", **option), P4, 1) > 1e-6
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Writes the weights of a network with random norms; returns the arguments that load them."""
+
+    def write(net):
+        save_file(trained_like(net).state_dict(), tmp_path / "model.safetensors")
+        return {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "model.safetensors")}}
+
+    return write
+
+
+POSES = "blocks.1.block.attention.attention.pose.weight"
+
+
+def test_weights_load_for_another_number_of_rotations(weights):
+    four = eqzoo.create_model("r4_gsanet_t", kernel_size=3)
+    options = weights(four) | {"kernel_size": 3}
+    eight = eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **options)
+    twelve = eqzoo.create_model("r4_gsanet_t", group=cyclic(12), **options)
+    table = four.state_dict()[POSES]
+    halves = torch.stack([table, (table + table[[1, 2, 3, 0]]) / 2], 1).flatten(0, 1)
+    torch.testing.assert_close(eight.state_dict()[POSES], halves)
+    torch.testing.assert_close(twelve.state_dict()[POSES][[0, 3, 6, 9]], table)
+    torch.testing.assert_close(twelve.state_dict()[POSES][11], (table[3] + 2 * table[0]) / 3)
+    for name, value in four.state_dict().items():
+        assert name.endswith("pose.weight") or torch.equal(eight.state_dict()[name], value)
+    assert logit_error(eight, cyclic(8), 2) < 1e-12 < 1e-4 < logit_error(eight, P4M, 4)
+
+    back = eqzoo.create_model("r8_gsanet_t", group=P4, **(weights(eight) | {"kernel_size": 3}))
+    assert all(torch.equal(back.state_dict()[name], value) for name, value in four.state_dict().items())
+
+
+def test_weights_with_reflections_load_without_them_and_not_vice_versa(weights):
+    reflected = eqzoo.create_model("r4m_gsanet_s")
+    options = weights(reflected)
+    plain = eqzoo.create_model("r4m_gsanet_s", group=P4, **options)
+    assert torch.equal(plain.state_dict()[POSES], reflected.state_dict()[POSES][:4])
+    both = eqzoo.create_model("r4m_gsanet_s", group=dihedral(8), **options)
+    table, finer = reflected.state_dict()[POSES], both.state_dict()[POSES]
+    assert torch.equal(finer[::2], table)
+    torch.testing.assert_close(finer[[7, 15]], (table[[3, 7]] + table[[0, 4]]) / 2)
+    with pytest.raises(ValueError, match="does not fit"):
+        eqzoo.create_model("r4_gsanet_s", group=P4M, **weights(plain))
+    with pytest.raises(ValueError, match="does not fit"):  # both have eight poses, but different ones
+        eqzoo.create_model("r8_gsanet_s", group=P4M, **weights(eqzoo.create_model("r8_gsanet_s")))
+
+
+def test_weights_of_the_same_group_are_not_changed(weights):
+    own = eqzoo.create_model("r4_gsanet_t", group=cyclic(8))
+    again = eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **weights(own))
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in own.state_dict().items())
+    options = weights(eqzoo.create_model("r4_gsanet_t"))
+    with torch.device("meta"):
+        assert eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **options).head.weight.is_meta
+
+
+def test_read_outs():
+    for read_out in ("max_avg", "sum_max"):
+        net = small(P4, in_chans=2, global_pool=read_out).eval()
+        x = torch.randn(2, 2, 12, 12)
+        field = net.head(net.forward_features(x))
+        expected = field.amax(2).mean((2, 3)) if read_out == "max_avg" else field.sum((3, 4)).amax(2)
+        torch.testing.assert_close(net(x), expected)
+
+
+def test_initialization():
+    net = eqzoo.create_model("z2_gsanet_b")
+    weight = net.blocks[3].block.attention.attention.qkv.weight
+    assert weight.std().item() == pytest.approx((2 / weight[0].numel()) ** 0.5, rel=0.02)
+    weight = eqzoo.create_model("z2_gsanet_t").blocks[3].block.attention.attention.qkv.weight
+    assert weight.std().item() == pytest.approx(weight[0].numel() ** -0.5, rel=0.05)
+    assert all((v == 0).all() for k, v in net.named_parameters() if k.endswith("bias"))
+
+
+def test_fused_networks_give_the_same_logits():
+    for group in (Z2M, cyclic(8)):
+        net = trained_like(small(group, in_chans=2).eval())
+        fused = reparameterize_model(net)
+        x = torch.randn(2, 2, 14, 14)
+        torch.testing.assert_close(fused(x), net(x), rtol=0, atol=1e-12)
+        torch.testing.assert_close(fused.forward_features(x), net.forward_features(x).flatten(1, 2))
+    layer = trained_like(LiftingDilationSelfAttention2d(2, 6, num_heads=2))
+    torch.testing.assert_close(layer.fuse()(x), layer(x).flatten(1, 2))
+    layer, x = trained_like(DilationSelfAttention2d(2, 6, num_heads=2)), torch.randn(1, 2, 3, 5, 5)
+    torch.testing.assert_close(layer.fuse()(x.flatten(1, 2)), layer(x).flatten(1, 2))
+
+
+def test_classifiers_and_features_of_timm():
+    net = timm.create_model("r4_gsanet_t", in_chans=5, num_classes=0, kernel_size=3)
+    x = torch.randn(1, 5, 22, 22)
+    assert net(x).shape == (1, 20)
+    net.reset_classifier(7)
+    assert net(x).shape == (1, 7)
+    features = timm.create_model("r4_gsanet_t", features_only=True, kernel_size=3)
+    maps = features(torch.randn(1, 1, 24, 24))
+    assert [m.shape[1] for m in maps] == features.feature_info.channels() == [80] * 6
+    assert [m.shape[-1] for m in maps] == [24, 20, 10, 6, 4, 2]
+
+
+@pytest.mark.parametrize("kernel_size", [3, "global"])
+def test_precision_and_layout(kernel_size):
+    net = small(P4, kernel_size=kernel_size).eval()
+    x = torch.randn(2, 1, 8, 8)
+    expected = net(x)
+    last = copy.deepcopy(net).to(memory_format=torch.channels_last)
+    torch.testing.assert_close(last(x.to(memory_format=torch.channels_last)), expected)
+    single = copy.deepcopy(net).float()
+    torch.testing.assert_close(single(x.float()).double(), expected, rtol=1e-3, atol=1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert single(x.float()).isfinite().all()
+    assert single.bfloat16()(x.bfloat16()).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel_size", [3, "global"])
+def test_networks_are_one_graph_with_any_batch(kernel_size):
+    net = GSANet(P4, 6, SMALL, num_heads=1, kernel_size=kernel_size).eval()
+    x = torch.randn(2, 1, 8, 8)
+    compiled = torch.compile(net, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), net(x))
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: batch},))
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(program.module()(x), net(x))
+
+
+def test_gradients_reach_every_parameter():
+    net = small(P4, in_chans=2).train()
+    net.set_grad_checkpointing()
+    net(torch.randn(2, 2, 12, 12)).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters())
+    # A bias of the encoding of positions adds the same to all scores of a query: softmax does not depend on it.
+    ignored = {key for key, _ in net.named_parameters() if "position" in key and key.endswith("project.bias")}
+    assert {key for key, p in net.named_parameters() if not p.grad.any()} <= ignored
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match=r"takes \(B, 2, 4, height, width\), got \(1, 2, 8, 8\)"):
+        attention(P4)(torch.zeros(1, 2, 8, 8))
+    with pytest.raises(ValueError, match="odd number of pixels, or"):
+        lifting(P4, kernel_size=4)
+    with pytest.raises(ValueError, match="give head_channels, or 6 output channels"):
+        GroupSelfAttention2d(P4, 2, 4)
+    with pytest.raises(ValueError, match="'exact' or 'released'"):
+        attention(P4, pose_index="paper")
+    with pytest.raises(ValueError, match="scales are integers"):
+        DilationSelfAttention2d(2, 6, base=1.5)
+    with pytest.raises(ValueError, match="first >= 1"):
+        LiftingDilationSelfAttention2d(2, 6, first=0.5)
+    with pytest.raises(ValueError, match="'haar' or 'paper'"):
+        LiftingDilationSelfAttention2d(2, 6, normalization="none")
+    with pytest.raises(ValueError, match="give a larger image"):
+        small(P4, in_chans=2)(torch.zeros(1, 2, 4, 4))
+    with pytest.raises(ValueError, match="sides of 2 pixels or more"):
+        HalvingPool2d(P4)(torch.zeros(1, 2, 4, 1, 8))
+    with pytest.raises(ValueError, match="'exact' or 'floor'"):
+        small(P4, downsample="stride")
+    with pytest.raises(ValueError, match="'max_avg' or 'sum_max'"):
+        small(P4).reset_classifier(3, "avg")
+    with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height, width\)"):
+        GroupLayerNorm2d(P4, 3)(torch.zeros(1, 3, 8, 2, 2))
+    with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height, width\)"):
+        PointwiseConv2d(P4, 3, 3)(torch.zeros(1, 12, 2, 2))

@@ -1,0 +1,247 @@
+"""Filters that are kept in evaluation mode: built once, and anew when anything that they depend on changes."""
+
+import copy
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from eqzoo import create_model
+from eqzoo.groups import P4
+from eqzoo.layers import AffineSelfConv2d, AttentiveGroupConv2d, E4Layer2d, GroupConv2d, _kept
+
+LAYERS = {
+    "conv": lambda: GroupConv2d(P4, 6, 4, 3, padding=1),
+    "attention on responses": lambda: AttentiveGroupConv2d(P4, 6, 4, 3, padding=1, attention_size=3),
+    "attention on the input": lambda: AttentiveGroupConv2d(P4, 6, 4, 3, padding=1, attention="input"),
+    "self convolution": lambda: AffineSelfConv2d(P4, 6, 3, num_heads=3),
+    "e4": lambda: E4Layer2d(P4, 6, 6, 3, 2, 2),
+}
+
+
+def field(last=False):
+    x = torch.randn(2, 7, 7, 4, 6).permute(0, 4, 3, 1, 2)
+    return x if last else x.contiguous()
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Counts what is built and kept."""
+    count, of = [], _kept._Entry.of
+
+    def counting(parameters, result):
+        count.append(len(parameters))
+        return of(parameters, result)
+
+    monkeypatch.setattr(_kept._Entry, "of", staticmethod(counting))
+    return count
+
+
+def expected(layer, x):
+    """What a fresh copy gives, with gradients on: nothing is kept then."""
+    fresh = copy.deepcopy(layer)
+    with torch.enable_grad():
+        return fresh.requires_grad_()(x).detach()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_filters_are_built_once(name, last, built):
+    layer, x = LAYERS[name]().eval(), field(last)
+    wanted = layer(x)
+    assert not built  # a gradient may be asked for
+    with torch.no_grad():
+        first = layer(x)
+        count = len(built)
+        assert count > 0
+        torch.testing.assert_close(first, wanted, rtol=1e-12, atol=1e-12)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                assert torch.equal(layer(x), first)
+        assert len(built) == count
+
+
+def test_the_layouts_have_filters_of_their_own(built):
+    conv = LAYERS["conv"]().eval()
+    with torch.no_grad():
+        for last in (False, True, False, True):
+            x = field(last)
+            torch.testing.assert_close(conv(x), expected(conv, x))
+    assert len(built) == 3  # filters and bias apart, and both together with channels last; then none again
+
+
+def test_what_is_made_in_inference_mode_serves_outside_of_it():
+    conv, x = LAYERS["conv"]().eval().requires_grad_(False), field()
+    with torch.inference_mode():
+        conv(x)
+    x.requires_grad_()
+    conv(x).sum().backward()
+    assert x.grad is not None
+
+
+CHANGES = {
+    "in place": lambda layer, p: p.add_(1),
+    "data, in place": lambda layer, p: p.data.add_(1),
+    "data, one number in a thousand": lambda layer, p: p.data.flatten()[:: max(1, p.numel() // 1000)].add_(1),
+    "data, another": lambda layer, p: setattr(p, "data", p.data + 1),
+    "numpy": lambda layer, p: p.detach().numpy().__iadd__(1),
+    "state dict": lambda layer, p: layer.load_state_dict({k: v + 1 for k, v in layer.state_dict().items()}),
+    "state dict, assigned": lambda layer, p: layer.load_state_dict(
+        {k: v + 1 for k, v in layer.state_dict().items()}, assign=True
+    ),
+    "another parameter": lambda layer, p: [
+        setattr(module, name, nn.Parameter(value.detach() + 1))
+        for module in layer.modules()
+        for name, value in list(module.named_parameters(recurse=False))
+    ],
+    "vector": lambda layer, p: nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(layer.parameters()) + 1, layer.parameters()
+    ),
+    "optimizer": lambda layer, p: optimize(layer),
+    "training mode and back": lambda layer, p: (layer.train(), p.data.add_(1), layer.eval()),
+}
+
+
+WHOLE = ("state dict", "state dict, assigned", "another parameter", "vector", "optimizer")  # all parameters at once
+
+
+def optimize(layer):
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_they_follow_their_weights(name, change):
+    layer, x = LAYERS[name]().eval(), field()
+    with torch.no_grad():
+        before = layer(x)
+        assert torch.equal(layer(x), before)
+        for p in list(layer.parameters())[: 1 if change in WHOLE else None]:
+            CHANGES[change](layer, p)
+        after = layer(x)
+    assert (after - before).abs().max() > 1e-3
+    torch.testing.assert_close(after, expected(layer, x), rtol=1e-12, atol=1e-12)
+
+
+def test_without_the_check_old_filters_would_be_used(monkeypatch):
+    """Negative control of the test above."""
+    conv, x = LAYERS["conv"]().eval(), field()
+    monkeypatch.setattr(_kept._Entry, "holds", lambda *_: True)
+    with torch.no_grad():
+        before = conv(x)
+        conv.weight.add_(1)
+        assert torch.equal(conv(x), before)
+
+
+def test_training_mode_and_other_types_drop_them():
+    conv, x = LAYERS["conv"]().eval(), field()
+    with torch.no_grad():
+        conv(x)
+        assert conv._banks.entries
+        assert not hasattr(conv.train(), "_banks")
+        conv.eval()(x)
+        single = conv.float()
+        assert not hasattr(single, "_banks")
+        assert single(x.float()).dtype == torch.float32
+
+
+def test_a_result_that_somebody_wrote_to_is_built_anew():
+    conv, x = LAYERS["conv"]().eval(), field()
+    with torch.no_grad():
+        before = conv(x)
+        conv.filters().zero_()
+        assert torch.equal(conv(x), before)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_copies_and_files_hold_nothing_of_it(name, tmp_path):
+    layer, x = LAYERS[name]().eval(), field()
+    fresh, used = io.BytesIO(), io.BytesIO()
+    torch.save(layer, fresh)
+    with torch.no_grad():
+        wanted = layer(x)
+        torch.save(layer, used)
+        assert used.tell() - fresh.tell() < 1000 * len(list(layer.modules()))
+        for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert not any(module._banks.entries for module in copied.modules() if hasattr(module, "_banks"))
+            assert torch.equal(copied(x), wanted)
+            for p in copied.parameters():
+                p.data.mul_(2)
+            assert not torch.equal(copied(x), wanted)
+        assert torch.equal(layer(x), wanted)
+    assert list(layer.state_dict()) == list(LAYERS[name]().state_dict())
+
+
+def test_threads_share_them():
+    conv, x = LAYERS["conv"]().eval(), field()
+
+    def run(_):
+        with torch.no_grad():
+            return conv(x)
+
+    wanted = expected(conv, x)
+    with ThreadPoolExecutor(8) as pool:
+        for y in pool.map(run, range(64)):
+            torch.testing.assert_close(y, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_still_reach_the_weights():
+    conv, x = LAYERS["conv"]().eval(), field()
+    with torch.no_grad():
+        conv(x)
+    conv(x).sum().backward()
+    assert conv.weight.grad.abs().max() > 0
+
+
+def test_functional_calls_use_the_weights_that_they_are_given():
+    conv, x = LAYERS["conv"]().eval(), field()
+    with torch.no_grad():
+        before = conv(x)
+        doubled = {name: 2 * value for name, value in conv.named_parameters()}
+        torch.testing.assert_close(torch.func.functional_call(conv, doubled, (x,)), 2 * before)
+        stacked = {name: torch.stack([value, 2 * value]) for name, value in conv.named_parameters()}
+        both = torch.vmap(lambda weights: torch.func.functional_call(conv, weights, (x,)))(stacked)
+        torch.testing.assert_close(both, torch.stack([before, 2 * before]))
+        assert torch.equal(conv(x), before)
+
+
+def test_compiled_and_exported_graphs_build_their_own():
+    conv, x = LAYERS["conv"]().eval(), field()
+    with torch.no_grad():
+        before = conv(x)
+        torch._dynamo.reset()
+        compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+        program = torch.export.export(conv, (x,)).module()
+        traced = torch.jit.trace(conv, (x,), check_trace=False)
+        for graph in (compiled, program, traced):
+            torch.testing.assert_close(graph(x), before)
+        conv.weight.mul_(2)
+        conv.bias.mul_(2)
+        torch.testing.assert_close(compiled(x), 2 * before)
+        torch.testing.assert_close(traced(x), 2 * before)
+
+
+def test_a_parameter_without_memory_of_its_own():
+    conv, x = GroupConv2d(P4, 6, 4, 1).eval(), field()
+    conv.weight = nn.Parameter(torch.ones(1, 1, 1, 1).expand(4, 24, 1, 1))
+    with torch.no_grad():
+        torch.testing.assert_close(conv(x), conv(x))
+
+
+def test_a_network_predicts_the_same_and_follows_its_weights():
+    model = create_model("p4_asc_resnet29").eval()
+    x = torch.randn(1, 3, 32, 32)
+    wanted = model(x).detach()
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(model(x), wanted, rtol=1e-10, atol=1e-12)
+        for p in model.parameters():
+            p.data.mul_(1.1)
+        after = model(x)
+    assert (after - wanted).abs().max() > 1e-6
+    torch.testing.assert_close(after, model(x), rtol=1e-10, atol=1e-12)

@@ -1,0 +1,123 @@
+"""Batch norm and pools: equations, equivariance, fused forms, and sizes that raise."""
+
+import pytest
+import torch
+from torch import nn
+
+from eqzoo.equivariance import equivariance_error, randomize_norms
+from eqzoo.groups import P4, P4M, Z2, Z2M, transform
+from eqzoo.layers import GlobalPool, GroupBatchNorm2d, GroupPool, SpatialAdaptiveAvgPool2d, SpatialPool2d
+
+GRID = [Z2, Z2M, P4, P4M]
+
+
+def trained(norm):
+    """A batch norm with running statistics and random affine parameters, as after training."""
+    for _ in range(3):
+        norm(torch.randn(4, norm.num_features, norm.group.order, 5, 5) * 3 + 1)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.uniform_(norm.bias, -1, 1)
+    return norm.eval()
+
+
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_batch_norm_is_its_formula(group):
+    norm = trained(GroupBatchNorm2d(group, 3)).train()
+    x = torch.randn(4, 3, group.order, 5, 6)
+    mean = torch.stack([x[:, c].mean() for c in range(3)])
+    var = torch.stack([((x[:, c] - mean[c]) ** 2).mean() for c in range(3)])
+    for c in range(3):
+        expected = (x[:, c] - mean[c]) / (var[c] + 1e-5).sqrt() * norm.weight[c] + norm.bias[c]
+        torch.testing.assert_close(norm(x)[:, c], expected)
+
+
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_batch_norm_is_equivariant_and_fuses(group):
+    norm = trained(GroupBatchNorm2d(group, 3))
+    x = torch.randn(2, 3, group.order, 5, 6)
+    assert equivariance_error(norm, x) < 1e-14
+    plain = norm.fuse()
+    assert type(plain) is nn.BatchNorm2d
+    torch.testing.assert_close(plain(x.flatten(1, 2)), norm(x).flatten(1, 2))
+
+
+def test_a_batch_norm_of_planes_breaks_equivariance_once_it_is_trained():
+    """Negative control: equivariance_error has to find separate parameters for each element."""
+
+    class PlaneNorm(nn.BatchNorm2d):
+        group = P4
+
+        def forward(self, x):
+            return super().forward(x.flatten(1, 2)).unflatten(1, (3, 4))
+
+    x = torch.randn(2, 3, 4, 5, 5)
+    assert equivariance_error(PlaneNorm(12), x) < 1e-14  # at initialization the error is hidden
+    assert equivariance_error(PlaneNorm(12), x, randomize=True) > 0.1
+
+
+def test_randomize_norms_changes_every_vector():
+    norm = GroupBatchNorm2d(P4, 3)
+    with pytest.raises(ValueError, match="pass x"):
+        randomize_norms(norm, torch.Generator())
+    randomize_norms(norm.eval(), torch.Generator(), torch.randn(2, 3, 4, 5, 5))
+    assert all(value.unique().numel() == 3 for value in norm.state_dict().values() if value.ndim)
+
+
+@pytest.mark.parametrize("reduce", ["max", "avg"])
+@pytest.mark.parametrize("sizes", [(2, None, 0, 6, 4), (3, 2, 1, 5, 7), (3, 3, 0, 6, 6), (2, 1, 0, 5, 4)], ids=str)
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_spatial_pools(group, sizes, reduce):
+    kernel_size, stride, padding, height, width = sizes
+    pool = SpatialPool2d(group, kernel_size, stride, padding, reduce)
+    x = torch.randn(2, 3, group.order, height, width)
+    assert equivariance_error(pool, x) < 1e-14
+    plain = nn.MaxPool2d if reduce == "max" else nn.AvgPool2d
+    for h in group.elements:
+        assert torch.equal(pool(x)[:, :, h], plain(kernel_size, stride, padding)(x[:, :, h]))
+    assert torch.equal(pool.fuse()(x.flatten(1, 2)), pool(x).flatten(1, 2))
+
+
+def test_a_pool_that_drops_an_edge_raises_and_does_break_equivariance():
+    pool = SpatialPool2d(P4, 2)
+    x = torch.randn(1, 2, 4, 7, 7)
+    with pytest.raises(ValueError, match="exact at height 6 or 8"):
+        pool(x)
+    assert equivariance_error(SpatialPool2d(P4, 2, exact=False), x) > 0.1
+    assert SpatialPool2d(Z2, 2)(x[:, :, :1]).shape == (1, 2, 1, 3, 3)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_adaptive_pool_is_exact_at_any_size(size):
+    pool = SpatialAdaptiveAvgPool2d(4)
+    x = torch.randn(1, 2, 8, size, size)
+    for g in P4M.elements:
+        rotated = pool(transform(x, P4M, g, "regular"))
+        torch.testing.assert_close(rotated, transform(pool(x), P4M, g, "regular"))
+    torch.testing.assert_close(pool.fuse()(x.flatten(1, 2)), pool(x).flatten(1, 2))
+
+
+@pytest.mark.parametrize("reduce", ["max", "avg"])
+@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+def test_group_and_global_pools(group, reduce):
+    x = torch.randn(2, 3, group.order, 4, 4)
+    over_group, over_all = GroupPool(group, reduce), GlobalPool(group, reduce)
+    maps = over_group(x)
+    for g in group.elements:
+        rotated = transform(x, group, g, "regular")
+        torch.testing.assert_close(over_group(rotated), transform(maps, group, g, "trivial"))
+        torch.testing.assert_close(over_all(rotated), over_all(x))
+    torch.testing.assert_close(over_all(x), (maps.amax if reduce == "max" else maps.mean)((2, 3)))
+    torch.testing.assert_close(over_group.fuse()(x.flatten(1, 2)), maps)
+    torch.testing.assert_close(over_all.fuse()(x.flatten(1, 2)), over_all(x))
+
+
+def test_errors_say_what_would_work():
+    with pytest.raises(ValueError, match="'max' or 'avg', got 'sum'"):
+        GroupPool(P4, "sum")
+    for bad in ({"stride": 0}, {"padding": 2}):
+        with pytest.raises(ValueError, match="at most half the kernel"):
+            SpatialPool2d(P4, 2, **bad)
+    with pytest.raises(ValueError, match=r"takes \(B, C, 4, height, width\)"):
+        GlobalPool(P4)(torch.zeros(1, 2, 8, 3, 3))
+    with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height"):
+        GroupBatchNorm2d(P4, 3)(torch.zeros(1, 4, 3, 3, 3))

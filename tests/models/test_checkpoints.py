@@ -1,0 +1,80 @@
+"""Published checkpoints: their accuracy, their predictions on rotated images, their export."""
+
+import functools
+import json
+
+import pytest
+import timm
+import torch
+
+import eqzoo
+from eqzoo.data import normalize, rotmnist
+from eqzoo.hub import shipped_folder
+
+NAMES = eqzoo.list_pretrained()
+
+
+@pytest.fixture(scope="module")
+def split_of(request):
+    """A thousand test images of a data set, drawn from all over the split."""
+
+    @functools.cache
+    def load(dataset):
+        if dataset == "rotmnist":
+            return rotmnist(request.getfixturevalue("mnist_dir"))["test"][torch.arange(0, 50_000, 50)]
+        assert dataset == "cifar10", f"say here where the test images of {dataset} are"
+        return request.getfixturevalue("cifar10_test")[torch.arange(0, 10_000, 10)]
+
+    return load
+
+
+@pytest.mark.parametrize("name", eqzoo.list_pretrained())
+def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one(name):
+    folder = shipped_folder() / name
+    config = json.loads((folder / "config.json").read_text())
+    registered = timm.get_pretrained_cfg(name).to_dict()
+    for key, value in config["pretrained_cfg"].items():
+        assert json.loads(json.dumps(registered[key])) == value, key
+    assert config["architecture"] == registered["architecture"]
+    files = {"README.md", "config.json", "model.safetensors", "results.json"}
+    assert files <= {path.name for path in folder.iterdir()} <= files | {"rotation_curve.svg"}
+
+
+@pytest.mark.parametrize("name", eqzoo.list_pretrained())
+def test_a_published_checkpoint_keeps_its_promise(name):
+    model = eqzoo.create_model(name, pretrained=True)
+    assert eqzoo.equivariance_error(model) < 1e-12
+    if name.startswith("z2"):
+        assert eqzoo.equivariance_error(model, group=eqzoo.P4) > 1e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, split_of):
+    test = split_of(name.partition(".")[2].partition("_")[0])
+    model = eqzoo.create_model(name, pretrained=True).float().eval()
+    results = json.loads((shipped_folder() / name / "results.json").read_text())
+    count = 1_000 if eqzoo.multiply_adds(model) < 10**8 else 250
+    images = normalize(test.images[:count], model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
+    with torch.inference_mode():
+        rotated = torch.stack([torch.cat([model(x.rot90(r, (2, 3))) for x in images.split(125)]) for r in range(4)])
+    classes = rotated.argmax(2)
+    rate = results["test_error"] / 100
+    wrong = (classes[0] != test.labels[:count]).double().mean().item()
+    assert abs(wrong - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5  # four standard deviations of such a sample
+    kept = (classes == classes[0]).all(0)
+    if model.group.order == 1:
+        assert not kept.all()
+        return
+    # In float32 a class may change where two are as likely to the last digits.
+    first, second = rotated[0].topk(2).values.unbind(1)
+    assert kept[first - second > 1e-3].all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_checkpoint_can_be_exported(name, tmp_path):
+    for package in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    report = eqzoo.export_onnx(eqzoo.create_model(name, pretrained=True).float(), tmp_path / "net.onnx")
+    config = json.loads((shipped_folder() / name / "config.json").read_text())
+    assert report.metadata["weights_sha256"] == config["eqzoo"]["weights_sha256"]
+    assert max(report.equivariance.values()) < 1e-5

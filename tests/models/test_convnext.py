@@ -1,0 +1,73 @@
+"""ConvNeXt: timm's network where the group is trivial, and what its group is exact for."""
+
+import pytest
+import timm
+import torch
+
+import eqzoo
+from eqzoo.groups import P4, P4M, Z2
+from eqzoo.models import ConvNeXt
+
+SMALL = {"planes": (16, 32), "depths": (1, 2), "num_classes": 5}
+NAMES = {"stages.": "blocks.", "mlp.fc1": "expand", "mlp.fc2": "reduce", "mlp.grn": "grn", "gamma": "scale.gamma"}
+
+
+def ours(name):
+    """What timm's parameter is called here."""
+    if name.startswith("head."):
+        return name.replace("head.norm", "norm").replace("head.fc", "head")
+    if name.startswith("stem."):
+        return name.replace("stem.0", "stem.conv").replace("stem.1", "stem.norm")
+    for theirs, own in NAMES.items():
+        name = name.replace(theirs, own)
+    _, stage, kind, place, *rest = name.split(".")
+    if kind == "downsample":
+        return ".".join(["blocks", stage, "0", "norm" if place == "0" else "conv", *rest])
+    return ".".join(["blocks", stage, str(int(place) + (stage != "0")), *rest])
+
+
+@pytest.mark.parametrize("version", ["convnext", "convnextv2"])
+def test_for_the_trivial_group_it_is_timms_network(version):
+    planes, depths = (8, 8, 16, 16), (1, 1, 2, 1)
+    theirs = timm.create_model(f"{version}_atto", dims=planes, depths=depths, num_classes=5).eval()
+    model = ConvNeXt(Z2, planes, depths, use_grn=version == "convnextv2", num_classes=5).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.uniform_(parameter, -0.5, 0.5)
+    state = {ours(name): value for name, value in theirs.state_dict().items()}
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    model.load_state_dict({name: value.reshape(shapes[name]) for name, value in state.items()})
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model(x), theirs(x))
+    torch.testing.assert_close(model.forward_features(x).flatten(1, 2), theirs.forward_features(x))
+
+
+@pytest.mark.parametrize("group", [P4, P4M], ids=["p4", "p4m"])
+@pytest.mark.parametrize("kwargs", [{}, {"use_grn": True}, {"patch_size": 2}, {"global_pool": "max"}], ids=str)
+def test_variants_are_exact_in_both_layouts(group, kwargs):
+    model = ConvNeXt(group, **SMALL, **kwargs).eval()
+    x = torch.randn(2, 3, 24, 40)
+    error = eqzoo.equivariance_error(model, x, randomize=True)
+    for parameter in model.parameters():
+        torch.nn.init.uniform_(parameter, 0.1, 1.0) if parameter.ndim == 1 else None
+    last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(model(last), model(x))
+    assert max(error, eqzoo.equivariance_error(model, last)) < 1e-13
+    reflections = eqzoo.equivariance_error(model, x, group=P4M)
+    assert (reflections > 1e-8) == (group == P4)  # control: p4 is not exact for reflections
+
+
+def test_sides_that_no_patches_tile_are_refused():
+    model = ConvNeXt(P4M, **SMALL)
+    with pytest.raises(ValueError, match="exact at height 28 or 32"):
+        model(torch.randn(1, 3, 30, 32))
+    with pytest.raises(ValueError, match="multiples of"):
+        ConvNeXt(P4M, (12, 24), (1, 1))
+
+
+def test_paths_are_dropped_in_training_alone():
+    model = ConvNeXt(P4, **SMALL, drop_path_rate=0.9)
+    for parameter in model.parameters():
+        torch.nn.init.uniform_(parameter, 0.1, 1.0) if parameter.ndim == 1 else None
+    x = torch.randn(4, 3, 16, 16)
+    assert not torch.equal(model(x), model(x))
+    assert torch.equal(model.eval()(x), model(x))

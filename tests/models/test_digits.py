@@ -1,0 +1,55 @@
+"""Published networks on digits drawn by code: their accuracy, and whether rotations by 90° change their answers."""
+
+import pytest
+import torch
+
+import eqzoo
+from eqzoo.data import normalize
+
+# The digits of 200 that each checkpoint classifies correctly. They are no sample of rotated MNIST: the numbers are
+# pinned to detect changes, and compare no networks. Logits of the first two classes differ by more than round-off.
+CORRECT = {
+    "p4_alpha_ch_cnn.rotmnist": 200,
+    "p4_alpha_cnn.rotmnist": 197,
+    "p4_alpha_f_cnn.rotmnist": 200,
+    "p4_alpha_rh_cnn.rotmnist": 200,
+    "p4_alpha_sp_cnn.rotmnist": 194,
+    "p4_asc_resnet29.rotmnist": 200,
+    "p4_cnn.rotmnist": 198,
+    "p4_cnn_w19.rotmnist": 200,
+    "p4_e4net.rotmnist": 191,
+    "p4_e4net_large.rotmnist": 183,
+    "p4m_cnn.rotmnist": 200,
+    "r4_gsanet_t.rotmnist": 193,
+    "r8_gsanet_t.rotmnist": 192,
+    "z2_cnn.rotmnist": 185,
+}
+
+
+def classes(name, images):
+    model = eqzoo.create_model(name, pretrained=True).float().eval()
+    x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
+    with torch.inference_mode():
+        return torch.cat([model(part).argmax(1) for part in x.split(50)])
+
+
+def test_every_checkpoint_for_digits_is_pinned():
+    assert set(CORRECT) == set(eqzoo.list_pretrained("*.rotmnist"))
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_drawn_digits_are_classified_as_before(name, digits):
+    assert (classes(name, digits.images) == digits.labels).sum() == CORRECT[name]
+
+
+@pytest.mark.parametrize("name", ["p4_cnn.rotmnist", "p4m_cnn.rotmnist", "p4_e4net.rotmnist", "z2_cnn.rotmnist"])
+def test_rotations_by_90_degrees_change_no_class_of_p4_networks(name, digits):
+    answers = torch.stack([classes(name, digits.images[:50].rot90(r, (2, 3))) for r in range(4)])
+    assert (answers == answers[0]).all() == (not name.startswith("z2"))  # z2_cnn is the negative control
+
+
+def test_digits_have_the_format_of_rotated_mnist(digits):
+    assert digits.images.shape == (200, 1, 28, 28)
+    assert digits.images.dtype == torch.uint8
+    assert digits.labels.bincount().tolist() == [20] * 10
+    assert (digits.images.amin(), digits.images.amax()) == (0, 255)

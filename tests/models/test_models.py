@@ -1,0 +1,355 @@
+"""Properties of every registered network: counts, equivariance, fusing, features, gradients, export."""
+
+import copy
+from decimal import Decimal
+
+import pytest
+import timm
+import torch
+from timm.layers import LayerNorm2d, LayerScale2d
+from timm.optim import param_groups_layer_decay
+from timm.utils import reparameterize_model
+from torch import nn
+
+import eqzoo
+from eqzoo.equivariance import equivariance_report, randomize_norms
+from eqzoo.groups import P4, P4M, transform
+from tests.conftest import NETWORKS
+
+# Octic ViTs take images of 224 pixels and give tokens; they have tests of their own, test_octic_vit.py.
+NAMES = [name for name in eqzoo.list_models() if "octic_vit" not in name]
+# The smallest side of an image, in pixels, by network class (GSA-Nets: by the last letter of the name).
+SIDES = {
+    "GroupCNN": 28,
+    "PCamDenseNet": 80,
+    "AllCNN": 8,
+    "ResNet44": 8,
+    "ASCResNet": 8,
+    "E4Net": 8,
+    "E4ResNet": 8,
+    "ConvNeXt": 32,
+}
+GSA_SIDES = {"t": 22, "s": 72, "b": 8}
+# Networks that take many seconds, each of an architecture that is tested at another size.
+HEAVY = {"r12_gsanet_t", "r16_gsanet_t", "r8_gsanet_t", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s"} | {
+    f"{group}_convnext_{size}" for group in ("p4", "p4m") for size in ("femto", "pico", "nano", "tiny")
+}
+# One network of each mechanism, for the tests that compile and export.
+KINDS = [
+    "z2_cnn",
+    "p4_cnn",
+    "p4m_cnn",
+    "p4_alpha_ch_cnn",
+    "p4_alpha_f_cnn",
+    "p4_alpha_rh_cnn",
+    "p4m_alpha_f_densenet",
+    "p4_alpha_f_allcnn",
+    "p4m_resnet44",
+    "p4_asc_se_resnet29",
+    "z2_sasa_resnet29",
+    "p4_simple_asc_resnet29",
+    "p4_e4net",
+    "p4_e4_resnet18",
+    "z2_gsanet_t",
+    "z2m_gsanet_b",
+    "p4m_convnext_atto",
+]
+WEIGHTED = {
+    LayerNorm2d,
+    LayerScale2d,
+    nn.Conv2d,
+    nn.BatchNorm2d,
+    nn.Linear,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.Embedding,
+    nn.Conv3d,
+}
+
+
+def slow(names, these):
+    """The names as test parameters, with ``these`` marked slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
+
+
+def side(name, model):
+    return SIDES.get(type(model).__name__) or GSA_SIDES[name[-1]]
+
+
+def trained_like(name, **kwargs):
+    """A network with random norms and biases, and two small images."""
+    model = eqzoo.create_model(name, **kwargs).eval()
+    x = torch.randn(2, model.in_chans, side(name, model), side(name, model))
+    randomize_norms(model, torch.Generator().manual_seed(1), x)
+    return model, x
+
+
+# Why the count that a paper prints is not the rounded count of the network here.
+OTHER_COUNTS = {
+    "p4_resnet29.cifar10": "printed 310k; the count for 100 classes agrees, and differs only in the classifier",
+    "z2_cnn.rotmnist": "printed with the biases of the convolutions, which the authors' code does not have",
+    "p4m_alpha_f_resnet44.cifar10": "printed 2.70M; no variant that we tried has that count",
+    "p4m_e4_resnet18.cifar10": "the settings are those of the authors' code, which differ from the paper's",
+    "p4_e4_resnet18.cifar10": "the settings are those of the authors' code, which differ from the paper's",
+    "p4m_resnet18.cifar10": "printed 10.8M; the reason is not known",
+    "p4_e4net.rotmnist": "the norm is tied over the group, see tests/layers/test_e4.py",
+    "p4_e4net_large.rotmnist": "the norm is tied over the group, see tests/layers/test_e4.py",
+    **{f"{name}.rotmnist": "printed once for all groups" for name in ("z2_gsanet_t", "r4_gsanet_t", "r8_gsanet_t")},
+    "r12_gsanet_t.rotmnist": "printed once for all groups",
+    **{f"{name}.pcam": "printed once for all groups" for name in ("z2_gsanet_s", "r4_gsanet_s", "r8_gsanet_s")},
+    "r4m_gsanet_s.pcam": "printed once for all groups",
+    **{f"{name}.cifar10": "printed once for all groups" for name in ("z2_gsanet_b", "z2m_gsanet_b")},
+}
+
+
+def tagged(row):
+    """The registered name of a row of the table; networks for images of ImageNet's size have no data set yet."""
+    return f"{row['name']}.{row['dataset']}" if row["dataset"] else row["name"]
+
+
+def test_the_table_has_every_network():
+    assert {row["name"] for row in NETWORKS} == set(NAMES)
+    registered = {name for name in timm.list_models(include_tags=True) if name.partition(".")[0] in NAMES}
+    assert set(map(tagged, NETWORKS)) == registered
+
+
+@pytest.mark.parametrize("row", NETWORKS, ids=tagged)
+def test_group_classes_and_parameters_are_those_of_the_table(row):
+    with torch.device("meta"):
+        model = eqzoo.create_model(tagged(row))
+    assert model.group.name == row["group"]
+    assert model.num_classes == {"cifar100": 100, "pcam": 2, "": 1000}.get(row["dataset"], 10)
+    assert sum(parameter.numel() for parameter in model.parameters()) == int(row["parameters"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstrings_state_the_parameters(name):
+    count = next(int(row["parameters"]) for row in NETWORKS if row["name"] == name)
+    assert f"({count:,} parameters)" in timm.model_entrypoint(name).__doc__
+
+
+def _last_digit(number):
+    """The value of 1 in the last digit of a decimal number."""
+    return Decimal(1).scaleb(Decimal(number).as_tuple().exponent)
+
+
+def test_parameters_round_to_the_printed_ones():
+    differ = set()
+    for row in NETWORKS:
+        printed = row["parameters_in_paper"].upper()
+        if not printed:
+            continue
+        unit = {"K": 10**3, "M": 10**6}[printed[-1]]
+        if abs(int(row["parameters"]) - Decimal(printed[:-1]) * unit) > _last_digit(printed[:-1]) * unit / 2:
+            differ.add(f"{row['name']}.{row['dataset']}")
+    assert differ == set(OTHER_COUNTS)
+
+
+def error(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@torch.no_grad()
+def test_features_are_equivariant_and_logits_invariant(name):
+    model, x = trained_like(name)
+    features = model.forward_features(x)
+    logits = model.forward_head(features)
+    assert features.std() > 1e-3
+    assert error(logits[:1], logits[1:]) > 1e-4  # logits that depend on the image
+    for g in model.group.grid_elements:
+        rotated = model.forward_features(transform(x, model.group, g, "trivial"))
+        # About 1e-15, and up to 5e-11 in p4_asc_resnet83, whose 27 softmax layers amplify round-off.
+        assert error(rotated, transform(features, model.group, g, "regular")) < 1e-9
+        assert error(model.forward_head(rotated), logits) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["p4_cnn", "p4m_alpha_f_allcnn", "p4_asc_resnet29", "p4m_e4net", "z2m_gsanet_b"])
+def test_equivariance_report(name):
+    model = eqzoo.create_model(name)
+    x = torch.randn(1, model.in_chans, side(name, model), side(name, model))
+    report = equivariance_report(model, x, randomize=True)
+    assert report.largest < 1e-9
+    assert set(report.logits) == set(report.features) == set(report.group.elements)
+    assert len(report.layers) > 10
+
+
+def test_the_checks_above_can_fail():
+    """Negative controls: groups that a network is not equivariant under, and a head that reads one element."""
+    baseline, x = trained_like("z2_cnn")
+    assert (baseline(transform(x, P4, 1, "trivial")) - baseline(x)).abs().max() > 1e-2
+    assert eqzoo.equivariance_error(baseline, group=P4) > 1e-3
+    model, _ = trained_like("p4_cnn")
+    assert eqzoo.equivariance_error(model, group=P4M) > 1e-3
+    model.global_pool = nn.Sequential(nn.Flatten(2), nn.AdaptiveMaxPool1d(3), nn.Flatten())
+    model.global_pool.forward = lambda field: field[:, :, 0].amax((2, 3))
+    report = equivariance_report(model)
+    assert max(report.logits.values()) > 1e-3
+    assert max(report.features.values()) < 1e-12
+
+
+def test_an_output_that_is_not_finite_is_an_error():
+    class NotFinite(nn.Module):
+        group = P4
+
+        def forward(self, x):
+            return x / x[..., :1, :1].clamp(min=0).sign() * 0 + x
+
+    x = torch.ones(1, 1, 4, 4)
+    x[..., 3, 3] = -1  # finite as it is, NaN after a 180° rotation
+    with pytest.raises(ValueError, match="not finite"):
+        eqzoo.equivariance_error(NotFinite(), x)
+
+
+def test_the_report_names_the_layer_that_is_not_equivariant():
+    model, _ = trained_like("p4_cnn")
+    conv = model.blocks[1].conv
+    conv.orbit_index = conv.orbit_index[:, [1, 0, 2, 3]]
+    layers = equivariance_report(model).layers
+    assert [name for name, error in layers.items() if error > 1e-9] == ["blocks.1.conv"]
+
+
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@torch.no_grad()
+def test_fused_networks_are_plain_and_equal(name):
+    model, x = trained_like(name)
+    plain = reparameterize_model(model)
+    assert error(plain(x), model(x)) < 1e-9
+    assert error(plain.forward_features(x), model.forward_features(x).flatten(1, 2)) < 1e-9
+    assert error(reparameterize_model(plain)(x), plain(x)) < 1e-12
+    if "gsanet" not in name:  # its attention has no plain form
+        weighted = {type(module) for module in plain.modules() if list(module.parameters(recurse=False))}
+        assert weighted <= WEIGHTED
+
+
+def test_a_convolutional_network_becomes_plain_convolutions_and_norms():
+    model, _ = trained_like("p4m_cnn")
+    plain = reparameterize_model(model)
+    weighted = {type(module) for module in plain.modules() if list(module.parameters(recurse=False))}
+    assert weighted == {nn.Conv2d, nn.BatchNorm2d}
+    assert equivariance_report(plain).largest < 1e-9
+
+
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@torch.no_grad()
+def test_channels_classes_and_state(name):
+    model = eqzoo.create_model(name, in_chans=5, num_classes=3)
+    x = torch.randn(2, 5, side(name, model), side(name, model))
+    assert list(model.train().state_dict()) == list(copy.deepcopy(model).eval().state_dict())
+    assert all(value.ndim <= 4 for value in model.state_dict().values())
+    features = model.eval().forward_features(x)
+    assert model.forward_head(features).shape == (2, 3)
+    assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
+    assert model.get_classifier() is model.head
+    model.reset_classifier(7)
+    assert model.forward_head(features).shape == (2, 7)
+    model.reset_classifier(0)
+    assert model.forward_head(features).shape == (2, model.num_features)
+
+
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@torch.no_grad()
+def test_features_are_planes_in_both_of_timms_ways(name):
+    model, x = trained_like(name, in_chans=1)
+    last, features = model.forward_intermediates(x)
+    assert torch.equal(last, model.forward_features(x))
+    assert len(features) == len(model.feature_info) == len(model.blocks) + 1
+    extractor = timm.create_model(name, features_only=True, out_indices=(0, 2), in_chans=1).double().eval()
+    first, third = extractor(x)
+    assert [first.shape[1], third.shape[1]] == extractor.feature_info.channels()
+    assert third.shape == features[2].shape
+    assert len(model.forward_intermediates(x, indices=2, intermediates_only=True)) == 2
+    with pytest.raises(ValueError, match="numbered 0"):
+        model.forward_intermediates(x, indices=[99])
+    assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
+
+
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY | {"p4_alpha_allcnn"}))
+def test_gradients_reach_every_parameter(name):
+    model, x = trained_like(name)
+    model.train()
+    model.set_grad_checkpointing()
+    expected = dict(model.named_parameters())
+    for key, parameter in model.named_parameters():
+        if key.endswith("attention.reduce"):
+            # The few hidden units of channel attention see means and maxima of at least 0: with weights above 0, none
+            # of their ReLUs is off for all images.
+            parameter.data.abs_()
+        if key.endswith("pose.weight") and model.group.order == 1:
+            # With a single relative pose its term is the same for all keys, and a softmax does not depend on it.
+            del expected[key]
+    for _ in range(4):  # a ReLU may be off for two small images, not for all
+        model(x).square().sum().backward()
+        x = torch.randn_like(x)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert [key for key, parameter in expected.items() if not parameter.grad.any()] == []
+
+
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
+@torch.no_grad()
+def test_channels_last_and_bfloat16(name):
+    model, x = trained_like(name)
+    expected = model(x)
+    model = model.to(memory_format=torch.channels_last)
+    assert error(model(x.to(memory_format=torch.channels_last)), expected) < 1e-9
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model.float()(x.float())
+    assert low.isfinite().all()
+    # In 27 blocks on maps of 2 x 2 pixels, bfloat16 round-off grows to the size of the logits.
+    assert name.endswith("83") or error(low.double(), expected) < 0.3
+
+
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
+def test_export_with_a_dynamic_batch(name):
+    model, x = trained_like(name)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    larger = torch.randn(5, *x.shape[1:])
+    assert error(program.module()(larger), model(larger)) < 1e-9
+
+
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
+@torch.no_grad()
+def test_compiles_without_a_graph_break(name):
+    model, x = trained_like(name)
+    expected = model(x)
+    torch._dynamo.reset()
+    assert error(torch.compile(model, fullgraph=True, backend="aot_eager")(x), expected) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["p4_cnn", "p4_alpha_f_cnn", "p4_asc_resnet29", "p4_e4net", "r4_gsanet_t"])
+@torch.no_grad()
+def test_compiles_with_inductor(name):
+    model, x = trained_like(name)
+    expected = model(x)
+    assert error(torch.compile(model, fullgraph=True)(x), expected) < 1e-9
+
+
+def test_larger_images_and_sizes_that_raise():
+    model, _ = trained_like("p4_cnn")
+    assert model(torch.randn(1, 1, 40, 36)).shape == (1, 10)
+    assert eqzoo.equivariance_error(model, torch.randn(1, 1, 40, 36)) < 1e-12
+    with pytest.raises(ValueError, match="exact at height 24 or 26"):
+        model(torch.randn(1, 1, 29, 29))
+    with pytest.raises(ValueError, match="larger"):
+        model(torch.randn(1, 1, 26, 26))
+
+
+def test_the_networks_are_registered_with_timm():
+    assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
+    assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
+    assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
+    with pytest.raises(ValueError, match="no network 'p4_cn' here; near it are p4_cnn"):
+        eqzoo.create_model("p4_cn")
+
+
+@pytest.mark.parametrize("bad", [{"group": "p4"}, {"num_classes": -1}, {"in_chans": 0}])
+def test_bad_arguments_are_named(bad):
+    with pytest.raises(ValueError, match="got"):
+        eqzoo.create_model("p4_cnn", **bad)
+
+
+def test_timms_optimizers_group_layers_by_depth():
+    model = timm.create_model("p4_cnn")
+    groups = param_groups_layer_decay(model, layer_decay=0.5)
+    assert len({group["lr_scale"] for group in groups}) == 7

@@ -1,0 +1,188 @@
+"""Affine attention: C++, Triton and eager torch against the reference and against loops, outputs and gradients."""
+
+import pytest
+import torch
+
+from eqzoo.groups import P4, P4M, Z2
+from eqzoo.layers import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
+from eqzoo.ops import AffineBank, AffineBanks, _backend, _chunks, affine, affine_attention, use_backend
+from tests.layers import reference_asc
+
+
+@pytest.fixture
+def compiled():
+    if _backend.cpu_function("affine_attention", "affine_attention", torch.ones(1)) is None:
+        pytest.skip("no C++ compiler")
+
+
+def draw(order, sides=(5, 7), k=3, values=True, batch=2, channels=4, dtype=torch.float64):
+    """Fields and maps, as the operator takes them."""
+    shapes = [(batch, channels, order, *sides)] * (3 if values else 2)
+    shapes += [(channels, order, order, 1), (channels, order, 1)]
+    shapes += [(channels, order, order, k * k), (channels, order, k * k)] * (2 if values else 1)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def attend(tensors, k=3, heads=2, scale=0.3):
+    fields = len(tensors) // 3
+    maps = [AffineBank(*tensors[i : i + 2]) for i in range(fields, len(tensors), 2)]
+    banks = AffineBanks(maps[0], maps[1], maps[2] if fields == 3 else None)
+    return affine_attention(*tensors[:2], tensors[2] if fields == 3 else None, banks, k, heads, scale)
+
+
+def with_gradients(tensors, **options):
+    y = attend(tensors, **options)
+    weights = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).reshape(y.shape)
+    return [y, *torch.autograd.grad((y * weights).sum(), tensors)]
+
+
+def assert_same(found, expected, bound):
+    """Norms of differences, relative to what is compared; gradients that vanish leave their rounding."""
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert (one - other).norm() <= bound * (other.norm() + 1)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 2e-5)], ids=str)
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize(("order", "channels", "heads"), [(1, 4, 1), (2, 4, 2), (4, 6, 2), (8, 2, 2)])
+@pytest.mark.parametrize(("sides", "k", "batch"), [((5, 7), 3, 3), ((1, 1), 5, 1), ((6, 3), 5, 2), ((2, 40), 1, 1)])
+def test_compiled_is_the_reference(compiled, sides, k, batch, order, channels, heads, values, dtype, bound):
+    tensors = draw(order, sides, k, values, batch, channels, dtype)
+    found = with_gradients(tensors, k=k, heads=heads)
+    with use_backend("reference"):
+        assert_same(found, with_gradients(tensors, k=k, heads=heads), bound)
+
+
+def test_bands_of_large_planes_and_parts_of_the_batch_add_up(compiled):
+    tensors = draw(4, (37, 50), 5, batch=5, channels=2)
+    found = with_gradients(tensors, k=5, heads=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    assert_same(with_gradients(tensors, k=5, heads=1), found, 1e-13)
+    torch.set_num_threads(threads)
+    with use_backend("eager"):
+        assert_same(found, with_gradients(tensors, k=5, heads=1), 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("kind", "slow_form"),
+    [
+        (AffineSelfConv2d, reference_asc.affine_self_conv),
+        (SimpleAffineSelfConv2d, reference_asc.simple_affine_self_conv),
+        (StandAloneSelfAttention2d, reference_asc.stand_alone_self_attention),
+    ],
+)
+@pytest.mark.parametrize("group", [Z2, P4, P4M], ids=lambda group: group.name)
+@pytest.mark.parametrize("backend", ["auto", "eager", "reference"])
+def test_layers_are_their_loops(backend, group, kind, slow_form):
+    layer = kind(group, 4, kernel_size=3, num_heads=2)
+    x = torch.randn(1, 4, group.order, 3, 4, requires_grad=True)
+    inputs = (x, *layer.parameters())
+    expected = slow_form(x, layer)
+    slow = [expected, *torch.autograd.grad(expected.square().sum(), inputs)]
+    with use_backend(backend):
+        y = layer(x)
+        found = [y, *torch.autograd.grad(y.square().sum(), inputs)]
+    assert_same(found, slow, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("order", "sides", "k", "values", "batch", "channels", "heads"),
+    [
+        (1, (5, 7), 3, True, 1, 3, 1),
+        (2, (3, 6), 3, True, 2, 2, 1),
+        (4, (3, 2), 3, False, 1, 2, 1),
+        (8, (1, 1), 1, True, 1, 1, 1),
+    ],
+)
+def test_triton_is_the_reference(monkeypatch, order, sides, k, values, batch, channels, heads):
+    pytest.importorskip("triton")
+    from eqzoo.ops.triton import affine_attention as triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "_BLOCK", 16)  # several tiles a plane
+    tensors = draw(order, sides, k, values, batch, channels, torch.float32)
+    grad = torch.linspace(-1, 2, tensors[0].numel(), dtype=torch.float32).reshape(tensors[0].shape)
+    detached = [t.detach() for t in tensors]
+    found = [
+        triton_kernels.forward(detached, k, heads, 0.3),
+        *triton_kernels.backward(grad, detached, k, heads, 0.3),
+    ]
+    with use_backend("reference"):
+        assert_same(found, with_gradients(tensors, k=k, heads=heads), 2e-5)
+
+
+def test_a_planted_fault_is_noticed(compiled, monkeypatch):
+    """Negative control: the maps of keys and values are exchanged."""
+    tensors = draw(4)
+    with use_backend("eager"):
+        expected = with_gradients(tensors)
+    with_gaps = affine._with_gaps
+    monkeypatch.setattr(affine, "_with_gaps", lambda t: [*with_gaps(t)[:5], *with_gaps(t)[7:], *with_gaps(t)[5:7]])
+    for wrong, right in zip(with_gradients(tensors), expected, strict=True):
+        assert (wrong - right).norm() > 1e-2 * right.norm()
+
+
+def test_strides_do_not_matter():
+    tensors = draw(2)
+    expected = with_gradients(tensors)
+    strided = [t.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for t in tensors]
+    assert_same(with_gradients(strided), expected, 1e-14)
+    planes = [t.detach().flatten(1, 2).to(memory_format=torch.channels_last) for t in tensors[:3]]
+    fields = [t.unflatten(1, (4, 2)).requires_grad_() for t in planes]
+    assert_same(with_gradients([*fields, *tensors[3:]]), expected, 1e-14)
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("order", [4, 3])
+def test_the_operator_keeps_torchs_rules(order, values):
+    tensors = draw(order, (3, 2), values=values)
+    torch.library.opcheck(torch.ops.eqzoo.affine_attention, (tensors, 3, 2, 0.3))
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_without_a_kernel_it_works_through_the_batch_in_parts(monkeypatch, order):
+    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 2 * 4 * order * 5 * 7 * 9)  # two images at a time
+    tensors = draw(order, batch=3)
+    found = with_gradients(tensors)
+    with use_backend("eager"):
+        assert_same(found, with_gradients(tensors), 1e-13)
+
+
+def test_other_types_of_numbers():
+    tensors = draw(4, dtype=torch.float32)
+    half = [t.detach().bfloat16().requires_grad_() for t in tensors[:3]]
+    y = attend([*half, *tensors[3:]])
+    assert y.dtype == torch.bfloat16
+    assert (y.float() - attend(tensors)).norm() < 0.02 * y.float().norm()
+    grads = torch.autograd.grad(y.float().sum(), [*half, *tensors[3:]])
+    assert [g.dtype for g in grads] == [torch.bfloat16] * 3 + [torch.float32] * 6
+
+
+def test_compiled_graphs_have_no_break():
+    layer = AffineSelfConv2d(P4, 4, 3, 2)
+    x = torch.randn(2, 4, 4, 3, 5, requires_grad=True)
+    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(y, layer(x))
+    (found,) = torch.autograd.grad(y.square().sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(layer(x).square().sum(), x)[0])
+
+
+def test_what_is_kept_for_the_gradient_does_not_grow_with_the_window():
+    kept = {}
+    for k in (1, 5):
+        sizes = []
+        tensors = draw(4, k=k)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.numel()) or t, lambda t: t):
+            attend(tensors, k=k)
+        kept[k] = sum(sizes) - sum(t.numel() for t in tensors[3:])
+    assert kept[1] == kept[5] == 3 * 2 * 4 * 4 * 35
+
+
+def test_errors_say_what_came():
+    tensors = draw(4)
+    with pytest.raises(ValueError, match=r"num_heads divides their channels; got .* and 3 heads"):
+        attend(tensors, heads=3)
+    with pytest.raises(ValueError, match=r"got \(2, 4, 4, 5, 7\), \(1, 4, 4, 5, 7\), \(2, 4, 4, 5, 7\)"):
+        attend([tensors[0], tensors[1][:1], *tensors[2:]])

@@ -1,0 +1,150 @@
+"""The kernels' common ground: they are built once, chosen by backend, and replaced by eager torch where they fail."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from eqzoo.ops import (
+    AffineBank,
+    AffineBanks,
+    _backend,
+    affine_attention,
+    attentive_conv,
+    generated_depthwise,
+    use_backend,
+)
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder of kernels of the test's own, and an empty cache."""
+    folder = tmp_path / "native"
+    folder.mkdir()
+    (folder / "common.h").write_text((_backend._SOURCES / "common.h").read_text())
+    monkeypatch.setattr(_backend, "_SOURCES", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("EQZOO_NATIVE", raising=False)
+    _backend._library.cache_clear()
+    _backend._folder.cache_clear()
+    yield folder
+    _backend._library.cache_clear()
+    _backend._folder.cache_clear()
+
+
+EXPONENTIAL = """
+#include "common.h"
+#define DEFINE(T) extern "C" void exponential_##T(const T *x, T *y, int64_t n, double scale, int64_t threads) { \\
+    for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<T>(scale) * x[i]); }
+DEFINE(float)
+DEFINE(double)
+"""
+
+
+def exponential(x, scale=1.0):
+    function = _backend.cpu_function("exponential", "exponential", x)
+    if function is None:
+        return None
+    y = torch.empty_like(x)
+    _backend.launch(function, x, y, x.numel(), scale)
+    return y
+
+
+@pytest.mark.parametrize(("dtype", "low", "bound"), [(torch.float32, -87, 2e-7), (torch.float64, -700, 4e-16)])
+def test_the_exponential_is_exact_to_rounding(sources, dtype, low, bound):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    x = torch.linspace(low, 20, 10001, dtype=dtype)
+    assert ((exponential(x).double() / x.double().exp()) - 1).abs().max() < bound
+    ends = torch.tensor([-float("inf"), float("nan"), -1e30, 0.0], dtype=dtype)
+    assert torch.equal(exponential(ends).nan_to_num(7.0), torch.tensor([0.0, 7.0, 0.0, 1.0], dtype=dtype))
+
+
+def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_path):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    x = torch.ones(3)
+    assert exponential(x) is not None
+    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
+    made = built.stat().st_mtime_ns
+    _backend._library.cache_clear()
+    assert exponential(x) is not None
+    assert built.stat().st_mtime_ns == made
+    (sources / "exponential.cpp").write_text(EXPONENTIAL.replace("fast_exp(", "1 + fast_exp("))
+    _backend._library.cache_clear()
+    assert torch.allclose(exponential(x), 1 + x.exp())
+
+
+def test_what_cannot_be_built_is_said_once_and_left_to_torch(sources):
+    (sources / "exponential.cpp").write_text("this is not C++")
+    with pytest.warns(UserWarning, match=r"exponential\.cpp could not be built"):
+        assert exponential(torch.ones(3)) is None
+    assert exponential(torch.ones(3)) is None
+
+
+def test_without_a_compiler_or_on_request_torch_does_the_work(sources, monkeypatch):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    with use_backend("eager"):
+        assert exponential(torch.ones(3)) is None
+    monkeypatch.setenv("EQZOO_NATIVE", "0")
+    assert exponential(torch.ones(3)) is None
+    monkeypatch.delenv("EQZOO_NATIVE")
+    _backend._library.cache_clear()
+    monkeypatch.setenv("PATH", "")
+    assert exponential(torch.ones(3)) is None
+
+
+def test_types_without_a_kernel_are_left_to_torch(sources):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    assert exponential(torch.ones(3, dtype=torch.bfloat16)) is None
+    assert _backend.cpu_function("exponential", "exponential", torch.ones(3), torch.ones(3).float()) is None
+    assert _backend.cpu_function("exponential", "exponential", torch.ones(3)) is not None
+
+
+def test_an_unknown_backend_is_refused_and_the_choice_ends_with_its_block():
+    with pytest.raises(ValueError, match="'auto', 'eager', 'reference' or 'irreps'"), use_backend("fast"):
+        pass
+    with pytest.raises(KeyError), use_backend("eager"):
+        raise KeyError
+    assert _backend._backend == "auto"
+
+
+def test_threads_that_ask_at_once_get_one_kernel(sources, tmp_path):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    x = torch.ones(3)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(y is not None for y in pool.map(lambda _: exponential(x), range(4)))
+    assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").iterdir())) == 1
+
+
+def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def homeless(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", homeless)
+    assert exponential(torch.ones(3)) is not None
+    assert _backend._folder().name.startswith("eqzoo-")
+
+
+def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
+    x = torch.zeros(1, 4, 4, 5, 5)
+    identity = AffineBank(None, None)
+    for keys, side, message in (
+        (AffineBank(torch.zeros(4, 4, 4, 9), None), 5, r"psi of the key map is \(4, 4, 4, 25\)"),
+        (AffineBank(None, torch.zeros(4, 1, 9)), 3, r"beta of the key map is \(4, 4, 9\)"),
+        (identity, 2, "kernel_size is odd"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            affine_attention(x, x, x, AffineBanks(identity, keys, identity), side, 2, 1.0)
+    planes, filters = torch.zeros(1, 8, 5, 5), torch.zeros(8, 8, 3, 3)
+    for poses, spatial, message in (
+        (3, None, "with 3 poses a channel"),
+        (4, torch.zeros(8, 6, 3, 3), r"spatial is \(8, 8, 3, 3\)"),
+        (4, torch.zeros(8, 8, 4, 4), "odd sides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attentive_conv(planes, filters, None, None, spatial, poses)
+    empty = torch.zeros(1, 2, 4, 0, 3)
+    with pytest.raises(ValueError, match="at least one pixel"):
+        generated_depthwise(empty, torch.zeros(4, 1, 9, 2), torch.zeros(4, 1, 9), empty)

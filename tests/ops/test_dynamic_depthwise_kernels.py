@@ -1,0 +1,222 @@
+"""Depthwise correlation with a filter at every pixel: C++, Triton and eager torch against the reference and loops."""
+
+import pytest
+import torch
+
+from eqzoo.groups import P4, P4M, Z2
+from eqzoo.layers import E4Layer2d
+from eqzoo.ops import (
+    _backend,
+    _chunks,
+    _depthwise_eager,
+    dynamic_depthwise,
+    dynamic_filters,
+    generated_depthwise,
+    generated_filters,
+    use_backend,
+)
+from tests.layers import reference_e4 as slow
+
+# Images, fields C and J, slices, |H|, height, width, k: odd sides, sides below the window, one pixel, large batches.
+SHAPES = [
+    (2, 6, 3, 2, 4, 5, 7, 3),
+    (1, 4, 2, 1, 1, 1, 1, 5),
+    (1, 3, 1, 3, 2, 4, 3, 5),
+    (3, 10, 5, 1, 1, 6, 4, 3),
+    (1, 2, 17, 2, 8, 3, 2, 1),
+]
+
+
+def use(implementation, monkeypatch):
+    """Has the operators run in C++, in eager torch an image at a time, or in Triton on the CPU."""
+    if implementation == "c++":
+        if _backend.cpu_function("dynamic_depthwise", "dynamic_depthwise", torch.ones(1)) is None:
+            pytest.skip("no C++ compiler")
+        return
+    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 1)
+    if implementation == "triton":
+        pytest.importorskip("triton")
+        from eqzoo.ops.triton import dynamic_depthwise as kernels
+
+        for module in (dynamic_filters, generated_filters):
+            monkeypatch.setattr(module, "_depthwise_eager", kernels)
+
+
+def stored(shape, dtype=torch.float64):
+    batch, channels, _, slices, order, height, width, k = shape
+    kernel = torch.randn(batch, slices, order, k * k, height, width, dtype=dtype, requires_grad=True)
+    return kernel, torch.randn(batch, channels, order, height, width, dtype=dtype, requires_grad=True)
+
+
+def generated(shape, dtype=torch.float64):
+    batch, channels, fields, slices, order, height, width, k = shape
+    hidden = torch.randn(batch, fields, order, height, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(order, slices, k * k, fields, dtype=dtype, requires_grad=True)
+    bias = torch.randn(order, slices, k * k, dtype=dtype, requires_grad=True)
+    return hidden, weight, bias, torch.randn(batch, channels, order, height, width, dtype=dtype, requires_grad=True)
+
+
+def loops(*arguments):
+    kernel, value = arguments[0], arguments[-1]
+    if len(arguments) == 4:
+        hidden, weight, bias, _ = arguments
+        kernel = torch.einsum("hsdj,bjhyx->bshdyx", weight, hidden) + bias.transpose(0, 1)[..., None, None]
+    k = int(kernel.shape[3] ** 0.5)
+    return slow.dynamic_depthwise(kernel.unflatten(3, (k, k)), value)
+
+
+def with_gradients(function, arguments):
+    out = function(*arguments)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return out, *torch.autograd.grad(out, arguments, weights)
+
+
+@pytest.mark.parametrize("implementation", ["c++", "torch", "eager", "reference"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_they_are_their_equation(shape, implementation, monkeypatch):
+    if implementation not in ("eager", "reference"):
+        use(implementation, monkeypatch)
+    for function, arguments in ((dynamic_depthwise, stored(shape)), (generated_depthwise, generated(shape))):
+        expected = with_gradients(loops, arguments)
+        with use_backend(implementation if implementation in ("eager", "reference") else "auto"):
+            torch.testing.assert_close(with_gradients(function, arguments), expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("implementation", ["c++", "triton"])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_single_precision_is_the_reference(shape, implementation, monkeypatch):
+    use(implementation, monkeypatch)
+    for function, arguments in (
+        (dynamic_depthwise, stored(shape, torch.float32)),
+        (generated_depthwise, generated(shape, torch.float32)),
+    ):
+        with use_backend("reference"):
+            expected = with_gradients(function, arguments)
+        torch.testing.assert_close(with_gradients(function, arguments), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_comparison_sees_a_rotated_filter_and_a_lost_edge(monkeypatch):
+    use("torch", monkeypatch)
+    kernel, value = stored(SHAPES[0])
+    expected = loops(kernel, value)
+    right = _depthwise_eager.filtered_sum
+    for planted in (lambda k: k.flip(3), lambda k: k.roll(1, 5)):
+        monkeypatch.setattr(
+            _depthwise_eager, "filtered_sum", lambda k, v, out, planted=planted: right(planted(k), v, out)
+        )
+        assert (dynamic_depthwise(kernel, value) - expected).abs().max() > 0.1
+
+
+def test_large_images_many_fields_and_threads():
+    """The loops' other paths: several vectors a row, several parts of channels, and more threads than images."""
+    for shape in ((3, 20, 7, 2, 2, 17, 19, 3), (21, 4, 9, 4, 2, 8, 8, 3), (2, 2, 3, 1, 1, 28, 28, 5)):
+        arguments = generated(shape)
+        found = with_gradients(generated_depthwise, arguments)
+        with use_backend("eager"):
+            torch.testing.assert_close(found, with_gradients(generated_depthwise, arguments), rtol=0, atol=1e-11)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            torch.testing.assert_close(with_gradients(generated_depthwise, arguments), found, rtol=0, atol=1e-11)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_the_form_that_is_exported_gives_the_same():
+    arguments = generated(SHAPES[0])
+    expected = with_gradients(generated_depthwise, arguments)
+    torch.testing.assert_close(with_gradients(generated_filters._composed, arguments), expected, rtol=0, atol=1e-11)
+
+
+def test_any_layout_of_memory_is_read():
+    arguments = generated(SHAPES[0])
+    expected = with_gradients(generated_depthwise, arguments)
+    last = [x.detach().transpose(1, -1).contiguous().transpose(1, -1).requires_grad_() for x in arguments]
+    assert not last[0].is_contiguous()
+    torch.testing.assert_close(with_gradients(generated_depthwise, last), expected)
+    kernel, value = (x.detach() for x in stored(SHAPES[0]))
+    expected = dynamic_depthwise(kernel, value)
+    planes = value.flatten(1, 2).contiguous(memory_format=torch.channels_last).unflatten(1, value.shape[1:3])
+    torch.testing.assert_close(dynamic_depthwise(kernel.mT.contiguous().mT, planes), expected)
+
+
+def test_halves_and_mixed_types_are_brought_to_one():
+    hidden, weight, bias, value = (x.detach() for x in generated(SHAPES[0], torch.float32))
+    expected = generated_depthwise(hidden, weight, bias, value)
+    for backend in ("auto", "eager"):
+        with use_backend(backend):
+            half = generated_depthwise(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16(), value.bfloat16())
+            assert half.dtype == torch.bfloat16
+            torch.testing.assert_close(half.float(), expected, rtol=0.1, atol=0.3)
+            assert generated_depthwise(hidden, weight, bias, value.bfloat16()).dtype == torch.float32
+            with torch.autocast("cpu", torch.bfloat16):
+                assert generated_depthwise(hidden, weight, bias, value.bfloat16()).dtype == torch.bfloat16
+
+
+def test_operators_keep_torchs_rules():
+    kernel, value = stored((1, 2, 1, 1, 2, 2, 3, 3))
+    grad = torch.randn_like(value)
+    ops = torch.ops.eqzoo
+    torch.library.opcheck(ops.dynamic_depthwise.default, (kernel, value))
+    torch.library.opcheck(ops.dynamic_depthwise_kernel.default, (grad.requires_grad_(), value, 1, 9))
+    torch.library.opcheck(ops.dynamic_depthwise_value.default, (kernel, grad))
+    arguments = generated((1, 2, 1, 1, 2, 2, 3, 3))
+    torch.library.opcheck(ops.generated_depthwise.default, arguments)
+    assert torch.autograd.gradcheck(generated_depthwise, arguments)
+    assert torch.autograd.gradgradcheck(generated_depthwise, arguments)
+
+
+def test_gradients_that_are_not_asked_for():
+    arguments = generated(SHAPES[0])
+    expected = with_gradients(generated_depthwise, arguments)[1:]
+    for asked in ((3,), (0,), (1, 2)):
+        frozen = [x.detach().requires_grad_(i in asked) for i, x in enumerate(arguments)]
+        out = generated_depthwise(*frozen)
+        weights = torch.linspace(-1, 2, out.numel()).reshape(out.shape)
+        found = torch.autograd.grad(out, [frozen[i] for i in asked], weights)
+        torch.testing.assert_close(found, tuple(expected[i] for i in asked))
+
+
+def test_compiled_whole_and_exported_as_torchs_own():
+    arguments = generated(SHAPES[0])
+    expected = with_gradients(generated_depthwise, arguments)
+    compiled = torch.compile(generated_depthwise, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(with_gradients(compiled, arguments), expected)
+    layer = E4Layer2d(P4, 4, 4, 3, 2).eval()
+    x = torch.randn(2, 4, 4, 6, 6)
+    program = torch.export.export(layer, (x,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
+    assert not [node for node in program.graph.nodes if "eqzoo" in str(node.target)]
+    more = torch.randn(5, 4, 4, 6, 6)
+    torch.testing.assert_close(program.module()(more), layer(more), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("group", [Z2, P4, P4M], ids=lambda g: g.name)
+def test_what_is_kept_does_not_grow_with_the_window(group):
+    kept = {}
+    for k in (1, 7):
+        layer = E4Layer2d(group, 2, 2, k, 2)
+        x = torch.randn(2, 2, group.order, 6, 6)
+        count = 0
+
+        def pack(tensor):
+            nonlocal count
+            count += tensor.numel() if tensor.shape[0] == 2 and tensor.ndim > 3 else 0
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            layer(x)
+        kept[k] = count
+    assert kept[1] == kept[7] > 0
+
+
+def test_shapes_that_do_not_belong_together_are_refused():
+    hidden, weight, bias, value = generated(SHAPES[0])
+    with pytest.raises(ValueError, match=r"hidden and value are \(B, J"):
+        generated_depthwise(hidden[:1], weight, bias, value)
+    with pytest.raises(ValueError, match=r"weight is \(4, s, k·k, 3\)"):
+        generated_depthwise(hidden, weight[..., :1], bias, value)
+    with pytest.raises(ValueError, match="divisor of the 5 channels"):
+        generated_depthwise(hidden, weight, bias, value[:, :5])
+    with pytest.raises(ValueError, match="k must be odd"):
+        generated_depthwise(hidden, weight[:, :, :4], bias[:, :, :4], value)

@@ -1,0 +1,273 @@
+"""Group convolutions through the irreps: the numbers of loops and of the expanded convolution, in C++ and in Triton."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from eqzoo import groups
+from eqzoo.analysis import multiply_adds
+from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
+from eqzoo.layers import GroupConv2d
+from eqzoo.ops import group_conv2d, use_backend
+from tests.layers import reference
+
+MODULE = sys.modules["eqzoo.ops.group_convolution"]
+GROUPS = [Z2M, cyclic(2), P4, P4M]
+# Batch, fields in and out, k, stride, padding, dilation, height, width: fewer fields than a vector has lanes and more,
+# odd numbers of them, several parts of the rows (k²C > 240) and of the columns, even filters, padding beyond those,
+# tiles that span images, one pixel.
+SHAPES = [
+    (2, 3, 5, 3, 1, 1, 1, 5, 7),
+    (1, 10, 13, 3, 1, 0, 1, 6, 4),
+    (2, 17, 9, 2, 1, 1, 2, 5, 5),
+    (1, 4, 6, 4, 2, 2, 1, 8, 7),
+    (2, 2, 3, 3, 1, 4, 1, 3, 3),
+    (3, 33, 20, 1, 1, 0, 1, 4, 3),
+    (1, 3, 2, 1, 2, 1, 1, 5, 5),
+    (1, 32, 40, 3, 2, 1, 2, 7, 7),
+    (25, 8, 16, 3, 1, 1, 1, 2, 2),
+    (1, 1, 1, 1, 1, 0, 1, 1, 1),
+]
+
+
+def channels_last(x):
+    """The same field, (B, height, width, |H|, C) in memory."""
+    return x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
+
+
+def case(group, shape, dtype=torch.float64, last=False):
+    batch, channels, outs, k, *options, height, width = shape
+    x = torch.randn(batch, channels, group.order, height, width, dtype=dtype)
+    weight = torch.randn(outs, channels * group.order, k, k, dtype=dtype) / (channels * group.order * k * k) ** 0.5
+    x = (channels_last(x) if last else x).requires_grad_()
+    return (x, weight.requires_grad_(), torch.randn(outs, dtype=dtype, requires_grad=True)), options
+
+
+def with_gradients(backend, arguments, group, options):
+    """The output and the gradients of everything, under a backend."""
+    with use_backend(backend):
+        out = group_conv2d(*arguments, group, *options)
+        weights = torch.linspace(-1, 2, out.numel(), dtype=torch.float64).cos().reshape(out.shape).to(out.dtype)
+        return out, *torch.autograd.grad(out, arguments, weights)
+
+
+def assert_near(found, expected, tolerance):
+    for f, e in zip(found, expected, strict=True):
+        assert f.shape == e.shape
+        assert (f.double() - e.double()).norm() <= tolerance * e.double().norm()
+
+
+@pytest.fixture(params=["c++", "torch"])
+def kernels(request, monkeypatch):
+    """Runs a test with the C++ kernels, and with none."""
+    if request.param == "torch":
+        monkeypatch.setattr(MODULE, "cpu_function", lambda *_, **__: None)
+    elif MODULE._function("", torch.ones(1)) is None:
+        pytest.skip("no C++ compiler")
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
+def test_the_numbers_of_loops(group, shape):
+    (x, weight, bias), options = case(group, (1, min(shape[1], 3), min(shape[2], 2), *shape[3:]))
+    expected = reference.group_conv(x, weight, bias, group, *options)
+    with use_backend("irreps"):
+        assert_near([group_conv2d(x, weight, bias, group, *options)], [expected], 1e-12)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_numbers_of_the_expanded_convolution(kernels, shape, group, last):
+    arguments, options = case(group, shape, last=last)
+    expected = with_gradients("eager", arguments, group, options)
+    found = with_gradients("irreps", arguments, group, options)
+    assert_near(found, expected, 1e-12)
+    assert MODULE._eager.is_last(found[0]) == MODULE._eager.is_last(arguments[0]) == MODULE._eager.is_last(found[1])
+    single = [v.detach().float().requires_grad_() for v in arguments]
+    assert_near(with_gradients("irreps", single, group, options), expected, 1e-5)
+    half = [v.detach().bfloat16().requires_grad_() for v in arguments]
+    rounded = [v.detach().double().requires_grad_() for v in half]
+    found = with_gradients("irreps", half, group, options)
+    assert all(v.dtype == torch.bfloat16 for v in found)
+    assert_near(found[:3], with_gradients("eager", rounded, group, options)[:3], 1e-2)
+
+
+def test_the_comparison_sees_a_wrong_tap_and_a_wrong_pose(monkeypatch):
+    arguments, options = case(P4, SHAPES[0])
+    expected = with_gradients("eager", arguments, P4, options)
+    tables = MODULE._tables
+    for planted in (lambda r, p: (r.roll(1, 0), p), lambda r, p: (r, p.roll(1, 1))):
+        monkeypatch.setattr(
+            MODULE, "_tables", lambda *a, planted=planted: tuple(v.contiguous() for v in planted(*tables(*a)))
+        )
+        if MODULE._function("", torch.ones(1)) is None:
+            pytest.skip("no C++ compiler")
+        with pytest.raises(AssertionError):
+            assert_near(with_gradients("irreps", arguments, P4, options)[:1], expected[:1], 1e-2)
+
+
+def test_threads_give_the_same():
+    arguments, options = case(P4M, (7, 20, 36, 3, 1, 1, 1, 9, 9))
+    expected = with_gradients("irreps", arguments, P4M, options)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert_near(with_gradients("irreps", arguments, P4M, options), expected, 1e-13)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_operators_keep_torchs_rules_and_have_second_derivatives(kernels, stride):
+    (x, weight, bias), _ = case(P4, (1, 2, 3, 3, stride, 1, 1, 3, 5))
+    steps = (4, False, stride, 1, 1)
+    y = MODULE._group_conv2d(x, weight, bias, *steps).detach().requires_grad_()
+    torch.library.opcheck(MODULE._group_conv2d, (x, weight, bias, *steps))
+    torch.library.opcheck(MODULE._field_gradient, (y, weight, 4, False, 3, 5, *steps[2:]))
+    torch.library.opcheck(MODULE._filters_gradient, (y, x, 3, *steps))
+    assert torch.autograd.gradcheck(lambda *a: MODULE._group_conv2d(*a, *steps), (x, weight, bias))
+    assert torch.autograd.gradgradcheck(lambda *a: MODULE._group_conv2d(*a, *steps), (x, weight, bias))
+
+
+def test_gradients_that_are_not_asked_for():
+    arguments, options = case(P4, SHAPES[1])
+    expected = with_gradients("irreps", arguments, P4, options)[1:]
+    for asked in ((0,), (1,), (2,), (0, 2)):
+        some = [v.detach().requires_grad_(i in asked) for i, v in enumerate(arguments)]
+        with use_backend("irreps"):
+            out = group_conv2d(*some, P4, *options)
+            weights = torch.linspace(-1, 2, out.numel()).cos().reshape(out.shape)
+            found = torch.autograd.grad(out, [some[i] for i in asked], weights)
+        assert_near(found, [expected[i] for i in asked], 1e-13)
+
+
+def test_any_layout_of_memory_is_read():
+    (x, weight, bias), options = case(P4, SHAPES[0])
+    expected = with_gradients("irreps", (x, weight, bias), P4, options)
+    strange = x.detach().transpose(1, -1).contiguous().transpose(1, -1).requires_grad_()
+    other = weight.detach().mT.contiguous().mT.requires_grad_()
+    assert_near(with_gradients("irreps", (strange, other, bias), P4, options), expected, 1e-13)
+
+
+@pytest.mark.parametrize("group", [Z2M, P4, P4M], ids=lambda g: g.name)
+def test_the_layer_is_equivariant_in_single_precision(group):
+    layer, x = GroupConv2d(group, 20, 24, 3, padding=1).float(), torch.randn(2, 20, group.order, 7, 7).float()
+    with use_backend("irreps"):
+        y = layer(x)
+        for g in group.elements:
+            rotated = layer(groups.transform(x, group, g, "regular"))
+            assert_near([rotated], [groups.transform(y, group, g, "regular")], 1e-6)
+
+
+def test_a_layer_compiled_checkpointed_and_under_autocast(kernels):
+    layer, x = GroupConv2d(P4, 16, 24, 3, padding=1), torch.randn(2, 16, 4, 6, 6, requires_grad=True)
+
+    def run(function):
+        with use_backend("irreps"):
+            y = function(x)
+            return y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))
+
+    expected = run(layer)
+    torch.compiler.reset()
+    assert_near(run(torch.compile(layer, fullgraph=True, backend="aot_eager")), expected, 1e-12)
+    assert_near(run(lambda v: checkpoint(layer, v, use_reentrant=False)), expected, 1e-12)
+    single, last = copy.deepcopy(layer).float(), channels_last(x.detach().float())
+    with use_backend("irreps"), torch.autocast("cpu", torch.bfloat16):
+        for v in (x.detach().float(), last):
+            y = single(v)
+            assert y.dtype == torch.bfloat16
+            assert_near([y], expected[:1], 2e-2)
+        y.float().sum().backward()
+    assert single.weight.grad.dtype == torch.float32
+
+
+def test_what_is_exported_or_has_no_kernel_is_expanded(monkeypatch):
+    monkeypatch.setattr(MODULE, "_group_conv2d", None)  # would fail if it were called
+    layer, x = GroupConv2d(P4, 64, 64, 3, padding=1), torch.randn(1, 64, 4, 5, 5)
+    with use_backend("eager"):
+        expected = layer(x)
+    program = torch.export.export(layer, (x,))
+    assert not [node for node in program.graph.nodes if "eqzoo" in str(node.target)]
+    torch.testing.assert_close(program.module()(x), expected)
+    torch.testing.assert_close(torch.jit.trace(layer, x, check_trace=False)(x), expected)
+    with use_backend("irreps"):
+        assert layer.to("meta")(x.to("meta")).shape == expected.shape
+        for group in (Z2, dihedral(2)):
+            few = GroupConv2d(group, 2, 2, 3)
+            assert few(torch.randn(1, 2, group.order, 5, 5)).shape == (1, 2, group.order, 3, 3)
+
+
+def test_parameters_and_fused_layers_stay_as_they_were():
+    layer, x = GroupConv2d(P4M, 64, 64, 3, padding=1), torch.randn(1, 64, 8, 5, 5)
+    assert {k: tuple(v.shape) for k, v in layer.state_dict().items()} == {"weight": (64, 512, 3, 3), "bias": (64,)}
+    fused = layer.fuse()
+    assert isinstance(fused, nn.Conv2d)
+    assert_near([fused(x.flatten(1, 2)).unflatten(1, (-1, 8))], [layer(x)], 1e-12)
+
+
+def test_shapes_that_do_not_belong_together_are_refused():
+    (x, weight, bias), _ = case(P4, SHAPES[0])
+    with pytest.raises(ValueError, match=r"field is \(B, C, 8"):
+        group_conv2d(x, weight, bias, P4M)
+    with pytest.raises(ValueError, match=r"filters are \(C', 12, k, k\)"):
+        group_conv2d(x, weight[:, 1:], bias, P4)
+    with pytest.raises(ValueError, match=r"bias is \(5,\)"):
+        group_conv2d(x, weight, bias[1:], P4)
+    with pytest.raises(ValueError, match="'irreps'"), use_backend("fast"):
+        pass
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], (2, 33, 17, 3, 1, 1, 1, 6, 5), SHAPES[6]], ids=str)
+def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
+    """Under Triton's interpreter, in single precision, with several parts of the pixels."""
+    pytest.importorskip("triton")
+    from eqzoo.ops.triton import group_conv2d as triton
+
+    (x, weight, bias), options = case(group, shape, torch.float32, last)
+    expected = with_gradients("eager", (x, weight, bias), group, options)
+    monkeypatch.setattr(triton, "_FILTER_BLOCKS", dict.fromkeys((2, 4, 8), (16, 32, 16)))
+    x, weight, bias, side = x.detach(), weight.detach(), bias.detach(), weight.shape[-1]
+    tables, grad = MODULE._tables(group, side, False), torch.empty_like(expected[0])
+    out, grad_weight = torch.empty_like(expected[0]), torch.empty_like(weight)
+    triton.correlate(x, weight, bias, out, *tables, *options, False)
+    assert_near([out], expected[:1], 1e-5)
+    grad.copy_(torch.linspace(-1, 2, out.numel(), dtype=torch.float64).cos().reshape(out.shape))
+    triton.correlate_filters(x, grad, grad_weight, *tables, *options)
+    assert_near([grad_weight], expected[2:3], 1e-5)
+    stride, padding, dilation = options
+    if stride == 1:
+        found = torch.empty_like(x)
+        padding = dilation * (side - 1) - padding
+        triton.correlate(grad, weight, None, found, *MODULE._tables(group, side, True), 1, padding, dilation, True)
+        assert_near([found], expected[1:2], 1e-5)
+
+
+def test_multiply_adds_are_those_of_the_expanded_convolution():
+    conv = GroupConv2d(P4, 20, 24, 3, stride=2, padding=1)
+    counts = []
+    for backend in ("eager", "irreps"):
+        with use_backend(backend):
+            counts.append(multiply_adds(conv, (20, 4, 9, 9)))
+    assert counts == [24 * 4 * 25 * 20 * 4 * 9] * 2
+
+
+def test_torch_func_sees_through_the_layer():
+    """torch.func has no rule for the operators; the expanded convolution runs instead."""
+    conv, x = GroupConv2d(P4, 16, 16, 3, padding=1), torch.randn(3, 16, 4, 5, 5)
+    assert MODULE.through_irreps(x, conv.weight, P4)
+    torch.testing.assert_close(torch.vmap(lambda one: conv(one[None])[0])(x), conv(x))
+    _, tangent = torch.func.jvp(conv, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, conv(x + 1) - conv(x))
+
+
+def test_the_reference_is_expanded():
+    (x, weight, _), _ = case(P4, (1, 16, 16, 3, 1, 1, 1, 5, 5))
+    with use_backend("reference"):
+        assert not MODULE.through_irreps(x, weight, P4)

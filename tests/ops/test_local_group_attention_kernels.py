@@ -1,0 +1,234 @@
+"""Local group self-attention: C++, Triton and eager torch against the reference, outputs and gradients."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from eqzoo.equivariance import equivariance_error
+from eqzoo.groups import P4, P4M, Z2, cyclic
+from eqzoo.layers import DilationSelfAttention2d, GroupSelfAttention2d, LiftingSelfAttention2d
+from eqzoo.ops import _backend, _chunks, local_attention, local_group_attention, use_backend
+from eqzoo.ops._local_attention_eager import Problem, Window, attend, attend_backward
+from tests.layers import reference_gsa as reference
+from tests.layers.test_gsa import agree, attention, lifting, trained_like
+
+# Poses in and out, channels, those of positions and poses, sides, window, step: odd and one-sided cases among them.
+CASES = [
+    (1, 4, 5, 4, 0, (5, 7), (5, 5), 1),
+    (4, 4, 10, 6, 4, (6, 6), (5, 5), 1),
+    (8, 8, 3, 2, 1, (1, 1), (3, 3), 1),
+    (2, 2, 4, 2, 2, (4, 3), (5, 5), 1),
+    (3, 1, 5, 2, 3, (5, 4), (3, 3), 2),
+    (4, 6, 3, 2, 1, (9, 2), (1, 1), 1),
+    (2, 3, 4, 4, 1, (4, 5), (7, 9), 1),
+    (1, 2, 3, 2, 0, (3, 20), (1, 5), 3),
+]
+
+
+@pytest.fixture
+def fallback(monkeypatch):
+    """No kernel: eager torch in pieces, with gradients of its own."""
+    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+
+
+def problem(case, batch=2, heads=2, dtype=torch.float64, dropout=0.0):
+    order, outputs, channels, coded, posed, sides, kernel_size, dilation = case
+    qkv = torch.randn(batch, 3, heads, channels, order, *sides, dtype=dtype)
+    position = torch.randn(coded, outputs, kernel_size[0] * kernel_size[1], dtype=dtype)
+    pose = torch.randn(posed, order, order, dtype=dtype) if posed else None
+    options = {"kernel_size": kernel_size, "dilation": dilation, "scale": 0.7, "dropout": dropout}
+    return [qkv, position, pose, torch.randn(order, dtype=dtype)], options
+
+
+def run(inputs, options, weight):
+    """The output, and the gradients of a weighted sum of it."""
+    torch.manual_seed(7)  # of dropout
+    leaves = [t.detach().requires_grad_() if t is not None else None for t in inputs[:3]]
+    y = local_group_attention(*leaves, inputs[3], **options)
+    return [y, *torch.autograd.grad((y * weight).sum(), [t for t in leaves if t is not None])]
+
+
+def compare(inputs, options, dtype):
+    weight = torch.randn(local_group_attention(*inputs, **options).shape, dtype=dtype)
+    # The reference has the same law of dropout, but other draws.
+    with use_backend("eager" if options["dropout"] else "reference"):
+        expected = run(inputs, options, weight)
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 2e-5, "atol": 2e-5}
+    for ours, theirs in zip(run(inputs, options, weight), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, **close)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cpp_is_the_reference(case, dtype, dropout):
+    compare(*problem(case, dtype=dtype, dropout=dropout), dtype)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_without_a_kernel_too(case, dropout, fallback, monkeypatch):
+    monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 500)  # head by head
+    compare(*problem(case, heads=3, dropout=dropout), torch.float64)
+
+
+@pytest.mark.parametrize("kernel_size", [3, "global"])
+@pytest.mark.parametrize("group", [Z2, P4, P4M], ids=lambda group: group.name)
+def test_without_a_kernel_layers_are_their_equations(group, kernel_size, fallback):
+    layer, x = attention(group, kernel_size=kernel_size), torch.randn(1, 2, group.order, 1, 3)
+    agree(layer, x, reference.group_self_attention(layer, x))
+    layer, x = lifting(group, kernel_size=kernel_size), torch.randn(1, 2, 2, 3)
+    agree(layer, x, reference.lifting_self_attention(layer, x))
+
+
+@pytest.mark.parametrize(
+    ("case", "dropout"),
+    [
+        ((2, 3, 5, 2, 2, (2, 3), (1, 3), 1), 0.3),
+        ((3, 2, 3, 2, 1, (3, 1), (3, 1), 1), 0.0),
+        ((1, 2, 2, 2, 0, (2, 2), (1, 3), 1), 0.3),
+        ((2, 1, 2, 1, 1, (2, 1), (1, 1), 1), 0.0),
+    ],
+    ids=str,
+)
+def test_triton_is_eager(case, dropout):
+    pytest.importorskip("triton")
+    from eqzoo.ops.triton import local_group_attention as kernels
+
+    inputs, options = problem(case, 1, 2, torch.float32, dropout)
+    seed = torch.tensor([0x123456789ABCDEF]) if dropout else None
+    window = Window(*options["kernel_size"], options["dilation"])
+    given = (*inputs, seed)
+    whole = Problem(*given, torch.arange(2).view(1, 2), window, options["scale"], dropout)
+    expected = attend(whole)
+    grad = torch.randn(expected.shape, dtype=torch.float32)
+    arguments = (options["kernel_size"], options["scale"], dropout)
+    torch.testing.assert_close(kernels.forward(*given, *arguments), expected, rtol=1e-5, atol=1e-5)
+    grads = kernels.backward(grad, inputs[0], *given[1:], *arguments)
+    for ours, theirs in zip(grads, attend_backward(whole, grad), strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_bugs_are_noticed(monkeypatch):
+    """Negative control: a window whose taps are rotated around, as a correlation taken for a convolution."""
+    inputs, options = problem(CASES[0])
+    monkeypatch.setattr(_backend, "launch", lambda function, qkv, position, *rest: launch(qkv, position.flip(2), rest))
+
+    def launch(qkv, position, rest):
+        torch.manual_seed(0)
+        rest[3].copy_(attend(Problem(qkv, position, *rest[:3], torch.arange(4).view(2, 2), Window(5, 5, 1), 0.7, 0.0)))
+
+    with torch.no_grad():
+        ours = local_group_attention(*inputs, **options)
+        with use_backend("eager"):
+            assert (local_group_attention(*inputs, **options) - ours).abs().max() > 0.1
+
+
+def test_dropout_has_its_law():
+    """Keys are kept with the right probability, whatever the seed, and differently for every pixel, pose and head."""
+    qkv = torch.zeros(2, 3, 3, 2, 4, 8, 8)
+    qkv[:, 2] = 1.0
+    torch.manual_seed(0)
+    out = local_group_attention(qkv, torch.zeros(2, 1, 1), kernel_size=(1, 1), dropout=0.25)
+    # Each pixel sums 16 pairs of poses, of weight 1/4, and 4/3 where it was kept.
+    kept = out[:, :, 0] * 4 * 0.75
+    assert kept.mean() == pytest.approx(12, abs=0.15)
+    assert kept.var() == pytest.approx(16 * 0.25 * 0.75, rel=0.25)
+    heads = kept.flatten(0, 1).flatten(1)
+    assert heads.corrcoef().fill_diagonal_(0).abs().max() < 0.4
+    again = local_group_attention(qkv, torch.zeros(2, 1, 1), kernel_size=(1, 1), dropout=0.25)
+    assert (again != out).any()
+    torch.manual_seed(0)
+    assert torch.equal(local_group_attention(qkv, torch.zeros(2, 1, 1), kernel_size=(1, 1), dropout=0.25), out)
+
+
+@pytest.mark.parametrize("group", [P4, P4M, cyclic(8)], ids=lambda group: group.name)
+def test_wide_scores_stay_finite_and_exact(group):
+    layer = trained_like(GroupSelfAttention2d(group, 2, 6, 5, num_heads=2))
+    with torch.no_grad():
+        layer.qkv.weight *= 30  # scores of some hundreds
+    x = torch.randn(1, 2, group.order, 5, 7)
+    assert layer(x).isfinite().all()
+    single = layer.float()(x.float())
+    assert single.isfinite().all()
+    assert equivariance_error(layer.double(), x) < 1e-11
+
+
+def test_any_layout_is_taken():
+    inputs, options = problem(CASES[1])
+    expected = run(inputs, options, 1.0)
+    strided = [t.transpose(0, -1).contiguous().transpose(0, -1) for t in inputs]
+    last = inputs[0].flatten(1, 4).contiguous(memory_format=torch.channels_last).view_as(inputs[0])
+    for other in (strided, [last, *inputs[1:]]):
+        for ours, theirs in zip(run(other, options, 1.0), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+
+
+def test_the_operator_keeps_torch_s_rules():
+    inputs, _ = problem(CASES[3])
+    inputs = [t.requires_grad_() for t in inputs[:3]] + inputs[3:]
+    seed = torch.tensor([3])
+    torch.library.opcheck(local_attention._attention, (*inputs, seed, 5, 5, 1, 0.5, 0.2))
+    torch.library.opcheck(local_attention._attention, (inputs[0], inputs[1], None, None, None, 5, 5, 1, 0.5, 0.0))
+
+
+def test_layers_compile_to_one_graph_and_take_half_precision():
+    layer = GroupSelfAttention2d(P4, 3, 6, 3, num_heads=2, attn_drop=0.2).float().eval()
+    x = torch.randn(2, 3, 4, 5, 5, dtype=torch.float32)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(layer(x).square().sum(), layer.qkv.weight)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).square().sum(), layer.qkv.weight), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = torch.autograd.grad(layer(x).float().square().sum(), layer.qkv.weight)
+    assert (half[0] - expected[0]).norm() < 0.05 * expected[0].norm()
+
+
+def kept(layer, x):
+    """How many numbers autograd keeps, each storage once."""
+    storages = {}
+
+    def pack(t):
+        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes() // t.element_size()
+        return t
+
+    with saved_tensors_hooks(pack, lambda t: t):
+        y = layer(x)
+    assert y.requires_grad
+    return sum(storages.values())
+
+
+def test_memory_does_not_grow_with_the_window():
+    x = torch.randn(1, 4, 4, 12, 12)
+    small, large = (kept(GroupSelfAttention2d(P4, 4, 6, k), x) for k in (3, 11))
+    # Only the encoders of positions know the window; each keeps some numbers of every tap and pose.
+    assert large - small < (11**2 - 3**2) * 4 * 200
+    assert small < 20 * 9 * 6 * x[0, 0].numel()
+
+
+def test_wrong_arguments_are_refused():
+    inputs, options = problem(CASES[0])
+    for change, message in (
+        ({"kernel_size": (4, 4)}, "odd sides"),
+        ({"dilation": 0}, "a dilation of 1 or more"),
+        ({"dropout": 1.0}, "below 1"),
+        ({"kernel_size": (3, 3)}, r"position is \(p, \|V\|, 9\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            local_group_attention(*inputs, **options | change)
+    with pytest.raises(ValueError, match="qkv is"):
+        local_group_attention(inputs[0][0], *inputs[1:], **options)
+    with pytest.raises(ValueError, match="pose is"):
+        local_group_attention(*inputs[:2], torch.zeros(2, 3, 3), **options)
+    with pytest.raises(ValueError, match="log_measure is"):
+        local_group_attention(*inputs[:2], None, torch.zeros(3), **options)
+
+
+def test_dilations_and_lifting_reach_the_kernel():
+    for layer, x in (
+        (DilationSelfAttention2d(2, 6, num_heads=2), torch.randn(1, 2, 3, 5, 6)),
+        (LiftingSelfAttention2d(P4, 2, 6, "global", num_heads=2), torch.randn(1, 2, 5, 6)),
+    ):
+        expected = layer(x)
+        with use_backend("eager"):
+            torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)

@@ -1,0 +1,186 @@
+"""The reference operations: the same numbers as loops over elements, pixels and offsets, and as the eager forms."""
+
+import pytest
+import torch
+
+from eqzoo.groups import P4, P4M, Z2
+from eqzoo.layers import (
+    AffineSelfConv2d,
+    AttentiveGroupConv2d,
+    AttentiveLiftingConv2d,
+    DilationSelfAttention2d,
+    E4Layer2d,
+    GroupSelfAttention2d,
+    InputAttention2d,
+    LiftingDilationSelfAttention2d,
+    LiftingSelfAttention2d,
+    SimpleAffineSelfConv2d,
+    StandAloneSelfAttention2d,
+)
+from eqzoo.ops import affine_map, group_self_attention, reference, use_backend
+from tests.layers import reference_asc, reference_attentive, reference_e4, reference_gsa
+from tests.ops import (
+    test_affine_kernels,
+    test_attentive_kernels,
+    test_dynamic_depthwise_kernels,
+    test_local_group_attention_kernels,
+)
+
+# A layer on a group, the shape of its input without the batch, and its loops.
+LAYERS = {
+    "e4": lambda g: (E4Layer2d(g, 2, 4, 3, 2), (2, g.order, 3, 4), lambda x, m: reference_e4.e4_layer(x, m, g)),
+    "asc": lambda g: (AffineSelfConv2d(g, 4, 3, 2), (4, g.order, 3, 4), reference_asc.affine_self_conv),
+    "simple asc": lambda g: (
+        SimpleAffineSelfConv2d(g, 4, 3, 2),
+        (4, g.order, 3, 4),
+        reference_asc.simple_affine_self_conv,
+    ),
+    "sasa": lambda g: (
+        StandAloneSelfAttention2d(g, 4, 3, 2),
+        (4, g.order, 3, 4),
+        reference_asc.stand_alone_self_attention,
+    ),
+    "attentive": lambda g: (
+        AttentiveGroupConv2d(g, 2, 2, 3, attention_size=3),
+        (2, g.order, 4, 5),
+        reference_attentive.attentive_conv,
+    ),
+    "attentive, channel": lambda g: (
+        AttentiveGroupConv2d(g, 2, 2, 3, attention="channel"),
+        (2, g.order, 4, 5),
+        reference_attentive.attentive_conv,
+    ),
+    "attentive, spatial": lambda g: (
+        AttentiveGroupConv2d(g, 2, 2, 3, attention="spatial", attention_size=3),
+        (2, g.order, 4, 5),
+        reference_attentive.attentive_conv,
+    ),
+    "attentive, lifting": lambda g: (
+        AttentiveLiftingConv2d(g, 2, 2, 3, attention_size=3),
+        (2, 4, 5),
+        reference_attentive.attentive_conv,
+    ),
+    "input attention": lambda g: (
+        InputAttention2d(g, 3, "regular", attention_size=3),
+        (3, g.order, 4, 5),
+        reference_attentive.attend_input,
+    ),
+    "input attention, image": lambda g: (
+        InputAttention2d(g, 3, "trivial", attention_size=3),
+        (3, 4, 5),
+        reference_attentive.attend_input,
+    ),
+    "gsa": lambda g: (
+        GroupSelfAttention2d(g, 2, 6, 3, num_heads=2),
+        (2, g.order, 2, 3),
+        lambda x, m: reference_gsa.group_self_attention(m, x),
+    ),
+    "gsa, lifting": lambda g: (
+        LiftingSelfAttention2d(g, 2, 6, 3, num_heads=2),
+        (2, 2, 3),
+        lambda x, m: reference_gsa.lifting_self_attention(m, x),
+    ),
+    "gsa, dilations": lambda _: (
+        DilationSelfAttention2d(2, 6, num_heads=2),
+        (2, 3, 3, 4),
+        lambda x, m: reference_gsa.dilation_self_attention(m, x),
+    ),
+    "gsa, lifting to dilations": lambda _: (
+        LiftingDilationSelfAttention2d(2, 6, num_heads=2),
+        (2, 3, 4),
+        lambda x, m: reference_gsa.dilation_self_attention(m, x),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [(name, group) for name in LAYERS for group in (Z2, P4, P4M) if group is Z2 or "dilations" not in name],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_it_is_the_loops(name, group):
+    layer, shape, loops = LAYERS[name](group)
+    x = torch.randn(1, *shape)
+    with use_backend("reference"):
+        found = layer(x)
+    torch.testing.assert_close(found, loops(x, layer), rtol=0, atol=1e-12)
+
+
+def eager_and_reference(run):
+    results = []
+    for backend in ("eager", "reference"):
+        torch.manual_seed(3)
+        with use_backend(backend):
+            results.append(run())
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", test_attentive_kernels.CASES)
+def test_eager_attentive_convolution_is_it(name):
+    arguments, sources = test_attentive_kernels.case(name)
+    eager_and_reference(lambda: test_attentive_kernels.with_gradients(arguments, sources))
+
+
+@pytest.mark.parametrize("channel", [True, False])
+@pytest.mark.parametrize("poses", [1, 4])
+def test_eager_attention_on_the_input_is_it(poses, channel):
+    eager_and_reference(lambda: test_attentive_kernels.on_input(poses, channel))
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("order", [1, 3, 8])
+def test_eager_affine_attention_is_it(order, values):
+    tensors = test_affine_kernels.draw(order, values=values)
+    eager_and_reference(lambda: test_affine_kernels.with_gradients(tensors))
+
+
+def test_eager_affine_map_is_it():
+    x, psi, beta = torch.randn(2, 3, 4, 5, 6), torch.randn(3, 4, 4, 9), torch.randn(3, 4, 9)
+    for bank in (reference.AffineBank(psi, beta), reference.AffineBank(None, beta), reference.AffineBank(psi, None)):
+        eager_and_reference(lambda bank=bank: [affine_map(x, bank, 3)])
+
+
+@pytest.mark.parametrize("shape", test_dynamic_depthwise_kernels.SHAPES, ids=str)
+def test_eager_depthwise_correlation_is_it(shape):
+    module = test_dynamic_depthwise_kernels
+    for function, arguments in (
+        (module.dynamic_depthwise, module.stored(shape)),
+        (module.generated_depthwise, module.generated(shape)),
+    ):
+        eager_and_reference(lambda f=function, a=arguments: module.with_gradients(f, a))
+
+
+@pytest.mark.parametrize("case", test_local_group_attention_kernels.CASES, ids=str)
+def test_eager_local_attention_is_it(case):
+    inputs, options = test_local_group_attention_kernels.problem(case)
+    eager_and_reference(lambda: test_local_group_attention_kernels.run(inputs, options, 1.0))
+
+
+def test_the_factorized_softmax_is_it():
+    query, key, value = torch.randn(2, 3, 6, 4, 5), torch.randn(2, 3, 6, 2, 5, 7), torch.randn(2, 3, 6, 2, 5, 7)
+    position, pose, log_measure = torch.randn(4, 3, 5, 7), torch.randn(2, 4, 2), torch.randn(2)
+    mask = torch.rand(5, 7) < 0.7
+    mask[:, 0] = True
+    arguments = (query, key, value, position, pose, mask, log_measure, 0.3)
+    eager_and_reference(lambda: [group_self_attention(*arguments)])
+
+
+def test_dropout_of_the_reference_has_its_law():
+    qkv = torch.zeros(2, 3, 3, 2, 4, 8, 8)
+    qkv[:, 2] = 1.0
+    options = {"kernel_size": (1, 1), "dropout": 0.25}
+    out = reference.local_group_attention(qkv, torch.zeros(2, 3, 1), **options)
+    kept = out * 4 * 0.75  # each pixel sums 16 pairs of poses, of weight 1/4, and 4/3 where it was kept
+    assert kept.mean() == pytest.approx(12, abs=0.15)
+    assert kept[:, :, 0, 0].var() == pytest.approx(16 * 0.25 * 0.75, rel=0.25)
+    assert torch.equal(out[:, :, :, 0], out[:, :, :, 2])  # the same for all output poses
+
+
+def test_the_comparison_can_fail(monkeypatch):
+    """Negative control: attention that does not suppress."""
+    layer, shape, loops = LAYERS["attentive"](P4)
+    x = torch.randn(1, *shape)
+    monkeypatch.setattr(reference, "channel_attention", lambda mean, *_: torch.zeros_like(mean))
+    with use_backend("reference"):
+        assert (layer(x) - loops(x, layer)).abs().max() > 1e-2

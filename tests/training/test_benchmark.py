@@ -1,0 +1,87 @@
+"""The benchmark: its baseline computes the same, and it prints what it measured."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eqzoo import layers
+from eqzoo.groups import P4, P4M, Z2, cyclic
+from eqzoo.ops import use_backend
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "training"))
+
+import benchmark_cases
+
+CASES = [
+    (layers.E4Layer2d, P4, (4, 4), {"kernel_size": 5}),
+    (layers.AffineSelfConv2d, P4, (4,), {"num_heads": 2, "kernel_size": 3}),
+    (layers.SimpleAffineSelfConv2d, P4M, (4,), {"num_heads": 2, "kernel_size": 3}),
+    (layers.StandAloneSelfAttention2d, Z2, (4,), {"num_heads": 2}),
+    (layers.AttentiveGroupConv2d, P4, (3, 2, 3), {"padding": 1, "attention_size": 3}),
+    (layers.AttentiveGroupConv2d, P4, (3, 2, 3), {"attention": "channel"}),
+    (layers.AttentiveGroupConv2d, P4, (3, 2, 3), {"attention": "spatial", "attention_size": 3}),
+    (layers.GroupSelfAttention2d, P4, (6, 6, 3), {"num_heads": 2}),
+    (layers.GroupSelfAttention2d, cyclic(8), (6, 6, 3), {"num_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "group", "sizes", "options"), CASES, ids=lambda case: getattr(case, "__name__", None)
+)
+def test_the_reference_gives_the_same_numbers_and_stores_more(layer, group, sizes, options):
+    module = layer(group, *sizes, **options).eval()
+    x = torch.randn(2, sizes[0], group.order, 6, 5)
+    expected, kept = run(module, x)
+    with use_backend("reference"):
+        found, stored = run(module, x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+    assert stored > kept  # the two are not one implementation
+
+
+def run(module, x):
+    """The output, and how many numbers autograd keeps for its gradient."""
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()), lambda t: t):
+        y = module(x)
+    return y.detach(), sum(sizes)
+
+
+def test_every_case_has_a_name_of_its_own():
+    suites = ("LAYERS", "MODELS", "LAYOUTS", "TRANSFORMERS", "MEMORY")
+    for cases in (getattr(benchmark_cases, suite) for suite in suites):
+        assert len({case.key for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize(
+    ("suite", "options"),
+    [
+        ("layers", ["--only", "E4Layer2d(p4, 16, 16, 5) at 28 : GroupConv2d"]),
+        ("layers", ["--only", "AffineSelfConv2d(p4, 16) at 16 : Group", "--dtype", "bfloat16", "--channels-last"]),
+        ("models", ["--only", "p4_cnn : plain"]),
+        ("layouts", ["--only", "p4_cnn,", "--dtype", "bfloat16"]),
+        ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
+    ],
+)
+def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
+    command = [sys.executable, ROOT / "training" / "benchmark.py", suite, *options]
+    command += ["--batch-size", "2", "--rounds", "2", "--device", "cpu", "--output", tmp_path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    stem = f"{suite}_cpu" + "_bfloat16" * ("bfloat16" in options)
+    report = json.loads((tmp_path / f"{stem}.json").read_text())
+    assert ran.stdout == (tmp_path / f"{stem}.md").read_text()
+    for row in report["rows"]:
+        assert row["ratio"] > 0
+        assert f"| {row['subject']} | {row['against']} |" in ran.stdout
+    assert {"machine", "threads", "versions", "dtype"} <= set(report)
+
+
+def test_an_unknown_case_is_refused():
+    command = [sys.executable, ROOT / "training" / "benchmark.py", "models", "--only", "p5_cnn"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "no case of models has 'p5_cnn' in its name: p4_cnn : " in ran.stderr

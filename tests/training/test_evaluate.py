@@ -1,0 +1,162 @@
+"""Evaluating runs: several seeds, half precision, rotations, and the folder of a checkpoint."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import eqzoo
+from eqzoo.engine import FinishedRun, Recipe
+from tests.conftest import ROOT
+
+
+def script(name, *arguments, cwd):
+    command = [sys.executable, ROOT / "training" / f"{name}.py", *arguments]
+    return subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a short run on blobs, which lie in one quarter of the image or in another."""
+    folder = tmp_path_factory.mktemp("runs")
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for split, count in (("train", 64), ("test", 40)):
+        labels = np.arange(count) % 2
+        images = draw.integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels, strict=True):
+            image[9:19, 9:19] += np.uint8(150) * np.uint8(label)
+        arrays |= {f"x_{split}": images, f"y_{split}": labels}
+    np.savez(folder / "blobs.npz", **arrays)
+    for seed in (0, 1):
+        options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "2", "--set", "batch_size=16"]
+        ran = script("train", "p4_cnn.rotmnist", *options, "--seed", seed, "--device", "cpu", cwd=folder)
+        assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def results(folder, seed):
+    return json.loads((folder / "runs" / "p4_cnn.blobs" / f"seed{seed}" / "results.json").read_text())
+
+
+def evaluate(runs, *arguments):
+    return script("evaluate", "--data-dir", ".", "--curve", "20", "--device", "cpu", *arguments, cwd=runs)
+
+
+def test_seeds_have_a_mean_and_the_best_on_validation_images_is_evaluated(runs):
+    folders = [f"runs/p4_cnn.blobs/seed{seed}" for seed in (0, 1)]
+    ran = evaluate(runs, *folders)
+    assert ran.returncode == 0, ran.stderr
+    (written,) = (runs / "runs" / "p4_cnn.blobs").glob("*/results.json")
+    r = json.loads(written.read_text())
+    records = [
+        [json.loads(line) for line in (runs / folder / "record.jsonl").read_text().splitlines()] for folder in folders
+    ]
+    best = [max(row["valid_accuracy"] for row in rows) for rows in records]
+    assert written.parent.name == f"seed{best.index(max(best))}"
+    assert r["seeds"] == 2
+    assert "base_model" not in r
+    assert len(r["test_errors"]) == 2
+    assert r["test_error"] in r["test_errors"]
+    assert r["test_error_std"] == pytest.approx(np.std(r["test_errors"], ddof=1), abs=1e-3)
+    assert r["test_error_of_rotated_copies"] == [r["test_error"]] * 4
+    assert r["rotation_curve"]["angles"] == list(range(0, 360, 15))
+    assert r["rotation_curve"]["accuracy"][:6] == r["rotation_curve"]["accuracy"][6:12]
+    assert (r["rotation_curve"]["images"], r["rotation_curve"]["sample"]) == (20, "drawn with seed 0")
+    assert r["same_class_at_all_quarter_rotations"] == 100
+    assert r["equivariance_error"] < 1e-12
+    assert r["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=2))
+    assert r["throughput"]["images_per_second"] > 0
+    assert r["dataset"]["name"] == "blobs.npz"
+
+
+def test_rotated_copies_of_some_images_and_the_error_of_all(runs):
+    folder = runs / "runs" / "p4_cnn.blobs" / "seed1"
+    ran = evaluate(runs, folder)
+    assert ran.returncode == 0, ran.stderr
+    whole = results(runs, 1)
+    ran = evaluate(runs, folder, "--rotated", "7")
+    assert ran.returncode == 0, ran.stderr
+    r = results(runs, 1)
+    assert (r["rotated_images"], whole["rotated_images"]) == (7, 40)
+    assert r["test_error"] == whole["test_error"]
+    assert len(set(r["test_error_of_rotated_copies"])) == 1
+    assert (7 * r["test_error_of_rotated_copies"][0] / 100) == pytest.approx(
+        round(7 * r["test_error_of_rotated_copies"][0] / 100), abs=1e-3
+    )
+    assert "at least 1" in evaluate(runs, folder, "--rotated", "0").stderr
+
+
+def test_half_precision_is_what_is_evaluated_and_published(runs):
+    folder = runs / "runs" / "p4_cnn.blobs" / "seed0"
+    ran = evaluate(runs, folder, "--half")
+    assert ran.returncode == 0, ran.stderr
+    r = results(runs, 0)
+    half, full = (load_file(folder / f"best{kind}.safetensors") for kind in (".half", ""))
+    assert r["weights_dtype"] == "float16"
+    assert all(value.dtype == torch.float16 for value in half.values() if value.is_floating_point())
+    assert torch.equal(half["stem.conv.weight"], full["stem.conv.weight"].half())
+    output = runs / "published"
+    ran = script("publish", folder, "--output", output, "--label-names", "dark", "light", cwd=runs)
+    assert ran.returncode == 0, ran.stderr
+    model = eqzoo.create_model("p4_cnn", num_classes=2, checkpoint_path=output / "model.safetensors")
+    assert torch.equal(model.state_dict()["stem.conv.weight"].half(), half["stem.conv.weight"])
+    assert "Weights" in (output / "README.md").read_text()
+
+
+def test_results_name_the_checkpoint_that_was_started_from(runs):
+    options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "started"]
+    options += ["--set", "batch_size=16", "start=p4_cnn.rotmnist"]
+    ran = script("train", "p4_cnn.rotmnist", *options, "--device", "cpu", cwd=runs)
+    assert ran.returncode == 0, ran.stderr
+    ran = evaluate(runs, "started")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads((runs / "started" / "results.json").read_text())["base_model"] == "eqzoo/p4_cnn.rotmnist"
+
+
+def test_results_name_the_processes_of_the_training(runs):
+    options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "shared"]
+    options += ["--set", "batch_size=16", "--device", "cpu"]
+    train = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", ROOT / "training" / "train.py"]
+    command = [sys.executable, *train, "p4_cnn.rotmnist", *options]
+    ran = subprocess.run(list(map(str, command)), cwd=runs, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert evaluate(runs, "shared").returncode == 0
+    assert evaluate(runs, "runs/p4_cnn.blobs/seed1").returncode == 0
+    commands = [json.loads((runs / "shared" / "results.json").read_text())["command"], results(runs, 1)["command"]]
+    started = [command.partition(" training/train.py ")[0] for command in commands]
+    assert started == ["torchrun --nproc_per_node=2", "python"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "started"),
+    [
+        ([None, None], "python"),
+        ([1, 1], "python"),
+        ([None, 2], "torchrun --nproc_per_node=2"),
+        ([1, 4, 4], "torchrun --nproc_per_node=4"),
+        ([2, 1, 1], "python"),
+    ],
+)
+def test_a_run_was_started_as_most_of_its_epochs_say(processes, started):
+    """Older records lack the number, and a run may be resumed with another."""
+    rows = [{} if count is None else {"processes": count} for count in processes]
+    assert FinishedRun(Path("run"), Recipe("p4_cnn", "rotmnist", epochs=len(rows)), rows).launcher == started
+
+
+def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):
+    folder = "runs/p4_cnn.blobs/seed0"
+    for arguments, message in (
+        ([folder, folder], "have the same seed"),
+        ([tmp_path], "is not the folder of a run"),
+        ([folder, "--curve", "0"], "at least 1"),
+    ):
+        ran = evaluate(runs, *arguments)
+        assert ran.returncode != 0
+        assert message in ran.stderr
+        assert "Traceback" not in ran.stderr

@@ -1,0 +1,350 @@
+"""The folder of a checkpoint, its card and the tables: made from results.json, whole, and true for every data set."""
+
+import hashlib
+import json
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import timm
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import eqzoo
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "training"))
+import publish
+from card import render_card, render_table
+from rotation_curve import draw_rotation_curve
+
+NAME = "p4_cnn.rotmnist"
+SHIPPED = ROOT / "model_cards" / NAME
+CURVE = {"angles": list(range(0, 360, 15)), "accuracy": [90 + i % 6 / 3 for i in range(24)], "images": 1_234}
+NEW = {
+    "seeds": 3,
+    "test_errors": [2.228, 2.3, 2.2],
+    "test_error_std": 0.05,
+    "rotation_curve": CURVE,
+    "multiply_adds": 12_345_678,
+    "throughput": {"images_per_second": 4321.0, "batch_size": 256, "machine": "NVIDIA H100"},
+}
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """A tree of its own, so that nothing of the project is written."""
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
+    (tmp_path / "README.md").write_text(f"before\n{publish.START}\n{publish.END}\nafter\n")
+    return tmp_path / "model_cards"
+
+
+def shipped_results():
+    """A shipped checkpoint's results, without what results did not always have."""
+    results = json.loads((SHIPPED / "results.json").read_text())
+    return {key: value for key, value in results.items() if key not in NEW or key == "seeds"}
+
+
+def make_run(folder, state=None, file="best.safetensors", **changes):
+    """The folder of an evaluated run."""
+    folder.mkdir(exist_ok=True)
+    save_file(state or load_file(SHIPPED / "model.safetensors"), folder / file)
+    digest = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+    results = shipped_results() | {"weights_sha256": digest} | changes
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    return str(folder)
+
+
+def results_of(model, dataset, checkpoint=None, **changes):
+    """What evaluation would say of a network on a data set."""
+    r = shipped_results()
+    counts = {"name": dataset, "train": 40_000, "valid": 10_000, "test": 8_000}
+    recipe = r["recipe"] | {"model": model, "dataset": dataset}
+    return r | {"checkpoint": checkpoint or f"{model}.{dataset}", "dataset": counts, "recipe": recipe} | changes
+
+
+def card_of(r, tmp_path, repo_id="eqzoo/x", ours=True):
+    model = eqzoo.create_model(r["recipe"]["model"], **r["recipe"]["model_args"])
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    config = publish.hub_config(r, tmp_path / "w.safetensors")
+    return render_card(r, config, 1_234_567, repo_id, "model_cards/x", ours)
+
+
+def test_a_run_becomes_a_folder_that_loads(tmp_path, cards, capsys):
+    run = make_run(tmp_path / "run", **NEW)
+    publish.main([run])
+    folder = cards / NAME
+    assert {path.name for path in folder.iterdir()} == set(publish.REPO_FILES) - {"model.onnx"}
+    for builder in (eqzoo.create_model, timm.create_model):
+        model = builder(f"local-dir:{folder}", pretrained=True)
+        torch.testing.assert_close(model.head.weight, load_file(SHIPPED / "model.safetensors")["head.weight"].double())
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "2.24 ± 0.05 % (3 seeds) | 2.048 ± 0.045 %" in text
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    publish.main([run])
+    publish.main(["--render"])
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    # What newer results no longer have goes.
+    publish.main([make_run(tmp_path / "run")])
+    assert not (folder / "rotation_curve.svg").exists()
+    assert "rotation_curve" not in (folder / "README.md").read_text()
+
+
+def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch):
+    publish.main([make_run(tmp_path / "run")])
+    before = {path: path.read_bytes() for path in cards.rglob("*") if path.is_file()}
+    state, recipe = load_file(SHIPPED / "model.safetensors"), shipped_results()["recipe"]
+    other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}
+    cells = {"name": "cells", "train": 1, "valid": 1, "test": 1}
+    wide = eqzoo.create_model("p4_cnn_w11").state_dict()
+    cases = {
+        "holds other weights; --replace": {"state": other},
+        "does not fit p4_cnn": {"state": wide},
+        "and .* has [0-9a-f]{64}; run python training/evaluate.py": {"weights_sha256": "0" * 64},
+        "2 names of classes for a network of 10 classes": {"label_names": ["a", "b"]},
+        "not the network that p4_cnn stands for": {"recipe": recipe | {"model_args": {"global_pool": "avg"}}},
+        "model_args of .*: .*unexpected keyword": {"recipe": recipe | {"model_args": {"depth": 3}}},
+        "is no network of eqzoo": {"recipe": recipe | {"model": "resnet18"}, "checkpoint": "resnet18.rotmnist"},
+        "the data set cells, which is not the zoo's": {"dataset": cells, "checkpoint": "p4_cnn.cells"},
+    }
+    for message, changes in cases.items():
+        run = make_run(tmp_path / "run", **changes)
+        with pytest.raises(SystemExit, match=message):
+            publish.main([run])
+    (tmp_path / "run" / "results.json").write_text("{")
+    with pytest.raises(SystemExit, match="is not JSON"):
+        publish.main([str(tmp_path / "run")])
+    with pytest.raises(SystemExit, match=r"run python training/evaluate.py .*empty first"):
+        publish.main([str(tmp_path / "empty")])
+    monkeypatch.setattr(publish, "GIT_LIMIT", 1000)
+    with pytest.raises(SystemExit, match=r"evaluate it in half precision"):
+        publish.main([make_run(tmp_path / "run")])
+    monkeypatch.setattr(publish, "render_card", lambda *_: 1 / 0)
+    monkeypatch.setattr(publish, "GIT_LIMIT", 16_000_000)
+    with pytest.raises(ZeroDivisionError):
+        publish.main([make_run(tmp_path / "run", other), "--replace"])
+    assert {path: path.read_bytes() for path in cards.rglob("*") if path.is_file()} == before
+
+
+def test_an_export_of_other_weights_goes_with_them(tmp_path, cards):
+    state = load_file(SHIPPED / "model.safetensors")
+    other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}
+    publish.main([make_run(tmp_path / "run")])
+    (cards / NAME / "model.onnx").write_bytes(b"of the first weights")
+    publish.main([make_run(tmp_path / "run"), "--replace"])
+    assert (cards / NAME / "model.onnx").exists()
+    publish.main([make_run(tmp_path / "run", other), "--replace"])
+    assert torch.equal(load_file(cards / NAME / "model.safetensors")["head.weight"], state["head.weight"] / 2)
+    assert not (cards / NAME / "model.onnx").exists()
+
+
+def test_arguments_that_do_not_go_together(tmp_path, cards, capsys):
+    publish.main([make_run(tmp_path / "run")])
+    run, folder = str(tmp_path / "run"), str(cards / NAME)
+    for arguments, message in {
+        (): "name runs or finished folders",
+        (run, "--render"): "name runs or finished folders",
+        (run, "--license", "cc0-1.0"): "needs --output DIR",
+        (run, run, "--output", "x"): "goes with one run",
+        (folder,): "nothing to do with it without --push",
+    }.items():
+        with pytest.raises(SystemExit):
+            publish.main(list(arguments))
+        assert message in capsys.readouterr().err
+
+
+def test_half_precision_is_what_was_evaluated(tmp_path, cards):
+    state = load_file(SHIPPED / "model.safetensors")
+    half = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
+    make_run(tmp_path / "run", half, "best.half.safetensors", weights_dtype="float16")
+    publish.main([str(tmp_path / "run")])
+    folder = cards / NAME
+    assert (folder / "model.safetensors").stat().st_size < 0.6 * (SHIPPED / "model.safetensors").stat().st_size
+    assert json.loads((folder / "config.json").read_text())["eqzoo"]["weights_dtype"] == "float16"
+    card = " ".join((folder / "README.md").read_text().split())
+    assert "rounded to half precision before they were evaluated" in card
+    torch.set_default_dtype(torch.float32)
+    for model in (
+        timm.create_model(f"local-dir:{folder}", pretrained=True),
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder),
+        eqzoo.create_model("p4_cnn", checkpoint_path=folder, in_chans=1).eval(),
+    ):
+        for key, value in model.state_dict().items():
+            assert value.dtype == state[key].dtype
+            torch.testing.assert_close(value, half[key].to(value.dtype), rtol=0, atol=0)
+    # Negative control: rounding changed something.
+    assert not torch.equal(model.head.weight, state["head.weight"])
+
+
+def test_a_fine_tuned_network_has_its_classes_and_a_card_of_its_own(tmp_path, cards):
+    torch.set_default_dtype(torch.float32)
+    model = eqzoo.create_model(NAME, pretrained=True, num_classes=3).eval()
+    run = make_run(
+        tmp_path / "run",
+        model.state_dict(),
+        checkpoint="p4_cnn.cells",
+        dataset={"name": "cells", "train": 90, "valid": 10, "test": 20},
+        recipe=shipped_results()["recipe"] | {"dataset": "cells"},
+    )
+    output = tmp_path / "mine"
+    flags = ["--label-names", "round", "long", "torn", "--license", "cc0-1.0", "--base-model", f"eqzoo/{NAME}"]
+    publish.main([run, "--output", str(output), *flags])
+    assert not cards.exists()
+    loaded = eqzoo.create_model(f"local-dir:{output}", pretrained=True).eval()
+    x = torch.rand(2, 1, 28, 28)
+    torch.testing.assert_close(loaded(x), model(x), rtol=0, atol=0)
+    assert list(loaded.pretrained_cfg["label_names"]) == ["round", "long", "torn"]
+    card = ModelCard.load(output / "README.md")
+    assert (card.data.license, card.data.base_model) == ("cc0-1.0", f"eqzoo/{NAME}")
+    assert card.data.eval_results[0].dataset_type == "cells"
+    for words in ("20 images", "local-dir:mine", "round, long, torn", "fine-tuned from"):
+        assert words in card.content
+    for words in ("digit", "MNIST", "hf-hub:", "The paper's number"):
+        assert words not in card.content
+    # Without names the classes are counted by the weights.
+    publish.main([run, "--output", str(output), "--checkpoint", "p4_cnn.other"])
+    config = json.loads((output / "config.json").read_text())
+    assert (config["num_classes"], config["label_names"], config["pretrained_cfg"]["tag"]) == (3, [], "other")
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "checkpoint", "noun"),
+    [
+        ("p4_cnn", "rotmnist", None, "digits"),
+        ("p4_allcnn", "cifar10", None, "images"),
+        ("p4_allcnn", "cifar10", "p4_allcnn.cifar10_aug", "images"),
+        ("p4_asc_resnet29", "cifar100", None, "images"),
+        ("p4m_densenet", "pcam", None, "patches"),
+        ("r8_gsanet_t", "rotmnist", None, "digits"),
+        ("z2_cnn", "leaves.npz", None, "images"),
+    ],
+)
+def test_a_card_says_what_holds_for_its_data_set(tmp_path, model, dataset, checkpoint, noun):
+    r = results_of(model, dataset, checkpoint, group=eqzoo.create_model(model).group.name, **NEW)
+    text = card_of(r, tmp_path)
+    card = ModelCard(text)
+    assert card.data.library_name == "eqzoo"
+    assert card.data.pipeline_tag == "image-classification"
+    assert card.data.model_name == r["checkpoint"]
+    assert card.data.eval_results[0].metric_value == 97.772
+    assert f"test error, 8,000 {noun}, seed 0 | 2.228 % |" in text
+    assert "| 2.243 ± 0.050 % |" in text
+    assert "12,345,678" in text
+    assert "4,321 a second, batch 256, NVIDIA H100" in text
+    assert f"lowest and highest, the first 1,234 {noun} | 90.00 %, 91.67 % |" in text
+    assert "(rotation_curve.svg)" in text
+    assert r["weights_sha256"] in text
+    assert ("digit" in text) == (dataset == "rotmnist")
+    assert ("patch" in text.lower()) == (dataset == "pcam")
+    assert ("CIFAR" in text) == dataset.startswith("cifar")
+    assert ("must not be used to diagnose" in " ".join(text.split())) == (dataset == "pcam")
+    flowing = " ".join(text.split())
+    assert ("It is the baseline" in flowing) == model.startswith("z2")
+    assert ("approximately to the rotations between" in flowing) == model.startswith("r8")
+    assert ("and reflections" in flowing) == model.startswith("p4m")
+    assert "None" not in text
+    assert max(map(len, text.partition("## Results")[2].splitlines())) < 400
+
+
+def test_a_card_without_validation_or_newer_keys(tmp_path):
+    r = results_of("p4_cnn", "rotmnist", valid_error=None)
+    del r["dataset"]["valid"], r["test_error_of_rotated_copies"]
+    text = card_of(r, tmp_path)
+    assert "no validation digits" in text
+    assert "No digits were held out for validation" in text
+    assert "rotation_curve" not in text
+    assert "the curve above" not in text.lower()
+    r = results_of("p4_cnn", "rotmnist", equivariance_error=0.1)
+    assert "approximately equivariant under p4" in card_of(r, tmp_path)
+    assert "exactly equivariant" not in card_of(r, tmp_path)
+
+
+def test_a_card_says_on_which_images_rotations_were_measured(tmp_path):
+    """Results of before the sample was drawn are of the first images, and do not say so."""
+    changes = {"rotation_curve": CURVE, "rotated_images": 500}
+    text = card_of(results_of("p4_cnn", "rotmnist", **changes), tmp_path)
+    assert "lowest and highest, the first 1,234 digits |" in text
+    assert "by 0°, 90°, 180°, 270°, the first 500 digits |" in text
+    changes["rotation_curve"] = CURVE | {"sample": "drawn with seed 0"}
+    text = card_of(results_of("p4_cnn", "rotmnist", **changes), tmp_path)
+    assert "lowest and highest, 1,234 digits drawn with seed 0 |" in text
+    assert "by 0°, 90°, 180°, 270°, 500 digits drawn with seed 0 |" in text
+
+
+def test_tables_are_grouped_by_data_set():
+    models = [("p4_allcnn", "cifar10"), ("p4_cnn", "rotmnist"), ("z2_cnn", "zebras"), ("z2_allcnn", "cifar10")]
+    text = render_table([results_of(model, dataset) for model, dataset in models])
+    headings = [line for line in text.splitlines() if line.startswith("### ")]
+    assert headings == ["### Rotated MNIST, regenerated", "### CIFAR-10", "### zebras"]
+    cifar = text.partition("### CIFAR-10")[2].partition("### zebras")[0]
+    assert [line.split("]")[0] for line in cifar.splitlines() if line.startswith("| [")] == [
+        "| [p4_allcnn.cifar10",
+        "| [z2_allcnn.cifar10",
+    ]
+
+
+def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):
+    """What a reader would paste: the first example as it stands, and timm's from the folder."""
+    torch.set_default_dtype(torch.float32)
+    blocks = (SHIPPED / "README.md").read_text().split("```python\n")[1:]
+    example, with_timm, with_hub = (block.partition("```")[0] for block in blocks)
+    monkeypatch.chdir(ROOT)
+    exec(example.replace("image.png", "examples/seven.png"), {})
+    printed = capsys.readouterr().out
+    assert "indices=tensor([7," in printed
+    exec("\n".join(line for line in with_timm.splitlines() if "hf-hub" not in line), {})
+    exec(with_hub.replace('"eqzoo/eqzoo"', '"."').replace("trust_repo=True", 'source="local"'), {})
+
+
+@pytest.mark.parametrize("channels", [4, 5])
+def test_the_code_of_a_card_runs_for_networks_of_other_channels(tmp_path, cards, monkeypatch, capsys, channels):
+    torch.set_default_dtype(torch.float32)
+    model = eqzoo.create_model("p4_cnn", in_chans=channels)
+    recipe = shipped_results()["recipe"] | {"dataset": "bands", "model_args": {"in_chans": channels}}
+    dataset = {"name": "bands", "train": 90, "valid": 10, "test": 20}
+    changes = {"checkpoint": "p4_cnn.bands", "dataset": dataset, "recipe": recipe, "base_model": None}
+    publish.main([make_run(tmp_path / "run", model.state_dict(), **changes), "--output", str(tmp_path / "mine")])
+    text = (tmp_path / "mine" / "README.md").read_text()
+    Image.new("RGB", (40, 30)).save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    exec(text.partition("```python\n")[2].partition("```")[0], {})
+    assert "indices=tensor([" in capsys.readouterr().out
+    assert ("eqzoo predict" in text) == ("transform above" in " ".join(text.split())) == (channels == 4)
+
+
+def test_the_curve_is_small_the_same_everywhere_and_readable():
+    text = draw_rotation_curve(CURVE["angles"], CURVE["accuracy"], "a<b", "digits")
+    assert text == draw_rotation_curve(CURVE["angles"], CURVE["accuracy"], "a<b", "digits")
+    assert len(text.encode()) < 40_000
+    root = ElementTree.fromstring(text)
+    names = [element.tag.rpartition("}")[2] for element in root]
+    assert names.count("circle") == 20
+    assert names.count("rect") == 1 + 5  # the ground, and 0, 90, 180, 270 and 360 degrees
+    points = [tuple(map(float, pair.split(","))) for pair in root.find("{*}polyline").get("points").split()]
+    assert len(points) == 25
+    assert points[0][1] == points[-1][1]  # 360 degrees is 0 degrees
+    heights = {value: y for value, (_, y) in zip(CURVE["accuracy"], points, strict=False)}
+    assert sorted(heights, key=heights.get) == sorted(heights, reverse=True)  # better is higher
+    assert all(64 <= x <= 624 and 40 <= y <= 252 for x, y in points)
+    for accuracy in ([100.0] * 24, [0.0] * 24, [99.9, 10.0] * 12):
+        drawn = ElementTree.fromstring(draw_rotation_curve(CURVE["angles"], accuracy, "x", "y"))
+        assert 2 <= sum(element.get("text-anchor") == "end" for element in drawn) <= 8  # ticks
+    for angles, accuracy in (([], []), ([0, 15], [1.0]), ([360], [1.0]), ([0], [101.0])):
+        with pytest.raises(ValueError, match="rotation curve"):
+            draw_rotation_curve(angles, accuracy, "x", "digits")
+
+
+def test_an_onnx_file_stands_beside_the_weights_and_is_the_same_again(tmp_path):
+    folder = tmp_path / "p4_cnn.rotmnist"
+    shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", folder)
+    publish.main([str(folder), "--onnx"])
+    first = (folder / "model.onnx").read_bytes()
+    publish.main([str(folder), "--onnx"])
+    assert (folder / "model.onnx").read_bytes() == first
+    assert "model.onnx" in publish.REPO_FILES

@@ -1,0 +1,221 @@
+"""Recipes: typed, complete, and what they say they are."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import pytest
+
+import eqzoo
+from eqzoo.engine import Recipe
+from tests.conftest import NETWORKS, ROOT
+
+sys.path.insert(0, str(ROOT / "training"))
+from common import build, input_size, load_recipe, recipe_names, recipe_text
+from recipes import asc
+from train import changed
+
+BASE = {"model": "p4_cnn", "dataset": "bars", "epochs": 3}
+# The paper's names of the ablations, and the parameters of each with norms that are tied.
+ABLATIONS = {
+    "no_concat": 8_902,
+    "concat_k": 13_510,
+    "concat_v": 13_510,
+    "s1": 15_568,
+    "s4": 23_218,
+    "r2": 12_550,
+    "r4": 9_766,
+    "k3": 14_854,
+    "k7": 23_014,
+}
+
+
+def test_every_row_of_the_papers_that_names_a_data_set_has_a_recipe():
+    names = set(recipe_names())
+    rows = [row for row in NETWORKS if row["paper"]]
+    assert len(rows) >= 73
+    for row in rows:
+        name = f"{row['name']}.{row['dataset']}"
+        assert name in names
+        if row["augmented_in_paper"]:
+            assert f"{name}_aug" in names
+        if (row["dataset"] == "rotmnist" and row["paper"] == "attentive") or name in asc.OURS:
+            assert f"{name}_paper" in names
+
+
+def test_names_say_network_and_data_set_and_texts_are_sentences():
+    for name in recipe_names():
+        recipe, text = load_recipe(name), recipe_text(name)
+        model, _, rest = name.partition(".")
+        assert (model, rest.partition("_")[0]) == (recipe.model, recipe.dataset)
+        assert recipe.model in eqzoo.list_models()
+        assert text.endswith(".")
+        assert "  " not in text
+        assert "\n" not in text
+        assert len(text) > 80
+        assert ("_short" in name) == (recipe.compile and recipe.precision == "bfloat16")
+
+
+def test_recipes_survive_json():
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert Recipe(**json.loads(json.dumps(asdict(recipe)))) == recipe
+
+
+@pytest.mark.parametrize("name", ["p4_cnn.rotmnist", "z2_cnn.rotmnist", "p4_alpha_f_cnn.rotmnist"])
+def test_the_recipes_of_the_checkpoints_stay(name):
+    """Frozen: results that exist were made by these."""
+    model = name.partition(".")[0]
+    values = {"epochs": 300} if model == "z2_cnn" else {"epochs": 150, "lr": 5e-3}
+    assert load_recipe(name) == Recipe(model=model, dataset="rotmnist", **values)
+
+
+def test_the_papers_numbers():
+    """A few of them, read off the papers again."""
+    allcnn = load_recipe("p4m_alpha_f_allcnn.cifar10_aug")
+    assert (allcnn.epochs, allcnn.milestones, allcnn.weight_decay) == (350, (200, 250, 300), 1e-3)
+    assert [allcnn.rate(epoch) for epoch in (0, 199.9, 200, 250, 350)] == pytest.approx([5e-2, 5e-2, 5e-3, 5e-4, 5e-5])
+    assert allcnn == replace(load_recipe("p4m_alpha_f_allcnn.cifar10"), augment="standard")
+    cifar = load_recipe("p4_asc_resnet29.cifar100")
+    assert [cifar.rate(epoch) for epoch in (0, 5, 10, 49.9, 50, 75)] == pytest.approx([0, 0.05, 0.1, 0.1, 0.01, 0.001])
+    for name in asc.OURS:
+        model, _, dataset = name.partition(".")
+        assert load_recipe(f"{name}_paper") == replace(cifar, model=model, dataset=dataset)
+    e4 = load_recipe("p4m_e4_resnet18.cifar10_1k")
+    assert (e4.samples_per_class, e4.valid_size, e4.rate(61)) == (1_000, 0, pytest.approx(0.02))
+    pcam = load_recipe("p4m_densenet.pcam")
+    assert (pcam.schedule, pcam.decay_rate, pcam.plateau_patience, pcam.batch_size) == ("plateau", 0.5, 20, 64)
+    gsa = load_recipe("r4m_gsanet_s.pcam")
+    assert [gsa.rate(epoch) for epoch in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.005, 0.01, 0.005, 0])
+
+
+@pytest.mark.parametrize(("variant", "parameters"), ABLATIONS.items())
+def test_ablations_are_other_networks(variant, parameters):
+    model = build(load_recipe(f"p4_e4net.rotmnist_{variant}"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_networks_are_built_for_their_data_set():
+    model = build(load_recipe("z2_resnet29.cifar100"))
+    assert model.num_classes == 100
+    assert model.pretrained_cfg["mean"] == (0.5071, 0.4865, 0.4409)
+    assert input_size("p4_densenet", {}) == (3, 96, 96)
+    assert input_size("p4_densenet", {"in_chans": 1}) == (1, 96, 96)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"epochs": 0},
+        {"epochs": 1.5},
+        {"epochs": True},
+        {"lr": "high"},
+        {"schedule": "step"},
+        {"schedule": "multistep"},
+        {"milestones": [2]},
+        {"schedule": "multistep", "milestones": [2, 1]},
+        {"warmup_epochs": 3},
+        {"optimizer": "adamm"},
+        {"augment": "shift"},
+        {"loss": "mse"},
+        {"precision": "float16"},
+        {"label_smoothing": 1.0},
+        {"ema_decay": 1.0},
+        {"clip_grad": 0.0},
+        {"accumulate": 3},
+        {"decay_rate": 0.0},
+        {"valid_size": -1},
+        {"samples_per_class": 0},
+        {"patience": 0},
+        {"patience": 3, "valid_size": 0},
+        {"layer_decay": 2.0},
+        {"class_weights": [1.0, -1.0]},
+        {"class_weights": [1.0, 2.0], "loss": "bce"},
+        {"freeze": "stem"},
+        {"model_args": {"group": eqzoo.P4}},
+        {"model_args": {"depths": (1, 2)}},
+    ],
+    ids=str,
+)
+def test_bad_values_are_refused(bad):
+    with pytest.raises(ValueError, match="got"):
+        Recipe(**(BASE | bad))
+
+
+def test_unknown_keys_are_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match="warmup_steps"):
+        Recipe(**BASE, warmup_steps=3)
+    path = tmp_path / "recipe.json"
+    for text, message in [
+        (json.dumps(BASE | {"warmup_steps": 3}), "no 'warmup_steps'"),
+        (json.dumps(BASE | {"lr": -1.0}), r"recipe\.json: .* got"),
+        (json.dumps({"lr": 1.0}), "holds no recipe"),
+        ("{", "is not JSON"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Recipe.read(path)
+    path.write_text(json.dumps(BASE | {"class_weights": [1, 2]}))
+    assert Recipe.read(path) == Recipe(**BASE, class_weights=(1, 2))
+
+
+def test_plateaus():
+    recipe = Recipe(**BASE, schedule="plateau", plateau_patience=2)
+    assert [
+        recipe.decays(losses) for losses in ([], [1, 2, 2], [1, 2, 2, 2], [1, 2, 2, 2, 2, 2, 2], [3, 2, 1, 2, 0])
+    ] == [
+        0,
+        0,
+        1,
+        2,
+        0,
+    ]
+    assert Recipe(**BASE).decays([1, 2, 2, 2, 2]) == 0
+
+
+def test_recipes_start_from_checkpoints_that_are_published():
+    starts = {load_recipe(name).start for name in recipe_names()} - {None}
+    assert starts == {"r4_gsanet_t.rotmnist"} & set(eqzoo.list_pretrained())
+
+
+def test_the_command_line_changes_recipes():
+    from argparse import Namespace
+
+    recipe = load_recipe("z2_resnet29.cifar10")
+    args = Namespace(set=["lr=0.5", "optimizer=adam", 'model_args={"width": 8}'], seed=3, epochs=None, dataset=None)
+    new = changed(recipe, args)
+    assert (new.lr, new.optimizer, new.model_args, new.seed, new.valid_size) == (0.5, "adam", {"width": 8}, 3, 5_000)
+    args = Namespace(set=[], seed=None, epochs=None, dataset="mine.npz")
+    assert (changed(recipe, args).dataset, changed(recipe, args).valid_size) == ("mine.npz", None)
+    started = load_recipe("r8_gsanet_t.rotmnist")
+    assert started.start == "r4_gsanet_t.rotmnist"
+    assert changed(started, args).start is None
+    args = Namespace(set=["start=r4_gsanet_t"], seed=None, epochs=None, dataset="mine.npz")
+    assert changed(started, args).start == "r4_gsanet_t"
+    with pytest.raises(ValueError, match="a key of a recipe"):
+        changed(recipe, Namespace(set=["speed=9"], seed=None, epochs=None, dataset=None))
+
+
+def test_the_script_trains_on_a_file_of_ones_own_and_says_what_is_wrong(tmp_path):
+    import numpy as np
+
+    random = np.random.RandomState(0)
+    y = random.randint(0, 3, 60)
+    x = (random.randint(0, 100, (60, 28, 28)) + 50 * y[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:])
+
+    def script(*args):
+        command = [sys.executable, "training/train.py", *args, "--data-dir", str(tmp_path), "--device", "cpu"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    run = tmp_path / "run"
+    small = ("--epochs", "1", "--set", "batch_size=15", "--output", str(run))
+    ran = script("p4_cnn.rotmnist", "--dataset", "mine.npz", *small)
+    assert ran.returncode == 0, ran.stderr
+    assert "next: python training/evaluate.py" in ran.stdout
+    assert Recipe.read(run / "recipe.json").model_args == {"num_classes": 3, "in_chans": 1}
+    ran = script("p4_cnn.rotmnist", *small)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("no MNIST in")
+    assert "Traceback" not in ran.stderr
