@@ -11,7 +11,7 @@ from eqzoo.engine import allocator
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 
-# Tensors of 64 MB and more are taken and freed, again and again; prints the page faults behind the first round.
+# Tensors of 32 to 128 MiB are taken and freed, again and again; prints the page faults after the first rounds.
 CHURN = """
 import resource
 import torch
@@ -23,9 +23,10 @@ def churn():
 
 kept = keep_freed_memory()
 keep_freed_memory()
-churn()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(3):
+    churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
     churn()
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -44,7 +45,7 @@ def churn(**env):
 def test_freed_memory_is_used_again_and_one_line_says_so():
     kept, faults, said = churn()
     assert kept
-    assert faults < 100
+    assert 10 * faults < churn(EQZOO_MALLOC="0")[1]  # where the heap lies differs, and with it a few thousand faults
     assert said == ["eqzoo: glibc keeps freed memory for the next step (EQZOO_MALLOC=0 leaves it)"]
 
 
