@@ -1,6 +1,6 @@
 """Augmentation of batches on any device, driven by random numbers drawn beforehand.
 
-Each image has a row of four numbers in [0, 1), so the result does not depend on how a batch is divided among processes
+Each image has a row of seven numbers in [0, 1), so the result does not depend on how a batch is divided among processes
 or accumulation steps.
 """
 
@@ -17,8 +17,10 @@ __all__ = ["AUGMENTATIONS", "augment", "draw"]
 
 
 def draw(count: int, generator: torch.Generator) -> Tensor:
-    """Random numbers for `augment`, uniform in [0, 1): ``(count, 4)`` float32, a row for each image."""
-    return torch.rand(count, 4, generator=generator, dtype=torch.float32)
+    """Random numbers for `augment`, uniform in [0, 1): ``(count, 7)`` float32, a row for each image."""
+    # Two draws: the first four columns are those that runs had before there were changes of color.
+    parts = [torch.rand(count, columns, generator=generator, dtype=torch.float32) for columns in (4, 3)]
+    return torch.cat(parts, 1)
 
 
 def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
@@ -35,9 +37,14 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"quarter_rotations"``: a rotation by 0°, 90°, 180° or 270°.
             * ``"quarter_rotations_flips"``: one of these rotations, flipped with probability 1/2.
             * ``"rotations"``: a rotation by an angle uniform in [0, 2π), bilinearly interpolated.
+            * ``"affine"``: such a rotation, a left-right flip with probability 1/2 and a shift by up to a sixteenth of
+              the side in each direction. Pixels from outside are those of the image reflected at its edges.
+            * ``"affine_color"``: the same, then values v of an image with mean m become ``b·(m + c·(v − m))``, clipped
+              to [0, 255]; contrast c and brightness b are uniform in [0.8, 1.2], and b in addition differs by up to 5 %
+              between the channels.
 
         images: ``(n, channels, height, width)`` uint8.
-        numbers: ``(n, 4)`` in [0, 1), from `draw`.
+        numbers: ``(n, 7)`` in [0, 1), from `draw`.
 
     Returns:
         Images of the same shape with values in 0 to 255; floating point if they were interpolated, else uint8.
@@ -85,6 +92,30 @@ def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
     return F.grid_sample(images.to(grid.dtype), grid, align_corners=False)
 
 
+def _affine(images: Tensor, numbers: Tensor) -> Tensor:
+    _check_square(*images.shape[-2:])
+    angles = 2 * math.pi * numbers[:, 3]
+    cos, sin = angles.cos(), angles.sin()
+    flip = 1 - 2 * (numbers[:, 0] < 0.5).to(numbers.dtype)
+    shifts = (2 * numbers[:, 1:3] - 1) / 8  # the side is 2 in the grid's coordinates
+    maps = torch.stack(
+        [torch.stack([flip * cos, -flip * sin, shifts[:, 0]], 1), torch.stack([sin, cos, shifts[:, 1]], 1)], 1
+    )
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images.to(grid.dtype), grid, padding_mode="reflection", align_corners=False)
+
+
+def _affine_color(images: Tensor, numbers: Tensor) -> Tensor:
+    images = _affine(images, numbers)
+    spread = (2 * numbers - 1)[:, :, None, None, None]
+    contrast, brightness = 1 + 0.2 * spread[:, 4], 1 + 0.2 * spread[:, 5]
+    # One number places the channels' differences: at thirds of a cosine's period, they sum to zero for three channels.
+    phases = 2 * math.pi * torch.arange(images.shape[1], dtype=numbers.dtype, device=images.device) / 3
+    tint = 1 + 0.05 * torch.cos(2 * math.pi * numbers[:, 6:] + phases)[:, :, None, None]
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return (brightness * tint * (mean + contrast * (images - mean))).clamp(0, 255)
+
+
 def _check_square(height: int, width: int) -> None:
     if height != width:
         raise ValueError(
@@ -101,4 +132,6 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "quarter_rotations": _elements(P4),
     "quarter_rotations_flips": _elements(P4M),
     "rotations": _rotate,
+    "affine": _affine,
+    "affine_color": _affine_color,
 }

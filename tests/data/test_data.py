@@ -1,6 +1,7 @@
 """Data sets, image files, preprocessing and augmentation."""
 
 import hashlib
+import math
 import shutil
 from collections import Counter
 
@@ -390,7 +391,7 @@ def test_reflections_and_shifts(name, pad):
     changed = augment(name, images, numbers)
     padded = torch.nn.functional.pad(images, (pad,) * 4)
     seen = set()
-    for i, (flip, down, right, _) in enumerate(numbers.tolist()):
+    for i, (flip, down, right, *_) in enumerate(numbers.tolist()):
         top, left = int(down * (2 * pad + 1)), int(right * (2 * pad + 1))
         window = padded[i, :, top : top + 9, left : left + 12]
         assert torch.equal(changed[i], window.flip(2) if flip < 0.5 else window)
@@ -410,6 +411,45 @@ def test_rotations_by_any_angle():
     assert changed.max() <= 255
     with pytest.raises(ValueError, match="square"):
         augment("rotations", images[:, :, :4], numbers)
+
+
+def test_affine_maps_flip_rotate_and_shift_and_reflect_at_the_edges():
+    images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    center, half = 0.5, 0.75  # no shift; a shift by half of the largest: one pixel of 32
+    rows = [[0.9, center, center, 0.0], [0.1, center, center, 0.0], [0.9, center, center, 0.25], [0.9, half, center, 0]]
+    changed = augment("affine", images, torch.tensor([[*row, 0.5, 0.5, 0.5] for row in rows], dtype=torch.float32))
+    wanted = images.float()
+    torch.testing.assert_close(changed[0], wanted[0], atol=1e-2, rtol=0)
+    torch.testing.assert_close(changed[1], wanted[1].flip(2), atol=1e-2, rtol=0)
+    assert min((changed[2] - wanted[2].rot90(k, (1, 2))).abs().max() for k in (1, 3)) < 1e-1
+    torch.testing.assert_close(changed[3, :, :, :-1], wanted[3, :, :, 1:], atol=1e-2, rtol=0)
+    torch.testing.assert_close(changed[3, :, :, -1], wanted[3, :, :, -1], atol=1e-2, rtol=0)  # the edge, reflected
+    numbers = draw(64, torch.Generator().manual_seed(0))
+    bright = augment("affine", torch.full((64, 1, 32, 32), 255, dtype=torch.uint8), numbers)
+    assert bright.min() > 254.9  # no black corners, as "rotations" has
+    assert augment("rotations", torch.full((64, 1, 32, 32), 255, dtype=torch.uint8), numbers).min() == 0
+
+
+def test_colors_change_by_contrast_brightness_and_tint():
+    images = torch.randint(60, 160, (1, 3, 8, 8), dtype=torch.uint8)
+    same = [0.9, 0.5, 0.5, 0.0]
+    # A tint of 0.25: the channels' factors are cosines at a quarter of the period and thirds more.
+    tint = 1 + 0.05 * torch.tensor([[[math.cos(2 * math.pi * (0.25 + k / 3))]] for k in range(3)])
+    numbers = torch.tensor([[*same, 1.0, 0.0, 0.25]], dtype=torch.float32)
+    values = images[0].float()
+    wanted = (0.8 * tint * (values.mean() + 1.2 * (values - values.mean()))).float()
+    torch.testing.assert_close(augment("affine_color", images, numbers)[0], wanted, atol=2e-2, rtol=0)
+    numbers = draw(200, torch.Generator().manual_seed(0))
+    changed = augment("affine_color", images.expand(200, -1, -1, -1) // 60 * 127, numbers)
+    assert changed.min() >= 0
+    assert changed.max() == 255  # clipped
+
+
+def test_the_first_numbers_of_a_draw_are_those_of_runs_without_color():
+    numbers = draw(5, torch.Generator().manual_seed(3))
+    assert torch.equal(
+        numbers[:, :4], torch.rand(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float32)
+    )
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
