@@ -68,10 +68,18 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
     return read_splits(
         recipe.dataset,
         args,
-        input_size=input_size(recipe.model, recipe.model_args),
+        input_size=_images_size(recipe),
         valid_size=recipe.valid_size,
         samples_per_class=recipe.samples_per_class,
     )
+
+
+def _images_size(recipe: Recipe) -> tuple[int, int, int] | None:
+    """What images are scaled to: the input size of the checkpoint, or of the network for the user's own images."""
+    tagged = f"{recipe.model}.{recipe.dataset}"
+    if tagged in timm.list_models(recipe.model, include_tags=True):
+        return input_size(tagged, recipe.model_args)
+    return input_size(recipe.model, recipe.model_args) if is_own(recipe.dataset) else None
 
 
 def build(recipe: Recipe, **kwargs: Any) -> nn.Module:

@@ -16,7 +16,7 @@ from .chula_rbc12 import chula_rbc12
 from .eurosat import eurosat
 from .folder import MEMORY_LIMIT, image_folder
 from .rotated_mnist import rotmnist, rotmnist_from_amat
-from .splits import AnySplit, Split, Streamed, check, hold_out, per_class
+from .splits import AnySplit, Split, Streamed, check, hold_out, per_class, resized
 
 __all__ = ["DATASETS", "load_splits", "npz"]
 
@@ -41,7 +41,8 @@ def load_splits(
             there takes precedence over the data set of `DATASETS`.
         data_dir: The folder of data sets.
         download: Whether torchvision may download missing files.
-        input_size: The channels, height and width to which images of a folder are converted.
+        input_size: The channels, height and width to which images of a folder are converted. Images of a data set or
+            file are scaled to this height, a square, if they have another size.
         valid_size: The number of training images to hold out for validation, if the data set has no validation split;
             None for a tenth, 0 for none.
         samples_per_class: The number of training images of each class to use; None for all.
@@ -72,6 +73,8 @@ def load_splits(
             )
         splits, source = npz(file), str(file)
     check(splits, source)
+    if input_size is not None:
+        splits = {part: resized(split, input_size[1]) for part, split in splits.items()}
     splits = hold_out(splits, valid_size)
     if samples_per_class is not None:
         splits["train"] = per_class(splits["train"], samples_per_class)

@@ -14,10 +14,10 @@ import torch
 from .folder import image_folder
 from .splits import DRAW_SEED, AnySplit
 
-__all__ = ["eurosat"]
+__all__ = ["EUROSAT_CLASSES", "eurosat"]
 
 SIDE = 64  # pixels, 10 m each
-CLASSES = (
+EUROSAT_CLASSES = (
     "AnnualCrop",
     "Forest",
     "HerbaceousVegetation",
@@ -60,13 +60,13 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
             "--data-dir, or pass --download to fetch it"
         )
     found = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-    if found != CLASSES:
+    if found != EUROSAT_CLASSES:
         raise ValueError(
-            f"{folder} holds the class folders {', '.join(found) or 'none'}; EuroSAT's are {', '.join(CLASSES)}"
+            f"{folder} holds the class folders {', '.join(found) or 'none'}; EuroSAT's are {', '.join(EUROSAT_CLASSES)}"
         )
     tiles = image_folder(folder, (3, SIDE, SIDE), flat=True)["train"]
     parts: dict[str, list[torch.Tensor]] = {"train": [], "valid": [], "test": []}
-    for label in range(len(CLASSES)):
+    for label in range(len(EUROSAT_CLASSES)):
         places = (tiles.labels == label).nonzero()[:, 0]  # in the order of the file names
         order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(places)))
         ends = round(0.6 * len(places)), round(0.8 * len(places))

@@ -8,8 +8,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-__all__ = ["AnySplit", "Split", "Streamed", "batches", "check", "hold_out", "num_classes", "per_class", "stratified"]
+from .images import preprocess
 
+__all__ = [
+    "AnySplit",
+    "Split",
+    "Streamed",
+    "batches",
+    "check",
+    "hold_out",
+    "num_classes",
+    "per_class",
+    "resized",
+    "stratified",
+]
+
+_BATCH = 256  # images that are resized together
 DRAW_SEED = 2016  # of all draws here: runs are trained and evaluated on the same images
 
 
@@ -205,3 +219,27 @@ def _part(split: AnySplit, index: Tensor) -> AnySplit:
     part = split[index]
     assert isinstance(part, Split | Streamed)
     return part
+
+
+def resized(split: AnySplit, side: int) -> AnySplit:
+    """The images scaled to a square by `preprocess`, rounded to uint8; a streamed split scales as it reads."""
+    channels, *size = split.shape
+    if size == [side, side]:
+        return split
+    if isinstance(split, Split):
+        return replace(split, images=torch.cat([_scaled(part, side) for part in split.images.split(_BATCH)]))
+    return replace(split, read=_Resized(split, side), shape=(channels, side, side))
+
+
+class _Resized:
+    """Reads an image and resizes it."""
+
+    def __init__(self, split: Streamed, side: int) -> None:
+        self.read, self.side = split.read, side
+
+    def __call__(self, index: int) -> Tensor:
+        return _scaled(self.read(index), self.side)
+
+
+def _scaled(images: Tensor, side: int) -> Tensor:
+    return preprocess(images.float(), (side, side)).round().to(torch.uint8)

@@ -2,21 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import folder_channels, image_folder
-from .images import preprocess
-from .splits import AnySplit, Split, Streamed, check, stratified
+from .splits import AnySplit, check, resized, stratified
 
 __all__ = ["complete_splits", "read_images"]
-
-_BATCH = 256  # images that are resized together
 
 
 def read_images(
@@ -65,7 +58,7 @@ def read_images(
     found = splits["train"].shape[0]
     if channels not in (None, found):
         raise ValueError(f"the images of {name} have {found} channels, and channels={channels} was requested")
-    return {part: _resized(split, side) for part, split in splits.items()}
+    return {part: resized(split, side) for part, split in splits.items()}
 
 
 def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:
@@ -92,26 +85,3 @@ def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -
     if valid:
         parts["train"], parts["valid"] = stratified(parts["train"], valid / left)
     return parts
-
-
-class _Resized:
-    """Reads an image and resizes it."""
-
-    def __init__(self, split: Streamed, side: int) -> None:
-        self.read, self.side = split.read, side
-
-    def __call__(self, index: int) -> Tensor:
-        return _scaled(self.read(index), self.side)
-
-
-def _scaled(images: Tensor, side: int) -> Tensor:
-    return preprocess(images.float(), (side, side)).round().to(torch.uint8)
-
-
-def _resized(split: AnySplit, side: int) -> AnySplit:
-    channels, *size = split.shape
-    if size == [side, side]:
-        return split
-    if isinstance(split, Split):
-        return replace(split, images=torch.cat([_scaled(part, side) for part in split.images.split(_BATCH)]))
-    return replace(split, read=_Resized(split, side), shape=(channels, side, side))

@@ -111,7 +111,7 @@ def _train_epoch(
 ) -> float:
     """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite."""
     recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
-    state.begin_epoch(history)
+    state.begin_epoch(epoch, history)
     generator = torch.manual_seed(recipe.seed * 1_000_003 + epoch)
     order = list(_epoch_order(len(split), recipe.batch_size, generator))
     parts, numbers = _process_shares(recipe, accelerator, order, epoch)
@@ -150,6 +150,8 @@ def _finish_epoch(
     """Validates, saves weights, record and state; returns the best epoch so far, and adds to the history of losses."""
     accelerator = state.accelerator
     accuracy, valid_loss = state.validate()
+    if epoch == state.recipe.half_size_epochs:  # accuracies at half size are of another task
+        best = {"epoch": 0, "accuracy": -1.0}
     if accuracy is None or accuracy >= best["accuracy"]:
         best = {"epoch": epoch + 1, "accuracy": -1.0 if accuracy is None else accuracy}
         if accelerator.is_main_process:

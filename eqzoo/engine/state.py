@@ -75,6 +75,7 @@ class TrainingState:
         self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
         if recipe.compile:
             self.model.compile()
+        self.half_size = False
         self.net = accelerator.prepare_model(self.model)
         self.criterion = _criterion(recipe, self.device)
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
@@ -91,6 +92,8 @@ class TrainingState:
     def as_input(self, images: Tensor) -> Tensor:
         """Normalized images, as `eqzoo.data.normalize` gives, without creating its tensors anew."""
         images = images.to(self.device, non_blocking=True).to(self.mean.dtype)
+        if self.half_size:
+            images = F.avg_pool2d(images, 2)
         x = (images / 255 - self.mean) / self.std
         return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
 
@@ -99,8 +102,9 @@ class TrainingState:
         wanted = self.recipe.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
 
-    def begin_epoch(self, history: list[float]) -> None:
-        """Sets training mode, except for frozen modules, and the learning rate of a plateau schedule."""
+    def begin_epoch(self, epoch: int, history: list[float]) -> None:
+        """Sets training mode, except for frozen modules, the size of images, and the rate of a plateau schedule."""
+        self.half_size = epoch < self.recipe.half_size_epochs
         self.net.train()
         for module in self.frozen:
             module.eval()

@@ -9,6 +9,8 @@ from typing import Any
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 
+from ..data import CELL_CLASSES
+from ..data.eurosat import EUROSAT_CLASSES
 from ..hub import (
     CONFIG_NAME,
     HUB_OWNER,
@@ -20,8 +22,22 @@ from ..hub import (
 )
 from ._base import EquivariantNet
 
-__all__ = ["CIFAR10", "CIFAR100", "IMAGENET", "PCAM", "ROTMNIST", "build", "configs", "known", "misfit"]
+__all__ = [
+    "CHULA_RBC12",
+    "CIFAR10",
+    "CIFAR100",
+    "EUROSAT",
+    "IMAGENET",
+    "PCAM",
+    "ROTMNIST",
+    "build",
+    "checkpoint_arguments",
+    "configs",
+    "known",
+    "misfit",
+]
 
+_ARGUMENTS: dict[str, dict[str, Any]] = {}  # of checkpoints, by name, the arguments of the network's class
 _MODELS: set[str] = set()  # every network that has configurations, of this package and of its users
 
 ROTMNIST: dict[str, Any] = {
@@ -79,6 +95,27 @@ PCAM: dict[str, Any] = {
     "label_names": ("normal", "tumor"),
 }
 
+EUROSAT: dict[str, Any] = {
+    "num_classes": 10,
+    "input_size": (3, 64, 64),
+    # The mean and standard deviation of the pixels of the 16,200 training images, over 255.
+    "mean": (0.3444, 0.3805, 0.4081),
+    "std": (0.2024, 0.1369, 0.1157),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+    "label_names": EUROSAT_CLASSES,
+}
+CHULA_RBC12: dict[str, Any] = {
+    "num_classes": 11,
+    "input_size": (3, 80, 80),
+    # The mean and standard deviation of the pixels of the 10,184 training cells, over 255.
+    "mean": (0.5293, 0.5313, 0.5409),
+    "std": (0.0793, 0.1105, 0.0803),
+    "crop_pct": 1.0,
+    "interpolation": "bicubic",
+    "label_names": CELL_CLASSES,
+}
+
 
 def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     """The entries of a family of networks in timm's registry: the typed ones, and every checkpoint that is published.
@@ -90,9 +127,11 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     entry from config.json.
 
     Args:
-        typed: The configuration of ``<model>.<data set>``, for every network at least one.
+        typed: The configuration of ``<model>.<data set>``, for every network at least one. Its ``"model_args"`` are
+            arguments of the network's class with which the checkpoint's network is built.
     """
     entries = {name: dict(entry) for name, entry in typed.items()}
+    _ARGUMENTS.update({name: entry.pop("model_args") for name, entry in entries.items() if "model_args" in entry})
     models = {name.partition(".")[0] for name in typed}
     _MODELS.update(models)
     for name in published_names():
@@ -106,6 +145,11 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     return generate_default_cfgs(entries | starred)
 
 
+def checkpoint_arguments(name: str) -> dict[str, Any]:
+    """The arguments of the network's class that a checkpoint, ``<model>.<data set>``, is built with."""
+    return dict(_ARGUMENTS.get(name, {}))
+
+
 def known(model: str) -> bool:
     """Whether a network, by its name without tag, was registered through `configs`."""
     return model in _MODELS
@@ -113,6 +157,9 @@ def known(model: str) -> bool:
 
 def _read_config(name: str) -> dict[str, Any]:
     config = json.loads((shipped_folder() / name / CONFIG_NAME).read_text())
+    fixed = {"num_classes", "in_chans"}  # the entry has them
+    if args := {key: value for key, value in config.get("model_args", {}).items() if key not in fixed}:
+        _ARGUMENTS[name] = args
     entry = config["pretrained_cfg"] | {"label_names": config.get("label_names")}
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
@@ -155,6 +202,7 @@ def build(
             kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
+    kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     try:

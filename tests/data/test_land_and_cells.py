@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from eqzoo.data import CELL_CLASSES, chula_rbc12_cells, load_splits, read_images
-from eqzoo.data.eurosat import CLASSES
+from eqzoo.data.eurosat import EUROSAT_CLASSES
 from tests.conftest import SHARED
 
 
@@ -89,7 +89,7 @@ def test_what_is_missing_or_malformed_is_named(smears, change, error, said):
 @pytest.fixture
 def tiles(tmp_path):
     """Ten tiles of each class, each of one color that is its number."""
-    for label, name in enumerate(CLASSES):
+    for label, name in enumerate(EUROSAT_CLASSES):
         folder = tmp_path / "eurosat" / "2750" / name
         folder.mkdir(parents=True)
         for n in range(1, 11):
@@ -104,7 +104,7 @@ def test_tiles_are_divided_class_by_class(tiles):
         "valid": (20, 3, 64, 64),
         "test": (20, 3, 64, 64),
     }
-    assert all(split.classes == CLASSES for split in splits.values())
+    assert all(split.classes == EUROSAT_CLASSES for split in splits.values())
     assert splits["test"].labels.bincount().tolist() == [2] * 10
     # In the order of file names as text, 1, 10, 2 ...; the permutation of ten is pinned.
     names = [1, 10, *range(2, 10)]

@@ -5,13 +5,13 @@ the recipe of the paper, that has the variant ``paper``: for the networks on rot
 CIFAR-10. The variant ``aug`` has the paper's augmentation, and ``short`` takes minutes on a GPU.
 """
 
-from . import asc, attentive, e4, gsa, rotmnist, short
+from . import asc, attentive, e4, gsa, land_and_cells, rotmnist, short
 from ._entry import Entry
 
 __all__ = ["RECIPES", "Entry"]
 
 RECIPES: dict[str, Entry] = {}
-for _module in (rotmnist, attentive, asc, e4, gsa, short):
+for _module in (rotmnist, attentive, asc, e4, gsa, land_and_cells, short):
     for _name, _entry in _module.RECIPES.items():
         assert _name not in RECIPES, f"two recipes are named {_name}"
         assert _name.startswith(f"{_entry.recipe.model}.{_entry.recipe.dataset}"), _name
