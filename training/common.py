@@ -91,6 +91,7 @@ def build(recipe: Recipe, **kwargs: Any) -> nn.Module:
     """
     tagged = f"{recipe.model}.{recipe.dataset}"
     known = timm.list_models(recipe.model, include_tags=True)
+    # The checkpoint's own arguments of the network's class hold here too; the recipe's come first.
     return eqzoo.create_model(tagged if tagged in known else recipe.model, **recipe.model_args | kwargs)
 
 

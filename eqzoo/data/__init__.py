@@ -3,16 +3,18 @@
 from .augmentation import AUGMENTATIONS, augment, draw
 from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
 from .datasets import DATASETS, load_splits, npz
+from .eurosat import EUROSAT_CLASSES
 from .folder import image_folder
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
-from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, stratified
+from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
 from .user_data import complete_splits, read_images
 
 __all__ = [
     "AUGMENTATIONS",
     "CELL_CLASSES",
     "DATASETS",
+    "EUROSAT_CLASSES",
     "AnySplit",
     "Split",
     "Streamed",
@@ -33,6 +35,7 @@ __all__ = [
     "pixels",
     "preprocess",
     "read_images",
+    "resized",
     "rotmnist",
     "rotmnist_from_amat",
     "stratified",

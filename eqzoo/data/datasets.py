@@ -42,7 +42,7 @@ def load_splits(
         data_dir: The folder of data sets.
         download: Whether torchvision may download missing files.
         input_size: The channels, height and width to which images of a folder are converted. Images of a data set or
-            file are scaled to this height, a square, if they have another size.
+            file are scaled to this height and width if theirs are others.
         valid_size: The number of training images to hold out for validation, if the data set has no validation split;
             None for a tenth, 0 for none.
         samples_per_class: The number of training images of each class to use; None for all.
@@ -74,7 +74,7 @@ def load_splits(
         splits, source = npz(file), str(file)
     check(splits, source)
     if input_size is not None:
-        splits = {part: resized(split, input_size[1]) for part, split in splits.items()}
+        splits = {part: resized(split, input_size[1:]) for part, split in splits.items()}
     splits = hold_out(splits, valid_size)
     if samples_per_class is not None:
         splits["train"] = per_class(splits["train"], samples_per_class)

@@ -221,25 +221,25 @@ def _part(split: AnySplit, index: Tensor) -> AnySplit:
     return part
 
 
-def resized(split: AnySplit, side: int) -> AnySplit:
-    """The images scaled to a square by `preprocess`, rounded to uint8; a streamed split scales as it reads."""
-    channels, *size = split.shape
-    if size == [side, side]:
+def resized(split: AnySplit, size: tuple[int, int]) -> AnySplit:
+    """The images scaled to a height and width by `preprocess`, rounded to uint8; streamed ones as they are read."""
+    channels, *before = split.shape
+    if tuple(before) == size:
         return split
     if isinstance(split, Split):
-        return replace(split, images=torch.cat([_scaled(part, side) for part in split.images.split(_BATCH)]))
-    return replace(split, read=_Resized(split, side), shape=(channels, side, side))
+        return replace(split, images=torch.cat([_scaled(part, size) for part in split.images.split(_BATCH)]))
+    return replace(split, read=_Resized(split, size), shape=(channels, *size))
 
 
 class _Resized:
     """Reads an image and resizes it."""
 
-    def __init__(self, split: Streamed, side: int) -> None:
-        self.read, self.side = split.read, side
+    def __init__(self, split: Streamed, size: tuple[int, int]) -> None:
+        self.read, self.size = split.read, size
 
     def __call__(self, index: int) -> Tensor:
-        return _scaled(self.read(index), self.side)
+        return _scaled(self.read(index), self.size)
 
 
-def _scaled(images: Tensor, side: int) -> Tensor:
-    return preprocess(images.float(), (side, side)).round().to(torch.uint8)
+def _scaled(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return preprocess(images.float(), size).round().to(torch.uint8)

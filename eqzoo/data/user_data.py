@@ -58,7 +58,7 @@ def read_images(
     found = splits["train"].shape[0]
     if channels not in (None, found):
         raise ValueError(f"the images of {name} have {found} channels, and channels={channels} was requested")
-    return {part: resized(split, side) for part, split in splits.items()}
+    return {part: resized(split, (side, side)) for part, split in splits.items()}
 
 
 def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:

@@ -9,8 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 
-from ..data import CELL_CLASSES
-from ..data.eurosat import EUROSAT_CLASSES
+from ..data import CELL_CLASSES, EUROSAT_CLASSES
 from ..hub import (
     CONFIG_NAME,
     HUB_OWNER,

@@ -55,7 +55,7 @@ from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import CIFAR10, CIFAR100, EUROSAT, ROTMNIST, build, configs
+from ._builder import CHULA_RBC12, CIFAR10, CIFAR100, EUROSAT, ROTMNIST, build, configs
 
 __all__ = ["ASCResNet"]
 
@@ -267,6 +267,7 @@ default_cfgs = configs(
     | {f"{name}_resnet29.cifar100": _cfg(CIFAR100) for name in _PAPER}
     | {f"{name}_resnet83.cifar10": _cfg(CIFAR10) for name in _PAPER}
     | {"p4_asc_resnet29.rotmnist": _cfg(ROTMNIST), "p4_resnet29.eurosat": _cfg(EUROSAT)}
+    | {"p4_resnet29.chula_rbc12": _cfg(CHULA_RBC12 | {"input_size": (3, 40, 40)})}
 )
 
 

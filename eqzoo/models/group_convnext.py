@@ -44,7 +44,7 @@ from ..layers import (
 )
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import IMAGENET, build, configs
+from ._builder import CHULA_RBC12, EUROSAT, IMAGENET, build, configs
 
 __all__ = ["ConvNeXt"]
 
@@ -189,6 +189,13 @@ default_cfgs = configs(
         f"{group}_convnext_{size}": IMAGENET | {"first_conv": "stem.conv", "classifier": "head"}
         for group in ("p4", "p4m")
         for size in _SIZES
+    }
+    | {  # patches of 2 pixels: with 4, the last stage would have 2 x 2 positions
+        f"{group}_convnext_{size}.{name}": data
+        | {"first_conv": "stem.conv", "classifier": "head", "model_args": {"patch_size": 2}}
+        for group in ("p4", "p4m")
+        for size in _SIZES
+        for name, data in (("eurosat", EUROSAT), ("chula_rbc12", CHULA_RBC12))
     }
 )
 

@@ -45,7 +45,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import PCAM, build, configs
+from ._builder import CHULA_RBC12, PCAM, build, configs
 
 __all__ = ["PCamDenseNet"]
 
@@ -169,6 +169,7 @@ default_cfgs = configs(
         "p4_alpha_f_densenet.pcam": _cfg(),
         "p4m_densenet.pcam": _cfg(),
         "p4m_alpha_f_densenet.pcam": _cfg(),
+        "p4m_densenet.chula_rbc12": _cfg(**CHULA_RBC12),
     }
 )
 

@@ -19,6 +19,7 @@ from ..hub import (
     published_names,
     user_folder,
 )
+from ._builder import checkpoint_arguments
 from .registry import list_models
 
 __all__ = ["ModelSource", "resolve"]
@@ -55,8 +56,8 @@ class ModelSource:
 
     @property
     def model_args(self) -> dict[str, Any]:
-        """The arguments of the network's class that config.json holds."""
-        return dict(self.config.get("model_args") or {})
+        """The arguments of the network's class that config.json holds, or the registered checkpoint is built with."""
+        return dict(self.config.get("model_args") or checkpoint_arguments(self.timm_name))
 
 
 def resolve(

@@ -23,6 +23,7 @@ from eqzoo.data import (
     normalize,
     per_class,
     preprocess,
+    resized,
     rotmnist,
     rotmnist_from_amat,
 )
@@ -459,3 +460,16 @@ def test_an_image_is_augmented_by_its_own_numbers_alone(name):
     whole = augment(name, images, numbers)
     assert torch.equal(whole[2:4], augment(name, images[2:4], numbers[2:4]))
     assert torch.equal(whole, images) == (name == "none")
+
+
+def test_images_of_a_data_set_are_scaled_to_an_input_size(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (4, 8, 8, 3), generator=generator, dtype=torch.uint8).numpy()
+    labels = np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    kept, scaled = (load_splits("own.npz", tmp_path, input_size=(3, side, side), valid_size=0) for side in (8, 4))
+    assert kept["train"].shape == (3, 8, 8)
+    wanted = preprocess(kept["test"].images.float(), (4, 4)).round().to(torch.uint8)
+    assert torch.equal(scaled["test"].images, wanted)
+    rotated = resized(Split(kept["test"].images.rot90(1, (2, 3)), kept["test"].labels), (4, 4))
+    assert torch.equal(rotated.images, wanted.rot90(1, (2, 3)))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from eqzoo.data import CELL_CLASSES, chula_rbc12_cells, load_splits, read_images
-from eqzoo.data.eurosat import EUROSAT_CLASSES
+from eqzoo.data import CELL_CLASSES, EUROSAT_CLASSES, chula_rbc12_cells, load_splits, read_images
 from tests.conftest import SHARED
 
 

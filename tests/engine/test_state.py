@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import predictions, train
+from eqzoo.engine.state import TrainingState
 from tests.engine.test_training import RECIPE, SPLITS, build, build_without_batch_norm, go, losses, other, run, same
 
 
@@ -43,6 +44,30 @@ def test_channels_last(tmp_path):
     go(tmp_path / "first", other(), watched)
     assert set(seen) == {28 * 28}
     assert losses(tmp_path / "last") == pytest.approx(losses(tmp_path / "first"), rel=1e-3)
+
+
+def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_path, monkeypatch):
+    seen, accuracies = [], iter([99.0, 98.0, 50.0, 40.0])
+
+    def watched():
+        model = build()
+
+        def forward(x):  # p4_cnn takes no images of 14 pixels
+            seen.append(x.shape[2])
+            return x.mean((2, 3)).expand(-1, 2) * model.head.weight.sum()
+
+        model.forward = forward
+        return model
+
+    validate = TrainingState.validate
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (validate(self), (next(accuracies), 1.0))[1])
+    go(tmp_path / "half", other(epochs=4, half_size_epochs=2, ema_decay=None), watched)
+    assert set(seen[: len(seen) // 2]) == {14}
+    assert set(seen[len(seen) // 2 :]) == {28}
+    state = torch.load(tmp_path / "half" / "state.pt", weights_only=True)
+    assert state["best"] == {"epoch": 3, "accuracy": 50.0}  # of the two at full size
+    with pytest.raises(ValueError, match="half_size_epochs is out of range"):
+        other(epochs=4, half_size_epochs=4)
 
 
 def test_gradients_are_clipped(tmp_path):

@@ -7,6 +7,7 @@ import torch
 import eqzoo
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
+from eqzoo.models.resolve import resolve
 
 SMALL = {"planes": (16, 32), "depths": (1, 2), "num_classes": 5}
 NAMES = {"stages.": "blocks.", "mlp.fc1": "expand", "mlp.fc2": "reduce", "mlp.grn": "grn", "gamma": "scale.gamma"}
@@ -71,3 +72,13 @@ def test_paths_are_dropped_in_training_alone():
     x = torch.randn(4, 3, 16, 16)
     assert not torch.equal(model(x), model(x))
     assert torch.equal(model.eval()(x), model(x))
+
+
+def test_checkpoints_of_small_images_have_patches_of_two_pixels():
+    own = eqzoo.create_model("p4m_convnext_atto.eurosat")
+    assert own.stem.conv.kernel_size == 2
+    assert (own.num_classes, own.pretrained_cfg["input_size"]) == (10, (3, 64, 64))
+    assert eqzoo.create_model("p4m_convnext_atto").stem.conv.kernel_size == 4
+    assert eqzoo.create_model("p4m_convnext_atto.eurosat", patch_size=4).stem.conv.kernel_size == 4
+    assert resolve("p4m_convnext_atto.eurosat").model_args == {"patch_size": 2}
+    assert resolve("p4m_convnext_atto").model_args == {}

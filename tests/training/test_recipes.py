@@ -47,8 +47,9 @@ def test_every_row_of_the_papers_that_names_a_data_set_has_a_recipe():
 def test_names_say_network_and_data_set_and_texts_are_sentences():
     for name in recipe_names():
         recipe, text = load_recipe(name), recipe_text(name)
-        model, _, rest = name.partition(".")
-        assert (model, rest.partition("_")[0]) == (recipe.model, recipe.dataset)
+        base, variant = f"{recipe.model}.{recipe.dataset}", name.removeprefix(f"{recipe.model}.{recipe.dataset}")
+        assert name.startswith(base)
+        assert not variant or variant.startswith("_")
         assert recipe.model in eqzoo.list_models()
         assert text.endswith(".")
         assert "  " not in text
@@ -176,7 +177,8 @@ def test_plateaus():
 
 def test_recipes_start_from_checkpoints_that_are_published():
     starts = {load_recipe(name).start for name in recipe_names()} - {None}
-    assert starts == {"r4_gsanet_t.rotmnist"} & set(eqzoo.list_pretrained())
+    assert "r4_gsanet_t.rotmnist" in starts
+    assert starts <= set(eqzoo.list_pretrained())
 
 
 def test_the_command_line_changes_recipes():
