@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,20 @@ def mnist_dir(tmp_path_factory):
     for file in packed.glob("*.gz"):
         (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
     return raw.parents[1]
+
+
+@pytest.fixture(scope="session")
+def real_images_dir(tmp_path_factory):
+    """A data folder that contains EuroSAT and Chula RBC-12."""
+    packed = SHARED / "data"
+    if not (packed / "eurosat").is_dir() or not (packed / "chula_rbc12").is_dir():
+        pytest.skip("no EuroSAT and Chula RBC-12 beside the checkout")
+    folder = tmp_path_factory.mktemp("real_images")
+    for file in (packed / "eurosat").glob("*.zip"):
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder / "eurosat" / "2750")
+    (folder / "chula_rbc12").symlink_to(packed / "chula_rbc12")
+    return folder
 
 
 @pytest.fixture(scope="session")
