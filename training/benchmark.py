@@ -2,10 +2,11 @@
 
 Suites: ``layers`` and ``models`` time a training step and a forward pass in evaluation mode, the latter also deployed
 (`timm.utils.reparameterize_model`); ``layouts`` times networks on images with channels last against contiguous ones;
-``irreps`` times group convolutions through the irreps of the group against expanded ones; ``transformers`` times octic
-ViTs against timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its own. A
-subject and its baseline run alternately, so that other load on the machine slows both; the result is the ratio of the
-medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as JSON.
+``files`` times inference of ONNX files against the network in torch, with its kernels and without; ``irreps`` times
+group convolutions through the irreps of the group against expanded ones; ``transformers`` times octic ViTs against
+timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
+its baseline run alternately, so that other load on the machine slows both; the result is the ratio of the medians.
+Prints a Markdown table; `--output DIR` writes the table and the same numbers as JSON.
 """
 
 import argparse
@@ -16,7 +17,9 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import IRREPS, LAYERS, LAYOUTS, MEMORY, MODELS, TRANSFORMERS, Case, Subject
+from benchmark_cases import FILES, IRREPS, LAYERS, LAYOUTS, MEMORY, MODELS, TRANSFORMERS, Case, Subject
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.utils.benchmark import timer
@@ -33,12 +36,14 @@ import eqzoo
 from eqzoo._common import atomic
 from eqzoo.analysis import machine
 from eqzoo.engine.allocator import keep_freed_memory
+from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.ops import use_backend
 
 SUITES = {
     "layers": LAYERS,
     "models": MODELS,
     "layouts": LAYOUTS,
+    "files": FILES,
     "irreps": IRREPS,
     "memory": MEMORY,
     "transformers": TRANSFORMERS,
@@ -63,7 +68,7 @@ def main() -> None:
         raise SystemExit(
             f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
-    measure = compare_memory if args.suite == "memory" else compare_time
+    measure = {"memory": compare_memory, "files": compare_file}.get(args.suite, compare_time)
     rows = []
     for case in cases:
         for row in measure(case, args):
@@ -144,6 +149,33 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
         }
 
 
+def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times the ONNX file of a network against the network in torch, with kernels and without."""
+    batch = args.batch_size or case.batch
+    model, x = build(case.theirs, batch, args)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        eqzoo.export_onnx(model.eval(), path)  # type: ignore[arg-type]
+        file = OnnxFile(path, threads=torch.get_num_threads())
+    steps: dict[str, Callable[[], object]] = {"file": partial(file, x)}
+    names = {"auto": "torch", "eager": "torch without kernels"}
+    for backend in names:
+        subject = replace(case.theirs, backend=backend)  # type: ignore[arg-type]
+        steps[backend] = inference(subject, batch, args, deployed=False)
+    seconds = alternate(steps, args)
+    ours = statistics.median(seconds["file"])
+    for backend, name in names.items():
+        theirs = statistics.median(seconds[backend])
+        yield {
+            "subject": f"{case.theirs.name}, ONNX Runtime",
+            "against": name,
+            "batch": batch,
+            "ms": round(1e3 * ours, 2),
+            "ms against": round(1e3 * theirs, 2),
+            "ratio": round(ours / theirs, 2),
+        }
+
+
 def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The module and a batch for it, on the device, from a fixed seed."""
     torch.manual_seed(0)
@@ -198,7 +230,7 @@ def autocast(args: argparse.Namespace) -> torch.autocast:
     return torch.autocast(kind, DTYPES[args.dtype], enabled=args.dtype != "float32")
 
 
-def alternate(steps: dict[str, Callable[[], None]], args: argparse.Namespace) -> dict[str, list[float]]:
+def alternate(steps: Mapping[str, Callable[[], object]], args: argparse.Namespace) -> dict[str, list[float]]:
     """Runs all steps alternately, after two rounds to warm up; seconds of every run.
 
     The clock is torch.utils.benchmark's, which synchronizes with the GPU. Its Timer measures one statement after the

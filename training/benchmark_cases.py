@@ -13,7 +13,7 @@ from eqzoo import layers
 from eqzoo.groups import P4, P4M, Z2, Group
 from eqzoo.ops._backend import Backend
 
-__all__ = ["IRREPS", "LAYERS", "LAYOUTS", "MEMORY", "MODELS", "TRANSFORMERS", "Case", "Subject"]
+__all__ = ["FILES", "IRREPS", "LAYERS", "LAYOUTS", "MEMORY", "MODELS", "TRANSFORMERS", "Case", "Subject"]
 
 Pair = tuple[float, float]
 
@@ -248,4 +248,29 @@ def _transformer(name: str, twin: str, depth: int, target: Pair) -> Case:
 TRANSFORMERS = [
     _transformer("p4m_octic_vit_base_patch16_224", "deit3_base_patch16_224", 12, (0.71, 0.71)),
     _transformer("p4m_octic_vit_large_patch16_224", "deit3_large_patch16_224", 8, (0.67, 0.67)),
+]
+
+
+def _files(name: str, batch: int) -> Case:
+    """The ONNX file of a network against the network in torch."""
+    shape = tuple(timm.get_pretrained_cfg(name).input_size)
+    network = Subject(name, partial(timm.create_model, name), shape)
+    return Case(replace(network, name=f"{name} as a file, batch {batch}"), network, batch)
+
+
+FILES = [
+    _files(name, batch)
+    for name in (
+        "p4_cnn",
+        "p4_alpha_f_cnn",
+        "p4_alpha_cnn",
+        "p4_allcnn",
+        "p4_resnet18",
+        "p4_e4_resnet18",
+        "p4_e4net",
+        "p4_resnet29",
+        "p4_asc_resnet29",
+        "r4_gsanet_t",
+    )
+    for batch in (1, 8, 64)
 ]

@@ -51,7 +51,7 @@ def run(module, x):
 
 
 def test_every_case_has_a_name_of_its_own():
-    suites = ("LAYERS", "MODELS", "LAYOUTS", "TRANSFORMERS", "MEMORY")
+    suites = ("LAYERS", "MODELS", "LAYOUTS", "FILES", "TRANSFORMERS", "MEMORY")
     for cases in (getattr(benchmark_cases, suite) for suite in suites):
         assert len({case.key for case in cases}) == len(cases)
 
@@ -63,6 +63,7 @@ def test_every_case_has_a_name_of_its_own():
         ("layers", ["--only", "AffineSelfConv2d(p4, 16) at 16 : Group", "--dtype", "bfloat16", "--channels-last"]),
         ("models", ["--only", "p4_cnn : plain"]),
         ("layouts", ["--only", "p4_cnn,", "--dtype", "bfloat16"]),
+        ("files", ["--only", "p4_cnn as a file, batch 1 "]),
         ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
     ],
 )
