@@ -16,6 +16,7 @@ References:
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -54,6 +55,25 @@ class Group:
     def __post_init__(self) -> None:
         if self.rotations < 1:
             raise ValueError(f"a group needs at least one rotation (the identity), got rotations={self.rotations}")
+
+    @classmethod
+    def from_name(cls, name: str) -> "Group":
+        """The group of a name, the inverse of `name`; ``r1`` and ``r4`` are other names of ``z2`` and ``p4``.
+
+        Raises:
+            ValueError: If it is the name of no group.
+
+        Example:
+            >>> Group.from_name("p4m") == P4M, Group.from_name("r8")
+            (True, Group(rotations=8, reflections=False))
+        """
+        match = re.fullmatch(r"(?:(z2)|(p4)|r([1-9]\d*))(m?)", name, re.ASCII)
+        if match is None:
+            raise ValueError(
+                f"no group is named {name!r}; names are z2, p4 and r<number of rotations>, with an m for reflections: "
+                "z2m, p4m, r2, r8m"
+            )
+        return cls(1 if match[1] else 4 if match[2] else int(match[3]), bool(match[4]))
 
     @property
     def order(self) -> int:

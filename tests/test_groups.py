@@ -28,6 +28,18 @@ def test_group_axioms(group):
 
 
 @pytest.mark.parametrize("group", ALL, ids=names)
+def test_a_name_gives_its_group(group):
+    assert Group.from_name(group.name) == group
+
+
+def test_other_names_of_a_group_and_names_of_none():
+    assert (Group.from_name("r1m"), Group.from_name("r4")) == (Z2M, P4)
+    for name in ("p5", "r0", "r", "P4", "p4mm", "p4 ", "z2_cnn", ""):
+        with pytest.raises(ValueError, match="no group is named"):
+            Group.from_name(name)
+
+
+@pytest.mark.parametrize("group", ALL, ids=names)
 def test_matrices_are_a_homomorphism_and_faithful(group):
     for g, h in itertools.product(group.elements, repeat=2):
         torch.testing.assert_close(group.matrix(g) @ group.matrix(h), group.matrix(group.product(g, h)))

@@ -154,11 +154,12 @@ def _timm(
 
 
 def _group(group: Group | str | None) -> Group | None:
-    if isinstance(group, str):
-        if group not in CHECKED_GROUPS:
-            raise ValueError(f"the group to check is one of {', '.join(CHECKED_GROUPS)}; got {group!r}")
-        return CHECKED_GROUPS[group]
-    return group
+    if not isinstance(group, str):
+        return group
+    try:
+        return CHECKED_GROUPS[Group.from_name(group).name]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"the group to check is one of {', '.join(CHECKED_GROUPS)}; got {group!r}") from error
 
 
 @torch.no_grad()

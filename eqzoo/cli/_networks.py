@@ -1,10 +1,10 @@
 """Facts about networks from the registry, without building them."""
 
-import re
-
 import timm
 import torch
 from timm.models import PretrainedCfg
+
+from ..groups import Z2, Group
 
 __all__ = [
     "count_parameters",
@@ -32,9 +32,11 @@ def module_of(model: str) -> str:
 
 
 def group_name(model: str) -> str:
-    """The group of a network, by its name: the first word, or z2 (translations alone) where that is no group."""
-    first = model.partition("_")[0]
-    return first if re.fullmatch(r"(z2|p4|r\d+)m?", first) else "z2"
+    """The name of the group that a network is named after; z2 (translations alone) if its first word is no group."""
+    try:
+        return Group.from_name(model.partition("_")[0]).name
+    except ValueError:
+        return Z2.name
 
 
 def count_parameters(model: torch.nn.Module) -> int:

@@ -1,13 +1,12 @@
 """`eqzoo attention`: draws the attention of a layer."""
 
 import argparse
-import re
 from pathlib import Path
 
 import torch
 
 from .._common import atomic
-from ..groups import Z2, Group, cyclic, dihedral
+from ..groups import Z2, Group
 from ..hub import WeightsNotFoundError
 from ..models import EquivariantNet
 from ..models.loading import load_network
@@ -72,14 +71,10 @@ def _network(args: argparse.Namespace) -> EquivariantNet:
 
 
 def _group(name: str) -> Group:
-    """A group by the name that `Group.name` gives it."""
-    match = re.fullmatch(r"(?:(z2)|(p4)|r([1-9]\d?))(m?)", name)
-    if match is None:
-        raise ValueError(
-            f"--group is z2m, r2, r2m, p4, p4m or r<number of rotations>, with an m for reflections; got {name!r}"
-        )
-    rotations = 1 if match[1] else 4 if match[2] else int(match[3])
-    return dihedral(rotations) if match[4] else cyclic(rotations)
+    try:
+        return Group.from_name(name)
+    except ValueError as error:
+        raise ValueError(f"--group is the name of a group: {error}") from error
 
 
 def _check_output(output: Path) -> None:
