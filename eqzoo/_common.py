@@ -1,15 +1,28 @@
-"""The version, and atomic file writes."""
+"""The version, file writes, settings from the command line, and interleaved timing."""
 
+import json
+import logging
+import math
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
-__all__ = ["__version__", "atomic"]
+__all__ = [
+    "__version__",
+    "atomic",
+    "interleaved_times",
+    "json_text",
+    "parse_settings",
+    "torch_benchmark",
+    "write_json",
+]
 
 __version__ = "0.1.0"
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -32,3 +45,84 @@ def atomic(path: Path, write: Callable[[Path], T]) -> T:
     finally:
         temporary.unlink(missing_ok=True)
     return result
+
+
+def json_text(values: Mapping[str, Any]) -> str:
+    """The text of a JSON file, as this package writes them."""
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON file atomically."""
+    atomic(path, lambda temporary: temporary.write_text(json_text(values), encoding="utf-8"))
+
+
+def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, Any]:
+    """The values of an option ``--set KEY=VALUE ...``, which are JSON or, where they are not, words.
+
+    Args:
+        items: What follows the option.
+        example: A setting that the error shows.
+
+    Raises:
+        ValueError: If one of the items has no key or no equals sign.
+
+    Example:
+        >>> parse_settings(["lr=0.01", "milestones=[20, 40]", "optimizer=sgd"])
+        {'lr': 0.01, 'milestones': [20, 40], 'optimizer': 'sgd'}
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, sign, value = item.partition("=")
+        if not sign or not key:
+            raise ValueError(f"--set takes KEY=VALUE such as {example}, got {item!r}")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value  # a word needs no quotes
+    return found
+
+
+def torch_benchmark() -> ModuleType:
+    """`torch.utils.benchmark`, imported without the line that it logs where there is a CUDA toolkit and no GPU."""
+    logger = logging.getLogger("torch.utils.cpp_extension")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        import torch.utils.benchmark
+    finally:
+        logger.setLevel(level)
+    return torch.utils.benchmark
+
+
+def interleaved_times(
+    functions: Mapping[K, Callable[[], object]], rounds: int, warm_up: int = 2, at_most: float = math.inf
+) -> dict[K, list[float]]:
+    """Times functions in rounds, in each of which every function runs once; so other load slows them all alike.
+
+    The clock is that of `torch.utils.benchmark`, which waits for the accelerator. Its Timer is not used: it measures
+    one function after the other, so that other load on the machine may slow one alone.
+
+    Args:
+        functions: The functions.
+        rounds: The number of rounds that are timed.
+        warm_up: The rounds before them that are not.
+        at_most: The seconds after which no further round begins, once two rounds have been timed.
+
+    Returns:
+        The time of each round for each function, in seconds.
+    """
+    timer = torch_benchmark().timer
+    times: dict[K, list[float]] = {key: [] for key in functions}
+    began = timer()
+    for index in range(warm_up + rounds):
+        if index >= warm_up + 2 and timer() - began > at_most:
+            break
+        # The order is reversed in every other round, so that no function always finds the warmer cache.
+        for key in list(functions)[:: -1 if index % 2 else 1]:
+            start = timer()
+            functions[key]()
+            taken = timer() - start
+            if index >= warm_up:
+                times[key].append(taken)
+    return times

@@ -5,7 +5,7 @@ Suites: ``layers`` and ``models`` time a training step and a forward pass in eva
 ``files`` times inference of ONNX files against the network in torch, with its kernels and without; ``irreps`` times
 group convolutions through the irreps of the group against expanded ones; ``transformers`` times octic ViTs against
 timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
-its baseline run alternately, so that other load on the machine slows both; the result is the ratio of the medians.
+its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians.
 Prints a Markdown table; `--output DIR` writes the table and the same numbers as JSON.
 """
 
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,9 @@ import torch.nn.functional as F
 from benchmark_cases import FILES, IRREPS, LAYERS, LAYOUTS, MEMORY, MODELS, TRANSFORMERS, Case, Subject
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
-from torch.utils.benchmark import timer
 
 import eqzoo
-from eqzoo._common import atomic
+from eqzoo._common import atomic, interleaved_times
 from eqzoo.analysis import machine
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
@@ -90,7 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases that have this in their name")
     parser.add_argument("--batch-size", type=int, help="another batch than the cases'")
-    parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, alternately (default: 10)")
+    parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, interleaved (default: 10)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="bfloat16 is autocast")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
@@ -132,7 +131,7 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     if case.deploys:
         tasks["inference, deployed"] = partial(inference, batch=batch, args=args, deployed=True)
     for task, prepare in tasks.items():
-        seconds = alternate({key: prepare(subject) for key, subject in pair.items()}, args)
+        seconds = interleaved_times({key: prepare(subject) for key, subject in pair.items()}, args.rounds)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
         target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
@@ -162,7 +161,7 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     for backend in names:
         subject = replace(case.theirs, backend=backend)  # type: ignore[arg-type]
         steps[backend] = inference(subject, batch, args, deployed=False)
-    seconds = alternate(steps, args)
+    seconds = interleaved_times(steps, args.rounds)
     ours = statistics.median(seconds["file"])
     for backend, name in names.items():
         theirs = statistics.median(seconds[backend])
@@ -228,24 +227,6 @@ def autocast(args: argparse.Namespace) -> torch.autocast:
     """The precision of the options."""
     kind = torch.device(args.device).type
     return torch.autocast(kind, DTYPES[args.dtype], enabled=args.dtype != "float32")
-
-
-def alternate(steps: Mapping[str, Callable[[], object]], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Runs all steps alternately, after two rounds to warm up; seconds of every run.
-
-    The clock is torch.utils.benchmark's, which synchronizes with the GPU. Its Timer measures one statement after the
-    other, with a warm-up before each, so that load on the machine may slow one alone: the loop is ours.
-    """
-    seconds: dict[str, list[float]] = {key: [] for key in steps}
-    for index in range(args.rounds + 2):
-        # The order changes with every round, so that neither always has the warmer cache.
-        for key in sorted(steps, reverse=bool(index % 2)):
-            start = timer()
-            steps[key]()
-            elapsed = timer() - start
-            if index >= 2:
-                seconds[key].append(elapsed)
-    return seconds
 
 
 def compare_memory(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -314,7 +295,7 @@ def render(report: dict[str, Any]) -> str:
     kind = (
         "Peak of one training step"
         if report["suite"] == "memory"
-        else f"Medians of {report['rounds']} runs alternately"
+        else f"Medians of {report['rounds']} interleaved runs"
     )
     how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
     columns = list(report["rows"][0])

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
+from .._common import torch_benchmark
 
 __all__ = ["machine", "multiply_adds", "throughput"]
 
@@ -73,9 +74,7 @@ def throughput(
     x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
     threads, was_training = torch.get_num_threads(), model.training
     model.eval()
-    from torch.utils.benchmark import Timer  # it looks for a CUDA toolkit when imported, and says so
-
-    timer = Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
+    timer = torch_benchmark().Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
     seconds = timer.blocked_autorange(min_run_time=min_seconds).median
     model.train(was_training)
     return {

@@ -4,14 +4,14 @@ import argparse
 import copy
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
 from timm.utils import reparameterize_model
 from torch import nn
 
+from .._common import interleaved_times
 from ..analysis.cost import machine
 from ..models import EquivariantNet, list_models
 from ..models.loading import load_network
@@ -20,11 +20,9 @@ from ._answer import Answer, table
 
 __all__ = ["run"]
 
-_WARM_UP = 2
-
 
 def run(args: argparse.Namespace) -> Answer:
-    """Times networks as they are, deployed and compiled, alternately."""
+    """Times networks as they are, deployed and compiled, in interleaved runs."""
     if args.rounds < 1 or min(args.batch_sizes) < 1 or (args.threads is not None and args.threads < 1):
         raise ValueError("--rounds, --batch-sizes and --threads are at least 1")
     device = _device(args.device)
@@ -98,19 +96,11 @@ def _forms(
 def _clock(
     forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int
 ) -> list[dict[str, Any]]:
-    """Times all forms alternately, in rounds, after two rounds of warm-up.
-
-    Not by torch.utils.benchmark, which times one form after the other: on a shared machine their ratio would drift.
-    """
+    """Times all forms in interleaved runs, after two rounds of warm-up."""
     print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
     batches = {key: torch.randn(size, *cast(Any, forms[key[0], "eager"]).input_size, device=device) for key in forms}
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in forms}
-    for index in range(rounds + _WARM_UP):
-        # The order is reversed in every other round, so that no form always finds the warmer cache.
-        for key in list(forms) if index % 2 else list(forms)[::-1]:
-            taken = _seconds(lambda key=key: forms[key](batches[key]), device)  # type: ignore[misc]
-            if index >= _WARM_UP:
-                seconds[key].append(taken)
+    with torch.cuda.device(device if device.type == "cuda" else -1):  # the clock waits for the current GPU
+        seconds = interleaved_times({key: partial(form, batches[key]) for key, form in forms.items()}, rounds)
     return [
         {
             "network": name,
@@ -121,14 +111,6 @@ def _clock(
         }
         for (name, form), times in seconds.items()
     ]
-
-
-def _seconds(step: Callable[[], object], device: torch.device) -> float:
-    began = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
 
 
 def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | None) -> dict[str, Any]:
@@ -156,5 +138,5 @@ def _text(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]
     machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
-    made = f"Medians of {data['rounds']} runs, alternately; {machine}."
+    made = f"Medians of {data['rounds']} interleaved runs; {machine}."
     return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

@@ -233,7 +233,7 @@ def _check(sub: argparse.ArgumentParser) -> None:
 
 
 def _bench(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed alternately")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed in interleaved runs")
     sub.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], metavar="N", help="default: 1 32")
     sub.add_argument(
         "--against", metavar="NAME", help="the network to compare with (default: the z2 network of the same name)"
@@ -289,7 +289,7 @@ COMMANDS = {
     ),
     "bench": Command(
         "time networks on this machine",
-        "Times networks in eager mode, deployed (as plain convolutions) and compiled: medians of alternate runs.",
+        "Times networks in eager mode, deployed (as plain convolutions) and compiled: medians of interleaved runs.",
         _bench,
     ),
     "completion": Command(

@@ -8,7 +8,6 @@ import copy
 import hashlib
 import json
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from .._common import __version__, atomic
+from .._common import __version__, atomic, interleaved_times
 from ..equivariance import element_errors
 from ..groups import Group
 from ..models import EquivariantNet
@@ -340,16 +339,11 @@ def _distance(y: Tensor, expected: Tensor) -> float:
 
 
 def _latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, float]:
-    """The median times of functions, run alternately: up to 30 times, or for about two seconds."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    begin = time.perf_counter()
-    while (rounds := len(times["file"])) < 3 or (rounds < 30 and time.perf_counter() - begin < 2):
-        for name, function in functions.items():
-            before = time.perf_counter()
-            function(x)
-            times[name].append(time.perf_counter() - before)
+    """The median times of functions, in seconds: of up to 29 interleaved runs, or of those of about two seconds."""
+    steps = {name: partial(function, x) for name, function in functions.items()}
     # The first run of each allocates memory and is left out.
-    return {name: statistics.median(measured[1:]) for name, measured in times.items()}
+    times = interleaved_times(steps, rounds=29, warm_up=1, at_most=2.0)
+    return {name: statistics.median(measured) for name, measured in times.items()}
 
 
 def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:

@@ -1,0 +1,29 @@
+"""Small helpers: settings from the command line, and interleaved timing."""
+
+import time
+
+import pytest
+
+from eqzoo._common import interleaved_times, parse_settings
+
+
+def test_functions_are_timed_in_turn_and_the_warm_up_is_left_out():
+    calls = []
+    times = interleaved_times({key: lambda key=key: calls.append(key) for key in "ab"}, rounds=3, warm_up=1)
+    assert "".join(calls) == "abbaabba"
+    assert [len(values) for values in times.values()] == [3, 3]
+
+
+def test_no_round_begins_after_the_time_is_over():
+    """Two rounds are timed nevertheless."""
+    times = interleaved_times({"slow": lambda: time.sleep(0.01)}, rounds=100, warm_up=1, at_most=0.001)
+    assert len(times["slow"]) == 2
+    assert min(times["slow"]) >= 0.01
+
+
+def test_settings_are_json_or_words():
+    found = parse_settings(["lr=0.1", 'model_args={"depth": 3}', "model=p4=cnn", "start=null"])
+    assert found == {"lr": 0.1, "model_args": {"depth": 3}, "model": "p4=cnn", "start": None}
+    for item in ("lr", "=3"):
+        with pytest.raises(ValueError, match=f"KEY=VALUE such as lr=0.01, got '{item}'"):
+            parse_settings([item])
