@@ -17,13 +17,12 @@ import torch
 from common import add_data_arguments, build, recipe_names, splits_of
 from safetensors.torch import load_file, save_file
 
-from eqzoo._common import atomic
+from eqzoo._common import atomic, write_json
 from eqzoo.analysis import accuracy_over_rotations, sample
 from eqzoo.analysis.rotation import SAMPLE_SIZE
 from eqzoo.data import AnySplit
 from eqzoo.engine import FinishedRun, Recipe, checkpoint_results, top1
 from eqzoo.engine.metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics
-from eqzoo.engine.run_directory import write_json
 from eqzoo.hub import base_model
 from eqzoo.models import EquivariantNet
 

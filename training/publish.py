@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import eqzoo
-from eqzoo._common import atomic
+from eqzoo._common import atomic, json_text
 from eqzoo.engine import checkpoint_config
 from eqzoo.engine.finetuning import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
@@ -168,8 +168,8 @@ def _texts(
 ) -> dict[str, str]:
     place = str(folder.relative_to(ROOT)) if ours else folder.name
     texts = {
-        RESULTS_NAME: json.dumps(results, indent=2) + "\n",
-        CONFIG_NAME: json.dumps(config, indent=2) + "\n",
+        RESULTS_NAME: json_text(results),
+        CONFIG_NAME: json_text(config),
         CARD_NAME: render_card(results, config, size, repo_id, place, ours),
     }
     if curve := results.get("rotation_curve"):

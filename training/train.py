@@ -6,7 +6,6 @@ run: `torchrun --nproc_per_node=2 training/train.py ...`. `--list` prints the re
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from common import add_data_arguments, build, is_own, load_recipe, recipe_names, splits_of
 
+from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, train
 
@@ -73,14 +73,9 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     # trained on images that another data set validates or tests on.
     changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None} if args.dataset else {}
     keys = [field.name for field in dataclasses.fields(Recipe)]
-    for item in args.set:
-        key, sign, value = item.partition("=")
-        if not sign or key not in keys:
-            raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {item!r}")
-        try:
-            changes[key] = json.loads(value)
-        except json.JSONDecodeError:
-            changes[key] = value  # a string needs no quotes
+    changes |= parse_settings(args.set)
+    if unknown := [key for key in changes if key not in keys]:
+        raise ValueError(f"--set takes keys of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
     return dataclasses.replace(recipe, **changes | {name: value for name, value in named.items() if value is not None})
 

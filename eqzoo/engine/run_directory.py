@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from .._common import atomic
+from .._common import atomic, json_text, write_json
 from ..data import AnySplit, Split
 from .recipe import Recipe
 
@@ -56,7 +56,7 @@ class RunDirectory:
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
         if not self.recipe.exists():
-            self._write(self.recipe, (json.dumps(asdict(recipe), indent=2) + "\n").encode())
+            self._write(self.recipe, json_text(asdict(recipe)).encode())
             return True
         there = Recipe.read(self.recipe)  # missing keys have their defaults
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
@@ -228,12 +228,6 @@ def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:
 def patience_is_over(recipe: Recipe, best: int, epoch: int) -> bool:
     """Whether a run ends early after an epoch, where ``best`` is the best epoch."""
     return recipe.patience is not None and epoch - best >= recipe.patience
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file atomically."""
-    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def split_digest(split: AnySplit) -> str:

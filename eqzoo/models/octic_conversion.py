@@ -12,7 +12,6 @@ References:
     https://arxiv.org/abs/2505.15441, https://github.com/davnords/octic-vits
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from .._common import atomic
+from .._common import atomic, write_json
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ._released_files import read_pth
 from .octic_vit import OcticViT
@@ -74,8 +73,7 @@ def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str,
     output.mkdir(parents=True, exist_ok=True)
     weights = output / WEIGHTS_NAME
     atomic(weights, partial(save_file, found.state, metadata={"format": "pt"}))
-    text = json.dumps(_config(found, sha256_of(weights)), indent=2, ensure_ascii=False) + "\n"
-    atomic(output / CONFIG_NAME, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_json(output / CONFIG_NAME, _config(found, sha256_of(weights)))
     args = found.model_args
     heads = (
         "as set" if "num_heads" in settings else f"as {model.partition('.')[0]} has; another number: --set num_heads="

@@ -341,7 +341,7 @@ def test_converted_weights_start_fine_tuning(tmp_path, capsys):
     assert cli.main([*command, "--set", "num_heads=2"]) == 0
     assert "width 64, 4 blocks, 2 heads (as set), patches of 4 on 32 pixels, 0 classes" in capsys.readouterr().out
     assert cli.main([*command, "--set", "num_heads"]) == 2
-    assert "NAME=VALUE" in capsys.readouterr().err
+    assert "KEY=VALUE" in capsys.readouterr().err
     model = eqzoo.create_model(f"local-dir:{folder}", pretrained=True).eval()
     named = eqzoo.create_model(name_of(file), checkpoint_path=folder).eval()
     assert all(torch.equal(a, b) for a, b in zip(named.parameters(), model.parameters(), strict=True))
