@@ -20,6 +20,8 @@ def run(args: argparse.Namespace) -> Answer:
         "patience": args.patience,
         "ema_decay": args.ema,
         "augment": args.augment,
+        "precision": args.precision,
+        "channels_last": args.channels_last,
         "seed": args.seed,
     }
     recipe = {key: value for key, value in named.items() if value is not None}
@@ -33,6 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
             pretrained=args.pretrained,
             freeze=args.freeze is not None and (args.freeze or True),
             balance=args.balance,
+            minutes=args.minutes,
             valid_fraction=args.valid,
             test_fraction=args.test,
             data_dir=args.data_dir,
@@ -72,4 +75,4 @@ def _text(report: dict[str, Any], folder: str) -> str:
         ["same prediction at all 90° rotations", f"{report['same_class_at_all_quarter_rotations']:.2f} %"],
         ["wrote", f"{folder}; report.md has the metrics of each class"],
     ]
-    return "\n".join([table(rows, flexible={1}), *report["notes"]])
+    return "\n".join([table(rows, flexible={1}), *report["notes"], *(f"advice: {line}" for line in report["advice"])])

@@ -134,11 +134,14 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--freeze", nargs="*", metavar="MODULE", help="modules to freeze (without names: all but the classifier)"
     )
-    sub.add_argument("--epochs", type=int, help="the largest number of epochs (default: 30)")
+    sub.add_argument("--epochs", type=int, help="the number of epochs (default: by the number of images)")
+    sub.add_argument(
+        "--minutes", type=float, metavar="M", help="train for this time: epochs by the speed of the first steps"
+    )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
-    sub.add_argument("--lr", type=float, help="the highest learning rate (default: 0.001)")
+    sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer and start)")
     sub.add_argument("--layer-decay", type=float, metavar="F", help="factor of the learning rate for each layer below")
-    sub.add_argument("--patience", type=int, help="epochs without improvement before stopping (default: 10)")
+    sub.add_argument("--patience", type=int, help="epochs without improvement before stopping (default: none)")
     sub.add_argument("--balance", action="store_true", help="weight classes in the loss by the inverse of their size")
     sub.add_argument(
         "--ema", type=float, metavar="DECAY", help="average the weights over steps with this decay, such as 0.99"
@@ -147,6 +150,16 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         "--augment",
         help="none, shifts (default), flips, quarter_rotations, quarter_rotations_flips, rotations, standard, "
         "standard_pad2; or missing: the 90° rotations and reflections that are not in the network's group",
+    )
+    sub.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16"],
+        help="the number format of the layers (default: what is faster in a few steps)",
+    )
+    sub.add_argument(
+        "--channels-last",
+        action=argparse.BooleanOptionalAction,
+        help="the memory format of images and fields (default: what is faster in a few steps)",
     )
     sub.add_argument(
         "--valid", type=float, default=0.15, metavar="F", help="the fraction held out for validation (default: 0.15)"

@@ -120,6 +120,8 @@ def _from_arrays(
         )
     if images.ndim == 4 and images.shape[3] > min(images.shape[1:3]):
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")
+    if min(images.shape[1:]) < 1:
+        raise ValueError(f"{source}: images have no pixels, got {images.shape}")
     if not np.issubdtype(labels.dtype, np.integer) or labels.size != len(labels):
         raise ValueError(f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}")
     planes = torch.from_numpy(images)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .images import is_grayscale, load_image, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "folder_channels", "image_folder"]
+__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder"]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
@@ -64,6 +64,19 @@ def folder_channels(path: Path) -> int:
     """1 if all images below a folder are grayscale by their headers, else 3; unreadable files are ignored."""
     with ThreadPoolExecutor() as pool:
         return 1 if all(_tried(pool, _gray, _images(path))[0]) else 3
+
+
+def folder_side(path: Path, count: int = 100) -> int:
+    """The median of the shorter sides of at most ``count`` images below a folder, in pixels; 0 if none is readable."""
+    files = _images(path)
+    with ThreadPoolExecutor() as pool:
+        sides = sorted(_tried(pool, _shorter_side, files[:: max(1, len(files) // count)])[0])
+    return sides[len(sides) // 2] if sides else 0
+
+
+def _shorter_side(path: Path) -> int:
+    with Image.open(path) as image:
+        return min(image.size)
 
 
 def _gray(path: Path) -> bool:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, image_folder
+from .folder import folder_channels, folder_side, image_folder
 from .splits import AnySplit, check, resized, stratified
 
-__all__ = ["complete_splits", "read_images"]
+__all__ = ["complete_splits", "native_side", "read_images"]
 
 
 def read_images(
@@ -59,6 +59,14 @@ def read_images(
     if channels not in (None, found):
         raise ValueError(f"the images of {name} have {found} channels, and channels={channels} was requested")
     return {part: resized(split, (side, side)) for part, split in splits.items()}
+
+
+def native_side(data: object) -> int | None:
+    """The shorter side of the images of a folder before they are resized, in pixels: the median of some of them.
+
+    None for data of another kind.
+    """
+    return folder_side(Path(data)) or None if isinstance(data, str | os.PathLike) and Path(data).is_dir() else None
 
 
 def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:

@@ -1,11 +1,10 @@
 """Fine-tuning on the user's images: training, evaluation, and a checkpoint that everything else loads."""
 
 import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,27 +14,35 @@ import torch
 from torch import nn
 
 from .._common import atomic
+from ..analysis.rotation import sample
 from ..analysis.sizes import check_side, weightless
-from ..data import AnySplit, Split, check, complete_splits, num_classes, read_images
+from ..data import AnySplit, Split, check, complete_splits, native_side, num_classes, read_images
 from ..equivariance import equivariance_error
-from ..groups import P4, Group
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
+from .advice import advice_after, advice_before, chosen, summary
+from .defaults import AUTOMATIC, fine_tuning_recipe, with_rules
 from .loop import check_device, train
-from .metrics import evaluate
+from .metrics import STEPS, evaluate, predict_split, top1
+from .processor import limited_threads
 from .recipe import Recipe
 from .report import command, markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
 from .run_directory import SETTINGS_NAME, SPLIT_NAMES, RunDirectory, best_row, split_digest, write_json
+from .speed import Speed, measure
 from .state import freeze as freeze_modules
 
 __all__ = ["FineTuned", "finetune", "trunk"]
 
 REPORT_NAME, PAGE_NAME = "report.json", "report.md"
-_DEFAULTS: dict[str, Any] = {"epochs": 30, "patience": 10, "augment": "shifts"}
 _FRACTION = 0.15
+_REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
+_EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
+_TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
+_TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
+_MOST_EPOCHS = 1_000  # of a run by time
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ def finetune(
     pretrained: bool | None = None,
     freeze: bool | Sequence[str] = False,
     balance: bool = False,
+    minutes: float | None = None,
     valid_fraction: float = _FRACTION,
     test_fraction: float = _FRACTION,
     data_dir: str | os.PathLike[str] = "data",
@@ -86,6 +94,8 @@ def finetune(
         pretrained: Whether to start from trained weights; None if there are any.
         freeze: What is not trained: True for all but the classifier, or names of modules.
         balance: Whether the loss weights classes by the inverse of their number of images.
+        minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
+            number of epochs that depends on the number of images.
         valid_fraction: The fraction of the images to choose the epoch by, if the data has no validation split; 0 for
             none.
         test_fraction: The same for the test split.
@@ -93,9 +103,11 @@ def finetune(
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
-        **recipe: Anything else of `eqzoo.engine.Recipe`: ``epochs`` (default 30), ``batch_size`` (32, of few images
-            less), ``lr`` (1e-3), ``patience`` (10), ``layer_decay``, ``ema_decay``, ``augment`` (``"shifts"``;
-            ``"missing"`` is the 90° rotations and reflections that are not in the network's group), ``seed`` ...
+        **recipe: Anything else of `eqzoo.engine.Recipe`, such as ``epochs``, ``batch_size``, ``lr``, ``precision``,
+            ``channels_last``, ``patience``, ``layer_decay``, ``ema_decay``, ``seed`` or ``augment``, where
+            ``"missing"`` is the 90° rotations and reflections that are not in the network's group. What is left out or
+            None follows the rules of `eqzoo.engine.defaults`; ``precision`` and ``channels_last`` are what is fastest
+            in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
 
     Returns:
         The network, the report and the folder.
@@ -108,7 +120,7 @@ def finetune(
         OSError: If the folder cannot be written.
     """
     _check_call(output, data, recipe, device)
-    _check_values(recipe, balance, valid_fraction, test_fraction)
+    _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
     source = resolve(name)
     blank = weightless(source)
     side = size or blank.input_size[1]
@@ -118,32 +130,59 @@ def finetune(
     splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
     label = _label(data)
     directory = RunDirectory(Path(output))
-    settings = _settings(source, blank, label, splits, directory, pretrained)
-    plan = _recipe(source, blank, label, splits, recipe, freeze, balance, settings)
+    settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze)) | {"minutes": minutes}
+    if freeze and settings["start"] is None:
+        raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
+    given = {key: value for key, value in recipe.items() if value is not None}
+    frozen = trunk(blank) if freeze is True else tuple(freeze or ())
+
+    def planned(**measured: Any) -> Recipe:
+        return fine_tuning_recipe(
+            blank,
+            label,
+            splits,
+            given | measured,
+            model_args=source.model_args,
+            freeze=frozen,
+            balance=balance,
+            settings=settings,
+        )
+
+    plan = planned()
 
     def build() -> nn.Module:
         return _built(source, plan.model_args, settings)
 
-    directory.start_fine_tuning(settings)
-    try:
-        train_splits = {key: split for key, split in splits.items() if key != "test"}
-        model = train(plan, build, train_splits, directory.path, device, workers).eval()
-    except (ValueError, RuntimeError) as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        # The message of a reading process comes with its traceback; the last line is the error.
-        raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
-    options = {
-        "size": None if side == blank.input_size[1] else side,
-        "channels": channels,
-        "no-pretrained": settings["start"] is None,
-        "freeze": freeze,
-        "balance": balance,
-        "valid": None if valid_fraction == _FRACTION else valid_fraction,
-        "test": None if test_fraction == _FRACTION else test_fraction,
-    }
-    made_by = command(settings["name"], _given(data), options, _chosen(recipe))
-    report = _report(cast(EquivariantNet, model), plan, splits, settings, directory, workers, made_by)
+    with limited_threads():
+        speed = _speed(directory, settings, plan, build, splits, given, device)
+        measured = {"precision": speed.precision, "channels_last": speed.channels_last}
+        if minutes is not None:
+            measured["epochs"] = min(_MOST_EPOCHS, max(1, int(60 * minutes / speed.epoch_seconds(splits))))
+        plan = planned(**measured)
+        advice = advice_before(splits, blank, None if size else native_side(data), side, balance)
+        _say(*summary(plan, splits, settings, speed), *advice)
+        try:
+            train_splits = {key: split for key, split in splits.items() if key != "test"}
+            model = train(plan, build, train_splits, directory.path, device, workers).eval()
+        except (ValueError, RuntimeError) as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            # The message of a reading process comes with its traceback; the last line is the error.
+            raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
+        options = {
+            "size": None if side == blank.input_size[1] else side,
+            "channels": channels,
+            "no-pretrained": settings["start"] is None,
+            "freeze": freeze,
+            "balance": balance,
+            "valid": None if valid_fraction == _FRACTION else valid_fraction,
+            "test": None if test_fraction == _FRACTION else test_fraction,
+        }
+        # What was measured here may be measured otherwise on another machine.
+        usual = {"precision": "float32", "channels_last": False}
+        made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
+        line = command(settings["name"], _given(data), options, made_by)
+        report = _report(cast(EquivariantNet, model), plan, splits, settings, directory, workers, speed, line, advice)
     return FineTuned(model, report, directory.path)
 
 
@@ -176,16 +215,18 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
             )
 
 
-def _check_values(recipe: Mapping[str, Any], balance: bool, valid: float, test: float) -> None:
+def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | None, valid: float, test: float) -> None:
     """Raises ValueError for values that are invalid for any images, before images are read."""
     if min(valid, test) < 0 or valid + test >= 1:
         raise ValueError(
             f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
         )
+    if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
+        epochs = recipe.get("epochs")
+        raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
     # accumulate and valid_size depend on the number of images.
-    values = {key: v for key, v in (_DEFAULTS | dict(recipe)).items() if key not in ("accumulate", "valid_size")}
-    if values.get("batch_size") is None:
-        values.pop("batch_size", None)
+    values = {key: v for key, v in recipe.items() if v is not None and key not in ("accumulate", "valid_size")}
+    values = with_rules({"epochs": sys.maxsize} | values, pretrained=True)
     if values["augment"] == "missing":
         values["augment"] = "none"
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)
@@ -225,13 +266,6 @@ def _given(data: object) -> str:
     return path.resolve().name if path.exists() else str(data)
 
 
-def _chosen(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe that are not at their defaults."""
-    usual = {item.name: item.default for item in fields(Recipe)} | _DEFAULTS
-    usual |= {"batch_size": None, "model_args": {}, "optimizer_args": {}}
-    return {key: value for key, value in recipe.items() if value != usual[key]}
-
-
 def _settings(
     source: ModelSource,
     blank: EquivariantNet,
@@ -239,21 +273,23 @@ def _settings(
     splits: Mapping[str, AnySplit],
     directory: RunDirectory,
     pretrained: bool | None,
+    frozen: bool,
 ) -> dict[str, Any]:
     """Everything that a run depends on besides its recipe, as finetune.json holds it."""
     cfg, train = blank.pretrained_cfg, splits["train"]
-    before = directory.path / SETTINGS_NAME
+    before = directory.settings()
     name = source.timm_name if Path(source.name).is_dir() else source.name
-    if before.is_file() and pretrained is None and not directory.is_unused():
-        start = json.loads(before.read_text()).get("start")
-    else:
-        start = _start(source, name, cfg, pretrained)
+    start = before.get("start") if before and pretrained is None else _start(source, name, cfg, pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(splits))))
     if len(classes) < 2:
         raise ValueError(f"there is one class, {classes[0]!r}; two or more are needed")
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
-    if start and len(cfg["mean"]) in (1, train.shape[0]) and blank.in_chans == train.shape[0]:
+    # Batch norms adapt to the statistics of the images, unless they are frozen; other networks keep those that their
+    # weights were trained with.
+    adapts = not frozen and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in blank.modules())
+    fits = len(cfg["mean"]) in (1, train.shape[0]) and blank.in_chans == train.shape[0]
+    if start and fits and not adapts:
         mean, std = list(cfg["mean"]), list(cfg["std"])
         mean, std = (values * (train.shape[0] // len(values)) for values in (mean, std))
     else:
@@ -297,40 +333,30 @@ def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
     return [round(v, 4) for v in values.mean(1).tolist()], [max(round(v, 4), 1e-2) for v in values.std(1).tolist()]
 
 
-def _recipe(
-    source: ModelSource,
-    blank: EquivariantNet,
-    label: str,
+def _speed(
+    directory: RunDirectory,
+    settings: Mapping[str, Any],
+    recipe: Recipe,
+    build: Callable[[], nn.Module],
     splits: Mapping[str, AnySplit],
     given: Mapping[str, Any],
-    freeze: bool | Sequence[str],
-    balance: bool,
-    settings: Mapping[str, Any],
-) -> Recipe:
-    values = _DEFAULTS | dict(given)
-    train = splits["train"]
-    if values["augment"] == "missing":
-        values["augment"] = _missing(blank.group)
-    # With few images batches are smaller, so that an epoch has some steps.
-    values["batch_size"] = min(values.get("batch_size") or min(32, max(8, len(train) // 8)), len(train))
-    if "valid" not in splits:
-        values |= {"valid_size": 0, "patience": None}
-    if freeze and settings["start"] is None:
-        raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
-    frozen = trunk(blank) if freeze is True else tuple(freeze or ())
-    weights: tuple[float, ...] = ()
-    if balance:
-        counts = train.labels.bincount(minlength=num_classes(splits)).double()
-        weights = tuple(round(v, 6) for v in (counts.sum() / (len(counts) * counts)).tolist())
-    sizes = {"num_classes": len(settings["label_names"]), "in_chans": train.shape[0]}
-    values["model_args"] = source.model_args | dict(values.get("model_args") or {}) | sizes
-    return Recipe(str(blank.pretrained_cfg["architecture"]), label, freeze=frozen, class_weights=weights, **values)
+    device: str | None,
+) -> Speed:
+    """The speed of the run: that in finetune.json of a run that is resumed, or measured, and written there."""
+    known = directory.settings().get("speed")
+    directory.start_fine_tuning(settings)
+    if known:
+        return Speed.read(known, directory.path / SETTINGS_NAME)
+    fixed = {key: given[key] for key in AUTOMATIC if key in given}
+    seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
+    speed = measure(recipe, build, splits, fixed, device, seconds)
+    write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
+    return speed
 
 
-def _missing(group: Group) -> str:
-    """The augmentation by the symmetries of the pixel grid that are not in a group."""
-    rotations = any(group.element(P4.matrix(g)) is None for g in P4.elements)
-    return "quarter_rotations_flips" if rotations else "none" if group.reflections else "flips"
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(f"eqzoo: {line}", file=sys.stderr)
 
 
 def _built(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
@@ -351,7 +377,9 @@ def _report(
     settings: dict[str, Any],
     directory: RunDirectory,
     workers: int,
+    speed: Speed,
     made_by: str,
+    advice: list[str],
 ) -> dict[str, Any]:
     """Evaluates the network and writes the files of the checkpoint."""
     split = next(name for name in ("test", "valid", "train") if name in splits)
@@ -364,6 +392,20 @@ def _report(
         notes.append(
             f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."
         )
+    training_seconds = round(sum(row["seconds"] for row in rows))
+    allowed = max(_REPORT_SECONDS, training_seconds / 10)
+    metrics = evaluate(
+        model,
+        splits[split],
+        names,
+        workers=workers,
+        seconds=_EVALUATION * allowed,
+        channels_last=recipe.channels_last,
+    )
+    notes += _shortened(metrics, sizes[split])
+    some = sample(splits["train"], _TRAINING_SAMPLE)
+    training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
+    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
     report: dict[str, Any] = {
         "model": recipe.model,
         "group": model.group.name,
@@ -376,9 +418,13 @@ def _report(
         "selected_epoch": best["epoch"],
         "evaluated_on": f"{SPLIT_NAMES[split]} images",
         "notes": notes,
-        **evaluate(model, splits[split], names, workers=workers),
+        "advice": advice,
+        **metrics,
+        "training_accuracy": round(training_accuracy, 2),
         "equivariance_error": equivariance_error(model),
-        "training_seconds": round(sum(row["seconds"] for row in rows)),
+        "training_seconds": training_seconds,
+        "speed": speed.as_dict(),
+        "settings": chosen(recipe, splits),
     }
     weights = directory.weights.read_bytes()
     digest = hashlib.sha256(weights).hexdigest()
@@ -402,16 +448,28 @@ def _report(
             label_names=names,
             command=made_by,
             best=best,
-            test_error=round(100 - report["accuracy_of_rotated_copies"][0], 3),
-            metrics=report,
-            rotated_images=sizes["test"],
-            training_seconds=report["training_seconds"],
+            test_error=round(100 - metrics["accuracy"], 3),
+            metrics=metrics,
+            rotated_images=metrics["rotated_images"],
+            training_seconds=training_seconds,
             weights_sha256=digest,
             base_model=settings["base_model"],
             preprocessing=preprocessing,
+            timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
         )
         write_json(folder / RESULTS_NAME, results)
     figures = write_figures(report, folder)
     atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
     write_json(folder / REPORT_NAME, report)
     return report
+
+
+def _shortened(metrics: Mapping[str, Any], count: int) -> list[str]:
+    """A line that says what was left out of an evaluation to save time."""
+    curve, images = metrics["rotation_curve"], metrics["rotated_images"]
+    if len(curve["angles"]) == 360 // STEPS[0] and images == count:
+        return []
+    return [
+        f"To save time, {images:,} of the {count:,} images were rotated by 90°, 180° and 270°, and "
+        f"{curve['images']:,} by the other of {len(curve['angles'])} angles."
+    ]

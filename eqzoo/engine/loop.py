@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,11 +16,12 @@ from tqdm import tqdm
 
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
+from .metrics import progress_bar
 from .recipe import Recipe
-from .run_directory import RunDirectory, patience_is_over
+from .run_directory import RunDirectory, best_row, patience_is_over, rank
 from .state import TrainingState
 
-__all__ = ["check_device", "train"]
+__all__ = ["accelerator_of", "check_device", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 
@@ -40,8 +40,8 @@ def train(
     The run directory receives ``recipe.json``, ``record.jsonl`` (a line for each epoch: training loss, validation loss
     and accuracy in percent, learning rate, processes, seconds), ``best.safetensors`` and ``state.pt``, from which an
     interrupted run is resumed. All random numbers depend on the seed and the epoch alone, so a resumed run ends with
-    the weights of an uninterrupted one. Of equally accurate epochs the later is kept; without validation images, the
-    last epoch. The test split is not read.
+    the weights of an uninterrupted one. Of equally accurate epochs the one with the lowest validation loss is kept;
+    without validation images, the last epoch. The test split is not read.
 
     Under ``torchrun``, processes share every batch and its gradient, with the losses of one process up to round-off.
     Batch norms share their statistics on GPUs, where `torch.nn.SyncBatchNorm` works; on CPUs each process normalizes
@@ -68,7 +68,7 @@ def train(
         OSError: If the folder cannot be written; the run can be resumed from the last finished epoch.
         FloatingPointError: If the loss is not finite; the best weights so far stay in the folder.
     """
-    accelerator = _accelerator(device, track, run_dir)
+    accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     directory = RunDirectory(run_dir)
@@ -85,7 +85,7 @@ def train(
         _init_tracker(accelerator, recipe, track)
         with _progress_bar(state, start) as bar:
             for epoch in range(start, recipe.epochs):
-                if patience_is_over(recipe, best["epoch"], epoch):
+                if patience_is_over(recipe, best.get("epoch", 0), epoch):
                     break
                 began = time.perf_counter()
                 try:
@@ -150,19 +150,19 @@ def _finish_epoch(
     """Validates, saves weights, record and state; returns the best epoch so far, and adds to the history of losses."""
     accelerator = state.accelerator
     accuracy, valid_loss = state.validate()
-    if epoch == state.recipe.half_size_epochs:  # accuracies at half size are of another task
-        best = {"epoch": 0, "accuracy": -1.0}
-    if accuracy is None or accuracy >= best["accuracy"]:
-        best = {"epoch": epoch + 1, "accuracy": -1.0 if accuracy is None else accuracy}
-        if accelerator.is_main_process:
-            directory.save_weights(state.eval_model.state_dict())
     history.append(valid_loss or 0.0)
     row = {"epoch": epoch + 1, "loss": loss, "valid_loss": valid_loss, "valid_accuracy": accuracy}
+    if epoch < state.recipe.half_size_epochs:
+        row["half_size"] = True
+    if not best or rank(row) > rank(best):
+        best = dict(row)
+        if accelerator.is_main_process:
+            directory.save_weights(state.eval_model.state_dict())
     row |= {"lr": state.base_rate(epoch + 1, history)}
     if accelerator.is_main_process:
         seconds = round(time.perf_counter() - began, 2)
         directory.append_row(row | {"processes": accelerator.num_processes, "seconds": seconds})
-        directory.save_state(state.state_dict() | {"epoch": epoch + 1, "best": best})
+        directory.save_state(state.state_dict() | {"epoch": epoch + 1})
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
     return best
 
@@ -188,7 +188,8 @@ def _process_shares(
     return list(indices), list(augmentation)
 
 
-def _accelerator(device: str | None, track: str | None, run_dir: Path) -> accelerate.Accelerator:
+def accelerator_of(device: str | None, track: str | None = None, run_dir: Path | None = None) -> accelerate.Accelerator:
+    """The device and the processes of a run."""
     check_device(device)
     if track is not None:
         known = {str(tracker) for tracker in accelerate.tracking.get_available_trackers()}
@@ -223,29 +224,19 @@ def _deterministic(wanted: bool) -> Iterator[None]:
 
 def _progress_bar(state: TrainingState, start: int) -> "tqdm[Any]":
     size = state.steps * state.recipe.batch_size
-    return tqdm(
-        total=state.recipe.epochs * size,
-        initial=start * size,
-        desc=state.recipe.model,
-        unit=" images",
-        unit_scale=True,
-        dynamic_ncols=True,
-        mininterval=0.5 if sys.stderr.isatty() else 60,  # a log file keeps every line
-        disable=not state.accelerator.is_main_process,
-    )
+    shown = state.accelerator.is_main_process
+    return progress_bar(state.recipe.model, state.recipe.epochs * size, start * size, shown)
 
 
 def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
-    accuracy = {"best": f"{best['accuracy']:.2f}"} if best["accuracy"] >= 0 else {}
+    accuracy = {"best": f"{best['valid_accuracy']:.2f}"} if best.get("valid_accuracy") is not None else {}
     return {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"} | accuracy
 
 
 def _not_finite(directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any]) -> str:
-    found = f"the best weights, of epoch {best['epoch']}, are in {directory.weights}"
+    found = f"the best weights, of epoch {best.get('epoch')}, are in {directory.weights}"
     none = f"no epoch was finished, so there is no {directory.weights} yet"
-    return (
-        f"{error}; {found if best['epoch'] else none}; a smaller lr than {recipe.lr}, a warm-up or clip_grad may help"
-    )
+    return f"{error}; {found if best else none}; a smaller lr than {recipe.lr}, a warm-up or clip_grad may help"
 
 
 def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: str | None) -> None:
@@ -258,13 +249,13 @@ def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: st
 
 
 def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[str, Any], list[float]]:
-    """Loads an interrupted run: the number of finished epochs, the best one, and the validation losses."""
+    """Loads an interrupted run: the number of finished epochs, the best one if any, and the validation losses."""
     found = directory.load_state(state.accelerator.is_main_process)
     if found is None:
-        return 0, {"epoch": 0, "accuracy": -1.0}, []
+        return 0, {}, []
     saved, rows = found
     try:
         state.load_state_dict(saved)
-        return saved["epoch"], saved["best"], [row.get("valid_loss") or 0.0 for row in rows]
+        return saved["epoch"], best_row(rows), [row.get("valid_loss") or 0.0 for row in rows]
     except (RuntimeError, ValueError, KeyError) as error:
         raise directory.resume_error(error) from error

@@ -1,12 +1,16 @@
 """Metrics of a classifier: accuracy, scores by class, accuracy on rotated images."""
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, inputs
+from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, inputs, rotation_curve, sample
 from ..data import AnySplit
 from ..groups import P4, transform
 
@@ -16,6 +20,7 @@ __all__ = [
     "predict_quarter_rotations",
     "predict_split",
     "predictions",
+    "progress_bar",
     "quarter_rotation_metrics",
     "scores",
     "top1",
@@ -23,6 +28,8 @@ __all__ = [
 
 # Larger batches are slower on a CPU, where the activations between two layers no longer fit its caches.
 BATCH_SIZE = 500 if torch.cuda.is_available() else 50
+STEPS = (15, 30, 45)  # degrees between the angles of a rotation curve: the first that there is time for
+LEAST_IMAGES = 50  # that are rotated, however slow the network
 
 
 @torch.no_grad()
@@ -75,27 +82,121 @@ def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any
 
 
 def evaluate(
-    model: nn.Module, split: AnySplit, names: Sequence[str], curve_size: int = SAMPLE_SIZE, workers: int = 0
+    model: nn.Module,
+    split: AnySplit,
+    names: Sequence[str],
+    curve_size: int = SAMPLE_SIZE,
+    workers: int = 0,
+    seconds: float | None = None,
+    channels_last: bool = False,
 ) -> dict[str, Any]:
-    """The metrics of a classifier on a split, all in percent.
+    """The metrics of a classifier on a split, all in percent. A progress bar on stderr counts evaluated images.
 
     Args:
         model: The network, in evaluation mode; its ``pretrained_cfg`` has the mean and standard deviation.
         split: The images.
         names: The names of the classes.
-        curve_size: The number of images in the rotation curve.
+        curve_size: The number of images in the rotation curve, at most.
         workers: The processes that read images that are not in memory.
+        seconds: The time that it may take: there are fewer rotated images and fewer angles where the network is slow.
+            None for no limit. All images are evaluated unrotated, whatever the time.
+        channels_last: Whether the network is evaluated on images in the channels-last memory format.
 
     Returns:
-        Those of `scores`, `quarter_rotation_metrics`, and as ``rotation_curve`` those of
+        Those of `scores`, `quarter_rotation_metrics`, their number of images as ``rotated_images``, and as
+        ``rotation_curve`` the ``accuracy`` at ``angles`` in degrees on ``images`` of these, see
         `eqzoo.analysis.accuracy_over_rotations`.
     """
-    predicted = predict_quarter_rotations(model, split, workers)
+    with _progress(model, len(split), channels_last) as bar:
+        began = time.perf_counter()
+        predicted = predict_split(model, split, workers)
+        each = (time.perf_counter() - began) / len(split)
+        plan = _Rotations.plan(len(split), curve_size, None if seconds is None else seconds / each - len(split))
+        bar.total = len(split) + plan.cost
+        drawn = sample(split, plan.images)
+        labels = drawn.labels.cpu()
+        quarters = predict_quarter_rotations(model, drawn, workers)
+        curve_images = sample(drawn, plan.curve_images)
+        x = torch.cat(list(inputs(model, curve_images, BATCH_SIZE, workers)))
+        degrees = range(0, 360, plan.step)
+        curve = rotation_curve(model, x, curve_images.labels.to(x.device), degrees, BATCH_SIZE)
     return {
-        **scores(split.labels, predicted[0], names),
-        **quarter_rotation_metrics(predicted, split.labels),
-        "rotation_curve": accuracy_over_rotations(model, split, curve_size, BATCH_SIZE, workers),
+        **scores(split.labels, predicted, names),
+        **quarter_rotation_metrics(quarters, labels),
+        "rotated_images": len(drawn),
+        "rotation_curve": {
+            "angles": list(degrees),
+            "accuracy": [round(value, 2) for value in curve],
+            "images": len(curve_images),
+            "sample": f"drawn with seed {SAMPLE_SEED}",
+        },
     }
+
+
+class _Rotations(NamedTuple):
+    """How many images are rotated by multiples of 90°, and how many by multiples of ``step`` degrees."""
+
+    images: int
+    curve_images: int
+    step: int
+
+    @property
+    def cost(self) -> int:
+        """The number of images that are evaluated."""
+        return 4 * self.images + 360 // self.step * self.curve_images
+
+    @classmethod
+    def plan(cls, count: int, curve_size: int, affordable: float | None) -> "_Rotations":
+        """The most that can be evaluated, of ``count`` images."""
+        whole = cls(count, min(count, curve_size), STEPS[0])
+        if affordable is None or whole.cost <= affordable:
+            return whole
+        least = min(count, LEAST_IMAGES)
+        images = max(least, min(count, int(affordable * 0.4) // 4))
+        left = affordable - 4 * images
+        most = min(images, curve_size)
+        step = next((step for step in STEPS if 360 // step * most <= left), STEPS[-1])
+        return cls(images, max(least, min(most, int(left) // (360 // step))), step)
+
+
+@contextmanager
+def _progress(model: nn.Module, count: int, channels_last: bool) -> Iterator["tqdm[Any]"]:
+    """A progress bar that advances by the images that the network is given, in the memory format asked for."""
+
+    def before(_: nn.Module, args: tuple[Tensor]) -> Tensor:
+        return args[0].contiguous(memory_format=torch.channels_last) if channels_last else args[0]
+
+    with progress_bar("report", count) as bar:
+        hooks = [
+            model.register_forward_pre_hook(before),
+            model.register_forward_hook(lambda _, args, __: bar.update(len(args[0])) and None),
+        ]
+        try:
+            yield bar
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def progress_bar(title: str, total: int, start: int = 0, shown: bool = True) -> "tqdm[Any]":
+    """A progress bar on stderr that counts images.
+
+    Args:
+        title: What is under way.
+        total: The number of images.
+        start: Those that are done.
+        shown: Whether there is a bar at all.
+    """
+    return tqdm(
+        total=total,
+        initial=start,
+        desc=title,
+        unit=" images",
+        unit_scale=True,
+        dynamic_ncols=True,
+        mininterval=0.5 if sys.stderr.isatty() else 60,  # a log file keeps every line
+        disable=not shown,
+    )
 
 
 def scores(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Recipe:
         lr: The highest learning rate.
         weight_decay: The weight decay of the optimizer, on all parameters.
         schedule: ``"constant"``, ``"cosine"``, ``"multistep"`` or ``"plateau"``.
-        warmup_epochs: The length of the warm-up.
+        warmup_epochs: The length of the warm-up, which may be a fraction of an epoch.
         seed: The seed of the initial weights, the order of the images, their augmentation and dropout.
         model_args: Arguments of the network; JSON values.
         optimizer_args: Further arguments of the optimizer, such as ``{"momentum": 0.9}``; JSON values.
@@ -95,7 +95,7 @@ class Recipe:
     lr: float = 1e-3
     weight_decay: float = 1e-4
     schedule: Literal["constant", "cosine", "multistep", "plateau"] = "cosine"
-    warmup_epochs: int = 0
+    warmup_epochs: float = 0
     seed: int = 0
     model_args: dict[str, Any] = field(default_factory=dict)
     optimizer_args: dict[str, Any] = field(default_factory=dict)

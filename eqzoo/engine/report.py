@@ -19,6 +19,7 @@ _OPTIONS = {  # of eqzoo finetune, by the key of the recipe
     "patience": "--patience",
     "ema_decay": "--ema",
     "augment": "--augment",
+    "precision": "--precision",
     "seed": "--seed",
 }
 _MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
@@ -42,6 +43,7 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
         f"{report['selected_epoch']} of {report['epochs']} was kept. Evaluated on the {report['evaluated_on']}.",
         "",
         *(f"{note}\n" for note in report["notes"]),
+        *(f"Advice: {line}.\n" for line in report["advice"]),
         "| | |",
         "|---|---|",
         f"| accuracy | {report['accuracy']:.2f} % |",
@@ -64,6 +66,8 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
     lines += ["", "## Rotated images", "", f"Accuracy on {curve['images']:,} of these images, rotated."]
     lines += ["", "| angle | accuracy |", "|---|---|"]
     lines += [f"| {angle}° | {value:.2f} % |" for angle, value in zip(curve["angles"], curve["accuracy"], strict=True)]
+    lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
+    lines += [f"| {key} | {value} |" for key, value in report["settings"].items()]
     for name in figures:
         lines += ["", f"![{Path(name).stem.replace('_', ' ')}]({name})"]
     return "\n".join(lines) + "\n"
@@ -96,7 +100,9 @@ def command(name: str, data: str, options: Mapping[str, Any], recipe: Mapping[st
     """
     words, more = ["eqzoo", "finetune", name, data, "--output", "DIR"], list[str]()
     for key, value in recipe.items():
-        if key in _OPTIONS and value is not None:
+        if key == "channels_last" and value is not None:
+            words.append("--channels-last" if value else "--no-channels-last")
+        elif key in _OPTIONS and value is not None:
             words += [_OPTIONS[key], str(value)]
         else:
             more.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")

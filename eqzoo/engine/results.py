@@ -9,7 +9,7 @@ import timm
 import torch
 
 from .._common import __version__
-from ..analysis.cost import machine, multiply_adds, throughput
+from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput
 from ..equivariance import equivariance_error
 from ..groups import P4
 from ..models import EquivariantNet
@@ -39,6 +39,7 @@ def checkpoint_results(
     test_error_std: float | None = None,
     base_model: str | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    timed_batch: int = BATCH_SIZE,
 ) -> dict[str, Any]:
     """What results.json holds: everything that a card, the README's table and the Hub show of a checkpoint.
 
@@ -60,6 +61,7 @@ def checkpoint_results(
         test_error_std: Their standard deviation.
         base_model: The Hub repo of the checkpoint that it was fine-tuned from.
         preprocessing: ``input_size``, ``mean`` and ``std``, where they are not those of the registered network.
+        timed_batch: The number of images in a batch whose throughput is measured.
 
     Returns:
         JSON values; errors and accuracies in percent.
@@ -71,7 +73,7 @@ def checkpoint_results(
         "group": model.group.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "multiply_adds": multiply_adds(model, size),
-        "throughput": throughput(model, size),
+        "throughput": throughput(model, size, timed_batch),
         "dataset": {"name": recipe.dataset} | dict(split_sizes),
         "label_names": list(label_names),
         "command": command,

@@ -28,6 +28,7 @@ __all__ = [
     "best_row",
     "is_finished",
     "patience_is_over",
+    "rank",
     "split_digest",
     "write_json",
 ]
@@ -134,7 +135,7 @@ class RunDirectory:
         if self.is_unused():
             self.recipe.unlink(missing_ok=True)
         elif path.is_file():
-            if said := "; ".join(_differences(json.loads(path.read_text()), settings)):
+            if said := "; ".join(_differences(self.settings(), settings)):
                 raise ValueError(f"{self.path} holds a run on other images or weights ({said}); name another folder")
             return
         else:
@@ -142,6 +143,23 @@ class RunDirectory:
             raise ValueError(f"{self.path} holds other files ({found}); name a new folder")
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
+
+    def settings(self) -> dict[str, Any]:
+        """The content of finetune.json; empty if the folder holds no fine-tuning that has finished an epoch.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        path = self.path / SETTINGS_NAME
+        if self.is_unused() or not path.is_file():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not JSON ({error}); remove {self.path} or name another folder") from error
+        if not isinstance(found, dict):
+            raise ValueError(f"{path} is no JSON object; remove {self.path} or name another folder")
+        return found
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""
@@ -211,11 +229,20 @@ class FinishedRun:
 
 
 def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the epoch whose weights are kept: the most accurate on validation images, the later of equal ones.
+    """The row of the epoch whose weights are kept, the highest by `rank`."""
+    return max(rows, key=rank)
 
-    Without validation images it is the last.
+
+def rank(row: Mapping[str, Any]) -> tuple[bool, float, float, int]:
+    """What an epoch is kept by: higher validation accuracy, of equal ones lower validation loss, of these the later.
+
+    Epochs on images at half size rank below all others. Without validation images the last epoch has the highest rank.
+
+    Args:
+        row: Its ``epoch``, ``valid_accuracy`` and, where they are known, ``valid_loss`` and ``half_size``.
     """
-    return max(rows, key=lambda row: (row["valid_accuracy"] or 0.0, row["epoch"]))
+    full_size = not row.get("half_size", False)
+    return full_size, row["valid_accuracy"] or 0.0, -(row.get("valid_loss") or 0.0), row["epoch"]
 
 
 def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..models import EquivariantNet, create_model
+from .metrics import BATCH_SIZE
 from .recipe import Recipe, scheduler
 
 __all__ = ["TrainingState", "freeze"]
-
-VALIDATION_BATCH = 500
 
 
 class TrainingState:
@@ -158,7 +157,7 @@ class TrainingState:
             for buffer in model.buffers():
                 accelerate.utils.broadcast(buffer)
         share = torch.arange(len(split)).tensor_split(world)[self.accelerator.process_index]
-        parts = [part.to(self.device) if isinstance(split, Split) else part for part in share.split(VALIDATION_BATCH)]
+        parts = [part.to(self.device) if isinstance(split, Split) else part for part in share.split(BATCH_SIZE)]
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for part, images in zip(parts, batches(split, parts, self.workers), strict=True):
             with self.autocast():

@@ -24,6 +24,7 @@ from .registry import list_models
 
 __all__ = ["ModelSource", "resolve"]
 
+_LARGEST_SIDE = 2**16  # pixels, or channels
 _PREFIXES = "names are <model>, <model>.<checkpoint>, hf-hub:<owner>/<repo>, local-dir:<folder>, or a path"
 
 
@@ -176,7 +177,7 @@ def _folder(text: str, folder: Path) -> ModelSource:
         raise FileNotFoundError(f"no {file}; the folder of a checkpoint has {CONFIG_NAME} and {WEIGHTS_NAME}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON ({error})") from error
     return _configured(text, f"local-dir:{folder}", config, str(folder))
 
@@ -193,7 +194,7 @@ def _with_weights(source: ModelSource, path: Path) -> ModelSource:
         try:
             config = json.loads((file.parent / CONFIG_NAME).read_text(encoding="utf-8"))
             same = config["architecture"] == source.architecture
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             same = False
         if same:
             source = _configured(source.name, f"local-dir:{file.parent}", config, str(file.parent))
@@ -220,6 +221,7 @@ def _configured(text: str, timm_name: str, config: object, place: str) -> ModelS
     cfg, args = config.get("pretrained_cfg") or {}, config.get("model_args") or {}
     for values in (config, cfg, args):
         _check_numbers(values, where)
+    _check_together(config, cfg, args, where)
     return ModelSource(text, architecture, timm_name, config)
 
 
@@ -231,12 +233,37 @@ def _check_numbers(values: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}: {key} should be a whole number of at least {least}, got {value!r}")
     size = values.get("input_size")
     if size is not None and not (
-        isinstance(size, list) and len(size) == 3 and all(type(side) is int and side > 0 for side in size)
+        isinstance(size, list)
+        and len(size) == 3
+        and all(type(side) is int and 0 < side <= _LARGEST_SIDE for side in size)
     ):
-        raise ValueError(f"{where}: input_size should be [channels, height, width], got {size!r}")
+        raise ValueError(
+            f"{where}: input_size should be [channels, height, width], each 1 to {_LARGEST_SIDE}, got {size!r}"
+        )
     for key in ("mean", "std"):
         value = values.get(key)
         if value is not None and not (
             isinstance(value, list) and value and all(type(number) in (int, float) for number in value)
         ):
             raise ValueError(f"{where}: {key} should be a list of numbers, one for each channel, got {value!r}")
+    if min(values.get("std") or [1]) <= 0:
+        raise ValueError(f"{where}: std should be above 0, got {values['std']}")
+
+
+def _check_together(config: Mapping[str, Any], cfg: Mapping[str, Any], args: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError for entries that contradict each other."""
+    places = {"config": config, "model_args": args, "pretrained_cfg": cfg}
+    counts = {name: values["num_classes"] for name, values in places.items() if values.get("num_classes") is not None}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} in {name}" for name, count in counts.items())
+        raise ValueError(f"{where}: num_classes should be the same everywhere, got {said}")
+    names = config.get("label_names")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"{where}: label_names should be a list of texts, got {names!r}")
+    classes = next(iter(counts.values()), None)
+    if names and classes is not None and len(names) != classes:
+        raise ValueError(f"{where}: label_names should name the {classes} classes, and are {len(names)}")
+    channels = args.get("in_chans") or (cfg.get("input_size") or [None])[0]
+    for key in ("mean", "std"):
+        if channels and len(cfg.get(key) or [0]) not in (1, channels):
+            raise ValueError(f"{where}: {key} should have a number for each of {channels} channels, got {cfg[key]}")

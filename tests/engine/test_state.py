@@ -6,9 +6,20 @@ from safetensors.torch import load_file
 
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import predictions, train
+from eqzoo.engine import best_row, predictions, train
 from eqzoo.engine.state import TrainingState
-from tests.engine.test_training import RECIPE, SPLITS, build, build_without_batch_norm, go, losses, other, run, same
+from tests.engine.test_training import (
+    RECIPE,
+    SPLITS,
+    build,
+    build_without_batch_norm,
+    go,
+    losses,
+    other,
+    rows,
+    run,
+    same,
+)
 
 
 def test_passes_add_up_to_the_batch(tmp_path):
@@ -26,7 +37,7 @@ def test_averaged_weights_are_the_ones_kept(tmp_path):
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     best = load_file(tmp_path / "best.safetensors")
     assert not torch.equal(state["model"]["head.weight"], state["ema"]["head.weight"])
-    assert state["best"]["epoch"] == 4
+    assert best_row(rows(tmp_path))["epoch"] == 4
     assert all(torch.equal(best[name], value) for name, value in state["ema"].items())
 
 
@@ -64,8 +75,8 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
     go(tmp_path / "half", other(epochs=4, half_size_epochs=2, ema_decay=None), watched)
     assert set(seen[: len(seen) // 2]) == {14}
     assert set(seen[len(seen) // 2 :]) == {28}
-    state = torch.load(tmp_path / "half" / "state.pt", weights_only=True)
-    assert state["best"] == {"epoch": 3, "accuracy": 50.0}  # of the two at full size
+    best = best_row(rows(tmp_path / "half"))
+    assert (best["epoch"], best["valid_accuracy"]) == (3, 50.0)  # of the two at full size
     with pytest.raises(ValueError, match="half_size_epochs is out of range"):
         other(epochs=4, half_size_epochs=4)
 

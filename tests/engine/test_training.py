@@ -351,7 +351,7 @@ def test_a_run_of_an_older_recipe_goes_on(tmp_path):
     keys = "model dataset epochs batch_size optimizer lr weight_decay schedule warmup_epochs seed model_args"
     path.write_text(json.dumps({key: values[key] for key in keys.split()}))
     state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
-    assert set(state) == {"model", "optimizer", "epoch", "best"}
+    assert set(state) == {"model", "optimizer", "epoch"}
     for group in state["optimizer"]["param_groups"]:
         del group["initial_lr"]
     torch.save(state, tmp_path / "old" / "state.pt")

@@ -1,0 +1,203 @@
+"""What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..analysis.sizes import refusal
+from ..data import AnySplit, Split
+from ..groups import P4M, transform
+from ..models import EquivariantNet
+from .recipe import Recipe
+from .speed import Speed
+
+__all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
+
+FEW_IMAGES = 20  # of a class for training
+IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
+LARGER = 1.5  # than the network's size: images that may lose detail
+TRY_AT_MOST = 2.0  # times the size
+OVERFIT, UNDERFIT = 10.0, 5.0  # percentage points of training accuracy above and below that of validation
+NOT_FITTED = 90.0  # percent of training accuracy
+_BATCH = 256
+
+
+def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
+    """The settings that a fine-tuning was given or has chosen, with the number of steps and of threads."""
+    steps = len(splits["train"]) // recipe.batch_size
+    keys = ("optimizer", "lr", "weight_decay", "schedule", "warmup_epochs", "epochs", "batch_size")
+    values = {key: getattr(recipe, key) for key in keys} | {"steps": steps * recipe.epochs}
+    more = ("augment", "label_smoothing", "ema_decay", "patience", "precision", "channels_last")
+    return values | {key: getattr(recipe, key) for key in more} | {"threads": torch.get_num_threads()}
+
+
+def summary(
+    recipe: Recipe, splits: Mapping[str, AnySplit], settings: Mapping[str, Any], speed: Speed
+) -> tuple[str, str]:
+    """Two lines: images, steps and expected time; and the settings.
+
+    Args:
+        recipe: The recipe.
+        splits: The images.
+        settings: The content of finetune.json.
+        speed: What was measured.
+    """
+    names = {"train": "training", "valid": "validation", "test": "test"}
+    counts = splits["train"].labels.bincount()
+    images = ", ".join(f"{len(split):,} {names[name]}" for name, split in splits.items())
+    spread = f"{int(counts.min()):,} to {int(counts.max()):,}" if counts.min() < counts.max() else f"{counts[0]:,}"
+    made = chosen(recipe, splits)
+    shape = " x ".join(map(str, settings["input_size"]))
+    steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
+    time = _duration(epochs * speed.epoch_seconds(splits))
+    said = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in made.items()]
+    statistics = f"mean {settings['mean']}, std {settings['std']}"
+    return (
+        f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {epochs} epochs of {steps} "
+        f"steps; about {time} at {speed.images_per_second:g} images/s, and the report",
+        f"{', '.join(said)}, {statistics}",
+    )
+
+
+def advice_before(
+    splits: Mapping[str, AnySplit], model: EquivariantNet, native: int | None, side: int, balance: bool
+) -> list[str]:
+    """What the images call for, a line each.
+
+    Args:
+        splits: The images.
+        model: The network on the meta device.
+        native: The shorter side of the images before they were resized; None if that is unknown.
+        side: The side that they were resized to.
+        balance: Whether the loss is weighted already.
+    """
+    return [
+        *_few(splits["train"]),
+        *([] if balance else _imbalanced(splits["train"])),
+        *_larger(model, native, side),
+        *_duplicated(splits),
+    ]
+
+
+def advice_after(
+    report: Mapping[str, Any], training_accuracy: float, valid_accuracy: float | None, recipe: Recipe
+) -> list[str]:
+    """What the result calls for, a line each.
+
+    Args:
+        report: The metrics.
+        training_accuracy: The accuracy on training images without augmentation, in percent.
+        valid_accuracy: The accuracy of the kept epoch on validation images, in percent; None without any.
+        recipe: The recipe.
+    """
+    found = []
+    missed = [row["name"] for i, row in enumerate(report["classes"]) if row["images"] and not _predicted(report, i)]
+    if missed:
+        more = "add images of it, or" if recipe.class_weights else "try --balance, or"
+        found.append(f"{_listed(missed)} never predicted: {more} train for longer with --epochs {2 * recipe.epochs}")
+    if valid_accuracy is None:
+        return found
+    gap = training_accuracy - valid_accuracy
+    said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
+    if gap >= OVERFIT:
+        other = "affine_color" if recipe.augment in ("affine", "rotations") else "affine"
+        found.append(f"{said}: add images, or augment them more with --augment {other}")
+    elif gap <= -UNDERFIT or training_accuracy < NOT_FITTED:
+        found.append(
+            f"{said}: the network does not fit its images yet; train for longer with --epochs {2 * recipe.epochs}"
+        )
+    return found
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more classes are" if len(names) > 5 else " are" if len(names) > 1 else " is"
+    return ", ".join(map(repr, names[:5])) + more
+
+
+def _predicted(report: Mapping[str, Any], label: int) -> int:
+    return sum(row[label] for row in report["confusion"])
+
+
+def _name(split: AnySplit, label: int) -> str:
+    return repr(split.classes[label] if split.classes else str(label))
+
+
+def _few(train: AnySplit) -> Iterator[str]:
+    counts = train.labels.bincount().tolist()
+    few = [label for label, count in enumerate(counts) if count < FEW_IMAGES]
+    if few:
+        names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
+        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
+        yield (
+            f"fewer than {FEW_IMAGES} training images of {names}{more}: add images, or hold out fewer with --valid 0.1 "
+            "--test 0.1"
+        )
+
+
+def _imbalanced(train: AnySplit) -> Iterator[str]:
+    counts = train.labels.bincount()
+    most, least = int(counts.argmax()), int(counts.argmin())
+    if (ratio := counts[most] / counts[least]) >= IMBALANCE:
+        yield (
+            f"{_name(train, most)} has {ratio:.0f} times the images of {_name(train, least)}: if rare classes matter "
+            "as much, compare the mean recall with that of --balance"
+        )
+
+
+def _larger(model: EquivariantNet, native: int | None, side: int) -> Iterator[str]:
+    if native is None or native < LARGER * side:
+        return
+    largest = min(native, int(TRY_AT_MOST * side))
+    size = next((s for s in range(largest, side, -1) if refusal(model, s, s) is None), None)
+    if size:
+        yield (
+            f"the images have {native} pixels a side and are scaled to {side}: if details matter, try --size {size}, "
+            f"which takes about {(size / side) ** 2:.1f} times as long"
+        )
+
+
+def _duplicated(splits: Mapping[str, AnySplit]) -> Iterator[str]:
+    count = len(duplicates(splits))
+    if count:
+        yield (
+            f"{count:,} validation or test images are also among the training images (some of them rotated or "
+            "reflected), so the metrics are too good: remove them, or give folders train, val and test without them"
+        )
+
+
+def duplicates(splits: Mapping[str, AnySplit]) -> list[tuple[str, int]]:
+    """The validation and test images that are equal to a training image or to its rotations by 90° and reflections.
+
+    Args:
+        splits: The images; those that are not in memory are not compared.
+
+    Returns:
+        The split and the index of each.
+    """
+    codes = {name: _codes(split) for name, split in splits.items() if isinstance(split, Split)}
+    known = set(codes.pop("train", torch.empty(0)).tolist())
+    return [(name, i) for name, values in codes.items() for i, code in enumerate(values.tolist()) if code in known]
+
+
+def _codes(split: Split) -> Tensor:
+    """A number for each image that is the same for its rotations by 90° and reflections, ``(n,)`` int64."""
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, split.shape, generator=generator)
+    if split.shape[1] != split.shape[2]:
+        moved = factors.flatten()[None]
+    else:
+        moved = torch.stack([transform(factors[None], P4M, g, "trivial").flatten() for g in P4M.elements])
+    # Sums modulo 2^64 of the image times each moved copy of the factors; their least is that of every moved image.
+    parts = [_products(part.flatten(1), moved) for part in split.images.cpu().split(_BATCH)]
+    return torch.cat(parts)
+
+
+def _products(images: Tensor, factors: Tensor) -> Tensor:
+    values = images.long()
+    return torch.stack([(values * row).sum(1) for row in factors], 1).min(1).values

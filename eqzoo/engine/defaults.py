@@ -1,0 +1,109 @@
+"""The recipe of a fine-tuning: rules for what the user leaves open."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..data import AnySplit, num_classes
+from ..groups import P4, Group
+from ..models import EquivariantNet
+from .recipe import Recipe
+
+__all__ = ["AUTOMATIC", "fine_tuning_recipe", "least_epochs", "missing_symmetries", "with_rules"]
+
+# Measured on the machine, see `eqzoo.engine.speed`.
+AUTOMATIC = ("precision", "channels_last")
+_ALWAYS: dict[str, Any] = {"optimizer": "adamw", "augment": "affine"}
+_WEIGHT_DECAY = 0.01
+_RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
+_OF_RANDOM_WEIGHTS = 1.0  # factor of the learning rate
+_WARMUP = 0.15  # of the epochs
+_SMOOTHING = 0.1
+_BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
+_STEPS = {True: 700, False: 1400}  # at least, from trained weights and from random ones
+_EPOCHS = (10, 100)  # fewest and most by the number of steps
+
+
+def least_epochs(images: int, batch_size: int, pretrained: bool) -> int:
+    """The epochs of a run by its number of steps: 700 from trained weights, 1,400 from random ones; 10 to 100.
+
+    Args:
+        images: The number of training images.
+        batch_size: The number of images in a step.
+        pretrained: Whether the run starts from trained weights.
+    """
+    epochs = math.ceil(_STEPS[pretrained] / max(1, images // batch_size))
+    return min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
+
+
+def with_rules(given: Mapping[str, Any], pretrained: bool) -> dict[str, Any]:
+    """The settings of a recipe that do not depend on the images, with those given by the user first.
+
+    AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
+    warm-up of 15 % of the epochs; rotations by any angle, flips and shifts as augmentation.
+
+    Args:
+        given: The keys of a recipe that the user gives.
+        pretrained: Whether the run starts from trained weights.
+    """
+    values = _ALWAYS | dict(given)
+    if values.get("lr") is None:
+        rate = _RATES.get(values["optimizer"])
+        values |= {} if rate is None else {"lr": rate if pretrained else rate * _OF_RANDOM_WEIGHTS}
+    if values["optimizer"] == "adamw":
+        values.setdefault("weight_decay", _WEIGHT_DECAY)
+    if values.get("loss", "ce") == "ce":
+        values.setdefault("label_smoothing", _SMOOTHING)
+    if "epochs" in values and values.get("schedule", "cosine") == "cosine" and isinstance(values["epochs"], int):
+        values.setdefault("warmup_epochs", round(_WARMUP * values["epochs"], 4))
+    return values
+
+
+def fine_tuning_recipe(
+    blank: EquivariantNet,
+    label: str,
+    splits: Mapping[str, AnySplit],
+    given: Mapping[str, Any],
+    *,
+    model_args: Mapping[str, Any],
+    freeze: Sequence[str],
+    balance: bool,
+    settings: Mapping[str, Any],
+) -> Recipe:
+    """The recipe of a fine-tuning.
+
+    Args:
+        blank: The network, without weights.
+        label: The name of the data set.
+        splits: The images.
+        given: The keys of a recipe that the user gives; None for what is chosen here.
+        model_args: The arguments of the network, without ``num_classes`` and ``in_chans``.
+        freeze: The modules that are not trained.
+        balance: Whether the loss weights classes by the inverse of their number of images.
+        settings: The content of finetune.json: the ``start`` and the ``label_names``.
+    """
+    train, pretrained = splits["train"], settings["start"] is not None
+    values = {key: value for key, value in given.items() if value is not None or key == "patience"}
+    # With few images batches are smaller, so that an epoch has some steps.
+    batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
+    values["batch_size"] = min(batch, len(train))
+    values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
+    values = with_rules(values, pretrained)
+    if values["augment"] == "missing":
+        values["augment"] = missing_symmetries(blank.group)
+    if "valid" not in splits:
+        values |= {"valid_size": 0, "patience": None}
+    weights: tuple[float, ...] = ()
+    if balance:
+        counts = train.labels.bincount(minlength=num_classes(splits)).double()
+        weights = tuple(round(v, 6) for v in (counts.sum() / (len(counts) * counts)).tolist())
+    sizes = {"num_classes": len(settings["label_names"]), "in_chans": train.shape[0]}
+    values["model_args"] = dict(model_args) | dict(values.get("model_args") or {}) | sizes
+    architecture = str(blank.pretrained_cfg["architecture"])
+    return Recipe(architecture, label, freeze=tuple(freeze), class_weights=weights, **values)
+
+
+def missing_symmetries(group: Group) -> str:
+    """The augmentation by the symmetries of the pixel grid that are not in a group."""
+    rotations = any(group.element(P4.matrix(g)) is None for g in P4.elements)
+    return "quarter_rotations_flips" if rotations else "none" if group.reflections else "flips"

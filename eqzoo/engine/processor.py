@@ -1,0 +1,50 @@
+"""What the processor offers: the cores that this process may use, and bfloat16 units."""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+__all__ = ["has_bfloat16", "limited_threads", "usable_cores"]
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 numbers in hardware; other processors emulate them, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: those of its affinity, at most the CPU limit of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_LIMIT.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no control group, or "max", which is no limit
+        return cores
+
+
+@contextmanager
+def limited_threads() -> Iterator[None]:
+    """Lets torch use no more threads than there are usable cores, unless the environment has ``OMP_NUM_THREADS``.
+
+    In a container, torch counts the cores of the machine, and threads that wait for each other's core are slower than
+    one.
+    """
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ and before > usable_cores():
+        torch.set_num_threads(usable_cores())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

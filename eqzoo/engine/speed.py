@@ -1,0 +1,144 @@
+"""The fastest number format and memory format for a training run, measured on a few steps."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data import AnySplit, batches, draw
+from .allocator import keep_freed_memory
+from .loop import accelerator_of
+from .processor import has_bfloat16
+from .recipe import Recipe
+from .state import TrainingState
+
+__all__ = ["Speed", "measure"]
+
+WORTH_IT = 60.0  # seconds of training in plain float32; shorter runs stay with it, and give the same weights everywhere
+_GAIN = 1.05  # that another format must bring
+_LOSS_TOLERANCE = 0.02  # of bfloat16, relative to 1 + the loss in float32
+_TRIAL = 4  # a trial has this fraction of a batch
+_VALIDATION = 3  # images that are evaluated in the time in which one is trained
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured.
+
+    Args:
+        precision: The ``precision`` of a recipe.
+        channels_last: The ``channels_last`` of a recipe.
+        images_per_second: The training images in a second.
+    """
+
+    precision: str
+    channels_last: bool
+    images_per_second: float
+
+    @classmethod
+    def read(cls, values: object, path: Path) -> "Speed":
+        """The speed that a file holds; raises ValueError if it is none."""
+        try:
+            return cls(**values)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise ValueError(f"{path}: speed is no measured speed, got {values!r}; remove the folder") from error
+
+    def epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
+        """The expected seconds of an epoch, validation included."""
+        valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
+        return (len(splits["train"]) + valid) / self.images_per_second
+
+    def as_dict(self) -> dict[str, Any]:
+        """The values as JSON."""
+        return asdict(self)
+
+
+def measure(
+    recipe: Recipe,
+    build: Callable[[], nn.Module],
+    splits: Mapping[str, AnySplit],
+    given: Mapping[str, Any],
+    device: str | None = None,
+    seconds: float | None = None,
+) -> Speed:
+    """Times training steps in float32, with channels last, and in bfloat16 where the device multiplies it.
+
+    A format is chosen if it is at least 5 % faster; bfloat16 also only if the loss of the same images stays within 2 %.
+    The network that is timed is discarded.
+
+    Args:
+        recipe: The recipe.
+        build: Builds the network.
+        splits: ``train``, and ``valid`` if there are validation images.
+        given: ``precision`` and ``channels_last``, where they are not to be chosen.
+        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+        seconds: The time that the run will take, if that is known; None for what its epochs take.
+    """
+    trial = _Trial(recipe, build, splits, device)
+    chosen = replace(recipe, **given)
+    each = trial.seconds(chosen, 2)
+    if not recipe.compile and (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT:
+        for key, value in (("channels_last", True), ("precision", "bfloat16")):
+            candidate = replace(chosen, **{key: value})  # type: ignore[arg-type]
+            if key in given or (key == "precision" and not trial.takes_bfloat16(chosen)):
+                continue
+            if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
+                chosen, each = candidate, timed
+        trial.grow()
+        each = trial.seconds(chosen, 1)
+    return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))
+
+
+class _Trial:
+    """Steps of training on the first images, for their time."""
+
+    def __init__(
+        self, recipe: Recipe, build: Callable[[], nn.Module], splits: Mapping[str, AnySplit], device: str | None
+    ) -> None:
+        accelerator = accelerator_of(device)
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
+        self.state = TrainingState(recipe, build, splits, accelerator, 0)
+        self.splits, self.whole = splits, recipe.batch_size // recipe.accumulate
+        self._take(max(1, self.whole // _TRIAL))
+
+    def grow(self) -> None:
+        """Goes on with as many images as the run has in a pass."""
+        self._take(self.whole)
+
+    def _take(self, count: int) -> None:
+        split, index = self.splits["train"], torch.arange(count)
+        (images,) = batches(split, [index])
+        self.batch: tuple[Tensor, Tensor, Tensor] = images, split.labels[index], draw(count, torch.Generator())
+
+    def seconds(self, recipe: Recipe, times: int) -> float:
+        """The seconds of training for an image: the fastest step after one to warm up."""
+        found = []
+        for _ in range(1 + times):
+            began = time.perf_counter()
+            self._backward(recipe)
+            self.state.step(0, 0)
+            if self.state.device.type == "cuda":
+                torch.cuda.synchronize()
+            found.append(time.perf_counter() - began)
+        return min(found[1:]) / len(self.batch[1])
+
+    def _backward(self, recipe: Recipe) -> float:
+        self.state.recipe = recipe  # says the formats; the rest is the same
+        self.state.begin_epoch(recipe.half_size_epochs, [])
+        return float(self.state.backward(*self.batch))
+
+    def takes_bfloat16(self, recipe: Recipe) -> bool:
+        """Whether the device multiplies bfloat16, and the loss of the images is nearly that in float32."""
+        if not has_bfloat16(self.state.device):
+            return False
+        losses = []
+        for precision in ("float32", "bfloat16"):
+            torch.manual_seed(0)  # of dropout
+            losses.append(self._backward(replace(recipe, precision=precision)))
+        self.state.optimizer.zero_grad()
+        return abs(losses[1] - losses[0]) <= _LOSS_TOLERANCE * (1 + losses[0])

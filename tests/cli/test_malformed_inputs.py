@@ -1,0 +1,303 @@
+"""Malformed and hostile inputs of the commands: one line on stderr, exit code 2, and no code of theirs is run."""
+
+import io
+import json
+import pickle
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import eqzoo
+from eqzoo.cli import main as command_line
+from tests.conftest import ROOT
+
+IMAGE = ROOT / "examples" / "seven.png"
+CARD = ROOT / "model_cards" / "p4_cnn.rotmnist"
+
+
+class Hostile:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def png(width, height):
+    """The header of a PNG of this size, without pixels."""
+    whole = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(whole, "png")
+    data = bytearray(whole.getvalue())
+    data[16:24] = struct.pack(">II", width, height)
+    return bytes(data)
+
+
+IMAGES = {
+    "empty": lambda _: b"",
+    "text": lambda _: b"no image",
+    "cut": lambda _: IMAGE.read_bytes()[:100],
+    "cut in its header": lambda _: IMAGE.read_bytes()[:20],
+    "of 2^31 - 1 pixels a side": lambda _: png(2**31 - 1, 2**31 - 1),
+    "of another size than its pixels": lambda _: png(64, 64),
+    "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
+}
+_WHOLE = (CARD / "model.safetensors").read_bytes()
+_LENGTH = int.from_bytes(_WHOLE[:8], "little")
+_HEADER = json.loads(_WHOLE[8 : 8 + _LENGTH])
+
+
+def safetensors(header, body=b""):
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def torch_pickle(flag):
+    file = io.BytesIO()
+    torch.save({"head.weight": Hostile(flag)}, file)
+    return file.getvalue()
+
+
+WEIGHTS = {
+    "empty": lambda _: b"",
+    "cut": lambda _: _WHOLE[: len(_WHOLE) // 2],
+    "cut in its header": lambda _: _WHOLE[:100],
+    "a header of 2^60 bytes": lambda _: (2**60).to_bytes(8, "little") + _WHOLE[8:],
+    "a header of 2^64 - 1 bytes": lambda _: b"\xff" * 8 + _WHOLE[8:],
+    "a header that is no JSON": lambda _: (5).to_bytes(8, "little") + b"{{{{{" + _WHOLE[8:],
+    "tensors of 2^60 elements": lambda _: safetensors(
+        {"head.weight": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]}}
+    ),
+    "overlapping tensors": lambda _: safetensors(
+        {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}, b"\0" * 4
+    ),
+    "other names": lambda _: safetensors({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4),
+    "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
+    "a file of torch.save": torch_pickle,
+}
+
+
+def config(**changes):
+    values = json.loads((CARD / "config.json").read_text())
+    for key, value in changes.items():
+        place, _, inner = key.partition("__")
+        if inner:
+            values[place][inner] = value
+        else:
+            values[place] = value
+    return json.dumps(values)
+
+
+CONFIGS = {
+    "empty": "",
+    "cut": config()[:200],
+    "a list": "[]",
+    "a list of objects": json.dumps([json.loads(config())]),
+    "a text": '"p4_cnn"',
+    "a number": "1e400",
+    "null": "null",
+    "nested 100,000 times": "[" * 100_000,
+    "not UTF-8": b"\xff\xfe\x00",
+    "no architecture": config(architecture=None),
+    "an architecture that is a list": config(architecture=["p4_cnn"]),
+    "an architecture that climbs": config(architecture="../../p4_cnn"),
+    "an unknown architecture": config(architecture="p5_cnn"),
+    "-3 classes": config(num_classes=-3),
+    "-3 classes in model_args": config(model_args__num_classes=-3),
+    "-3 classes in pretrained_cfg": config(pretrained_cfg__num_classes=-3),
+    "7 classes beside weights of 10": config(num_classes=7),
+    "7 classes in model_args beside weights of 10": config(model_args__num_classes=7),
+    "7 classes in pretrained_cfg beside weights of 10": config(pretrained_cfg__num_classes=7),
+    "7 classes everywhere beside weights of 10": config(
+        num_classes=7, model_args__num_classes=7, pretrained_cfg__num_classes=7, label_names=list("abcdefg")
+    ),
+    "classes that are a text": config(num_classes="10"),
+    "2.5 classes": config(model_args__num_classes=2.5),
+    "true classes": config(num_classes=True),
+    "no channels": config(model_args__in_chans=0),
+    "2^60 channels": config(model_args__in_chans=2**60),
+    "model_args that are a list": config(model_args=[1]),
+    "an argument that the network does not have": config(model_args__nonesuch=1),
+    "a width that is a text": config(model_args__width="wide"),
+    "a pretrained_cfg that is a text": config(pretrained_cfg="p4_cnn"),
+    "an input size of 0": config(pretrained_cfg__input_size=[1, 0, 0]),
+    "an input size of 2^40": config(pretrained_cfg__input_size=[1, 2**40, 2**40]),
+    "an input size of two numbers": config(pretrained_cfg__input_size=[28, 28]),
+    "a mean of two channels": config(pretrained_cfg__mean=[0.1, 0.2]),
+    "a mean that is a text": config(pretrained_cfg__mean="0.1"),
+    "a deviation of 0": config(pretrained_cfg__std=[0.0]),
+    "names of 3 of 10 classes": config(label_names=["a", "b", "c"]),
+    "names that are a number": config(label_names=3),
+}
+
+
+def npz(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def npz_of_a_header(shape):
+    """An .npz whose images have a header of this shape, and no data."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x_train.npy", header.getvalue())
+        archive.writestr("y_train.npy", header.getvalue())
+    return file.getvalue()
+
+
+def npz_of_a_pickle(flag):
+    file = io.BytesIO()
+    array = np.empty(1, object)
+    array[0] = Hostile(flag)
+    np.savez(file, x_train=array, y_train=np.arange(1))
+    return file.getvalue()
+
+
+def npz_that_climbs(_):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("../../x_train.npy", b"")
+    return file.getvalue()
+
+
+_X, _Y = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 2
+ARRAYS = {
+    "empty": lambda _: b"",
+    "cut": lambda _: npz(x_train=_X, y_train=_Y)[:2000],
+    "text": lambda _: b"no archive",
+    "without labels": lambda _: npz(x_train=_X),
+    "of objects": npz_of_a_pickle,
+    "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
+    "a header of 2^60 images": lambda _: npz_of_a_header((2**60, 28, 28)),
+    "a header of 2^62 images": lambda _: npz_of_a_header((2**62, 2**62)),
+    "names that climb": npz_that_climbs,
+    "of floating point": lambda _: npz(x_train=_X.astype(np.float32), y_train=_Y),
+    "labels that are negative": lambda _: npz(x_train=_X, y_train=_Y - 1),
+    "labels with gaps": lambda _: npz(x_train=_X, y_train=_Y * 7),
+    "fewer labels than images": lambda _: npz(x_train=_X, y_train=_Y[:20]),
+    "no images": lambda _: npz(x_train=_X[:0], y_train=_Y[:0]),
+    "images without pixels": lambda _: npz(x_train=_X[:, :0], y_train=_Y),
+    "two labels an image": lambda _: npz(x_train=_X, y_train=np.stack([_Y, _Y], 1)),
+}
+SETTINGS = {"a list": "[]", "cut": '{"name": "p4_', "a text": '"p4_cnn"', "empty": "", "a speed": '{"speed": [1]}'}
+
+
+def refused(capsys, *args):
+    """Runs a command; returns the line that it ends with."""
+    code = command_line.main([str(arg) for arg in args])
+    out, err = capsys.readouterr()
+    assert code == 2, (code, out[-300:], err)
+    assert not out
+    last = err.strip().splitlines()[-1]
+    assert last.startswith(f"eqzoo {args[0]}: "), err
+    assert all(line.startswith("eqzoo") for line in err.strip().splitlines()), err  # no traceback
+    assert len(last) < 1500
+    return last
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def flag(tmp_path):
+    """The file that a pickle would create if it were run."""
+    yield tmp_path / "flag"
+    assert not (tmp_path / "flag").exists()
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images(capsys, tmp_path, flag, name):
+    (tmp_path / "a.png").write_bytes(IMAGES[name](flag))
+    assert "a.png" in refused(capsys, "predict", tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("command", ["predict", "check", "export", "finetune"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights(capsys, tmp_path, flag, name, command):
+    folder = shutil.copytree(CARD, tmp_path / "card")
+    (folder / "model.safetensors").write_bytes(WEIGHTS[name](flag))
+    assert "card" in refused(capsys, *arguments(command, folder, tmp_path))
+
+
+@pytest.mark.parametrize("command", ["predict", "check", "export", "finetune", "info"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configurations(capsys, tmp_path, name, command):
+    if "everywhere" in name and command in ("info", "finetune"):
+        pytest.skip("info reads no weights, and of other classes finetune takes all but the classifier")
+    folder = shutil.copytree(CARD, tmp_path / "card")
+    text = CONFIGS[name]
+    (folder / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert "card" in refused(capsys, *arguments(command, folder, tmp_path))
+
+
+@pytest.mark.parametrize("file", ["../../../etc/passwd", "/etc/passwd", "../other/model.safetensors"])
+def test_weights_that_a_configuration_names_elsewhere_are_not_read(capsys, tmp_path, file):
+    folder = shutil.copytree(CARD, tmp_path / "card")
+    other = shutil.copytree(ROOT / "model_cards" / "z2_cnn.rotmnist", tmp_path / "other")
+    assert command_line.main(["predict", str(IMAGE), "--model", str(folder), "--json"]) == 0
+    expected = capsys.readouterr().out
+    (folder / "config.json").write_text(config(pretrained_cfg__file=file))
+    assert command_line.main(["predict", str(IMAGE), "--model", str(folder), "--json"]) == 0
+    assert capsys.readouterr().out == expected
+    assert command_line.main(["predict", str(IMAGE), "--model", str(other), "--json"]) == 0
+    assert capsys.readouterr().out != expected
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays(capsys, tmp_path, flag, name):
+    (tmp_path / "a.npz").write_bytes(ARRAYS[name](flag))
+    assert "a.npz" in refused(capsys, "finetune", "p4_cnn", tmp_path / "a.npz", "--output", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_runs(capsys, tmp_path, name):
+    np.savez(tmp_path / "a.npz", x_train=_X, y_train=_Y)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "finetune.json").write_text(SETTINGS[name])
+    (tmp_path / "out" / "record.jsonl").write_text("{}\n")
+    assert "out" in refused(capsys, "finetune", "p4_cnn", tmp_path / "a.npz", "--output", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"no program", b"\x08" * 100])
+def test_programs(capsys, tmp_path, content):
+    (tmp_path / "a.onnx").write_bytes(content)
+    assert "a.onnx" in refused(capsys, "check", tmp_path / "a.onnx")
+
+
+def test_what_is_well_formed_is_accepted(capsys, tmp_path):
+    """Negative control of the tests above: the same files, unchanged, are no errors."""
+    folder = shutil.copytree(CARD, tmp_path / "card")
+    for command in ("predict", "check", "info"):
+        assert command_line.main([str(arg) for arg in arguments(command, folder, tmp_path)]) == 0
+    (tmp_path / "a.png").write_bytes(png(8, 8))
+    assert command_line.main(["predict", str(tmp_path / "a.png")]) == 0
+    (tmp_path / "a.npz").write_bytes(npz(x_train=_X, y_train=_Y))
+    result = eqzoo.finetune("p4_cnn", tmp_path / "a.npz", tmp_path / "out", epochs=1, device="cpu")
+    assert result.report["classes_count"] == 2
+    pickle.loads(pickle.dumps(Hostile(tmp_path / "run")))
+    assert (tmp_path / "run").exists()
+
+
+def arguments(command, folder, tmp_path):
+    """A command on the folder of a checkpoint."""
+    if command == "predict":
+        return ["predict", IMAGE, "--model", folder]
+    if command == "export":
+        return ["export", folder, tmp_path / "a.onnx"]
+    if command == "finetune":
+        np.savez(tmp_path / "a.npz", x_train=_X, y_train=_Y)
+        return ["finetune", folder, tmp_path / "a.npz", "--output", tmp_path / "out", "--epochs", "1"]
+    return [command, folder]
