@@ -236,8 +236,10 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
     # On the CPU whatever the default device is: the result is cached and shared by all layers.
-    index = torch.arange(math.prod(shape), device="cpu").reshape(shape)
-    return torch.stack([transform(index, group, g, field).flatten() for g in group.elements])
+    # And no inference tensor: it may be made in inference mode, and be used in training.
+    with torch.inference_mode(False):
+        index = torch.arange(math.prod(shape), device="cpu").reshape(shape)
+        return torch.stack([transform(index, group, g, field).flatten() for g in group.elements])
 
 
 def _cos_sin(r: int, n: int) -> tuple[float, float]:

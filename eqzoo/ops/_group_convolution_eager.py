@@ -3,7 +3,6 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_input, conv2d_weight
 
 from ..groups import Group, orbit
 
@@ -80,9 +79,11 @@ def field_gradient(
 ) -> Tensor:
     group, last = Group(rotations, reflections), is_last(grad)
     bank = _bank(filters, group, last)
-    size = (len(grad), bank.shape[1], height, width)
-    planes = conv2d_input(size, bank, _planes(grad, last), stride, padding, dilation)
-    return laid_out(_field(planes, group.order, last), last)
+    planes = _planes(grad, last)
+    # Its numbers are not read, but torch takes the layout from it.
+    field = _empty_planes(planes, (len(grad), bank.shape[1], height, width), last)
+    found = _gradients(planes, field, bank, stride, padding, dilation, [True, False, False])[0]
+    return laid_out(_field(found, group.order, last), last)
 
 
 def filters_gradient(
@@ -97,9 +98,10 @@ def filters_gradient(
 ) -> Tensor:
     group, last = Group(rotations, reflections), is_last(field)
     order, channels, outs = group.order, field.shape[1], grad.shape[1]
-    size = (outs * order, channels * order, side, side)
     last = last and is_last(grad)
-    bank = conv2d_weight(_planes(field, last), size, _planes(grad, last), stride, padding, dilation)
+    empty = field.new_empty(outs * order, channels * order, side, side)
+    planes = _planes(grad, last), _planes(field, last)
+    bank = _gradients(*planes, empty, stride, padding, dilation, [False, True, False])[1]
     if last:
         bank = bank.reshape(order, outs, order, channels, side**2).permute(1, 0, 3, 2, 4)
     copies = bank.reshape(outs, order, channels, -1)
@@ -107,6 +109,21 @@ def filters_gradient(
     # Each copy's entries go back to where they came from.
     sums = torch.zeros_like(copies).scatter_(3, index, copies).sum(1)
     return sums.reshape(outs, channels * order, side, side)
+
+
+def _gradients(
+    grad: Tensor, field: Tensor, bank: Tensor, stride: int, padding: int, dilation: int, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a plain convolution's input and filters, as automatic differentiation computes them."""
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        grad, field, bank, None, [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], 1, wanted
+    )
+    return found
+
+
+def _empty_planes(like: Tensor, size: tuple[int, ...], last: bool) -> Tensor:
+    memory_format = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
 def _bank(filters: Tensor, group: Group, last: bool) -> Tensor:

@@ -298,6 +298,78 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
         for (int j = 0; j < NV; j++) store<L>(c + (i * NV + j) * L, acc[i][j]);
 }
 
+// One step of transposing L vectors of L numbers: exchanges the D off the diagonal in each square of 2D.
+template <int D, typename V, size_t... I>
+inline void exchange(V &a, V &b, std::index_sequence<I...>) {
+    constexpr size_t n = sizeof...(I);
+    const V low = __builtin_shufflevector(a, b, (I & D ? I - D + n : I)...);
+    b = __builtin_shufflevector(a, b, (I & D ? I + n : I + D)...);
+    a = low;
+}
+template <int D, typename V, int L>
+inline void exchange(V (&rows)[L]) {
+#pragma GCC unroll 16
+    for (int l = 0; l < L; l++)
+        if (!(l & D)) exchange<D>(rows[l], rows[l + D], std::make_index_sequence<L>());
+}
+
+// Calls f(i) for blocks of L of n numbers, n >= L, the last one overlapping the one before.
+template <int L, typename F>
+inline void blocks(int64_t n, F &&f) {
+    for (int64_t i = 0; i + L < n; i += L) f(i);
+    f(n - L);
+}
+
+// Transposes a (rows, columns) matrix: to[j·to_step + i] = from[i·from_step + j]; in blocks of L, the largest that fit.
+template <typename T, int L = std::min(lanes<T>, 16)>
+void transpose(const T *from, int64_t from_step, int64_t rows, int64_t columns, T *to, int64_t to_step) {
+    if constexpr (L > 1) {
+        if (rows < L || columns < L) return transpose<T, L / 2>(from, from_step, rows, columns, to, to_step);
+        using V = Vec<T, L>;
+        const auto block = [&](int64_t i, int64_t j) {
+            V r[L];
+#pragma GCC unroll 16
+            for (int l = 0; l < L; l++) r[l] = load<T, L>(from + (i + l) * from_step + j);
+            exchange<1>(r);
+            if constexpr (L > 2) exchange<2>(r);
+            if constexpr (L > 4) exchange<4>(r);
+            if constexpr (L > 8) exchange<8>(r);
+#pragma GCC unroll 16
+            for (int l = 0; l < L; l++) store<L>(to + (j + l) * to_step + i, r[l]);
+        };
+        // Along whichever is far apart in memory, so that what is read or written of it follows on.
+        if (from_step > to_step)
+            blocks<L>(rows, [&](int64_t i) { blocks<L>(columns, [&](int64_t j) { block(i, j); }); });
+        else
+            blocks<L>(columns, [&](int64_t j) { blocks<L>(rows, [&](int64_t i) { block(i, j); }); });
+    } else {
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
+    }
+}
+
+// L filters, `step` apart, of so many entries: to[q·L + l] is entry q of filter l, 0 from the filter `count` on.
+template <typename S, typename T>
+void interleave(const S *filters, int64_t step, int64_t count, int64_t entries, T *to) {
+    constexpr int L = lanes<T>;
+    if constexpr (std::is_same_v<S, T>) {
+        if (count == L) return transpose<T>(filters, step, L, entries, to, L);
+    }
+    for (int64_t l = 0; l < L; l++)
+        for (int64_t q = 0; q < entries; q++) to[q * L + l] = l < count ? upcast(filters[l * step + q]) : T(0);
+}
+
+// The inverse of `interleave`.
+template <typename S, typename T>
+void separate(const T *from, int64_t step, int64_t count, int64_t entries, S *filters) {
+    constexpr int L = lanes<T>;
+    if constexpr (std::is_same_v<S, T>) {
+        if (count == L) return transpose<T>(from, L, entries, L, filters, step);
+    }
+    for (int64_t l = 0; l < count; l++)
+        for (int64_t q = 0; q < entries; q++) downcast(from[q * L + l], filters + l * step + q);
+}
+
 // Transforms filters and packs them. Those of the gradient of the input are stored the other way round, (in, out).
 template <typename S, typename T, int ORDER>
 void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER> &panels, T *packed, int threads) {
@@ -314,9 +386,7 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER>
             for (int64_t c = 0; c < s.in; c++) {
                 const int64_t n0 = block * L, count = std::min<int64_t>(L, s.out - n0);
                 const S *from = filters + n0 * out_step + c * in_step;
-                for (int64_t l = 0; l < L; l++)
-                    for (int64_t q = 0; q < entries; q++)
-                        rotated.data()[q * L + l] = l < count ? upcast(from[l * out_step + q]) : T(0);
+                interleave<S, T>(from, out_step, count, entries, rotated.data());
                 for (int64_t e = 0; e < s.taps(); e++) {
                     V v[ORDER];
                     for (int j = 0; j < ORDER; j++) v[j] = load<T, L>(rotated.data() + s.places[e * ORDER + j] * L);
@@ -382,10 +452,7 @@ void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *
                     transposed<ORDER>(v);
                     for (int j = 0; j < ORDER; j++) store<L>(rotated.data() + s.places[e * ORDER + j] * L, v[j]);
                 }
-                S *to = filters + (n0 * s.in + c) * entries;
-                for (int64_t l = 0; l < count; l++)
-                    for (int64_t q = 0; q < entries; q++)
-                        downcast(rotated.data()[q * L + l], to + l * s.in * entries + q);
+                separate<S, T>(rotated.data(), s.in * entries, count, entries, filters + (n0 * s.in + c) * entries);
             }
     }
 }
@@ -604,73 +671,78 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
     }
 }
 
-// One step of transposing L vectors of L numbers: exchanges the D off the diagonal in each square of 2D.
-template <int D, typename V, size_t... I>
-inline void exchange(V &a, V &b, std::index_sequence<I...>) {
-    constexpr size_t n = sizeof...(I);
-    const V low = __builtin_shufflevector(a, b, (I & D ? I - D + n : I)...);
-    b = __builtin_shufflevector(a, b, (I & D ? I + n : I + D)...);
-    a = low;
-}
-template <int D, typename V, int L>
-inline void exchange(V (&rows)[L]) {
-#pragma GCC unroll 16
-    for (int l = 0; l < L; l++)
-        if (!(l & D)) exchange<D>(rows[l], rows[l + D], std::make_index_sequence<L>());
-}
+// A part of a batch of contiguous fields (C, |H|, pixels): some images, of each the same run of pixels.
+struct Part {
+    int64_t image, images, pixel, pixels;
+};
 
-// Transposes a (rows, columns) matrix: to[j·to_step + i] = from[i·from_step + j].
-template <typename T>
-void transpose(const T *from, int64_t from_step, int64_t rows, int64_t columns, T *to, int64_t to_step) {
-    constexpr int L = std::min(lanes<T>, 16);
-    if (rows < L || columns < L) {
-        for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < columns; j++) to[j * to_step + i] = from[i * from_step + j];
+// Calls f(part) for parts of a batch that stay in a cache as channels last, field and output; the pixels are those of the
+// output. 1 x 1 filters take large images apart.
+template <typename F>
+inline void by_parts(const Shape &s, int64_t order, int64_t bytes, int threads, F &&f) {
+    const bool pointwise = s.side == 1 && s.stride == 1 && s.padding == 0;
+    const int64_t held = int64_t(pointwise ? 768 : 2048) * 1024 * threads, least = 4 * tile * threads;
+    const int64_t image = order * bytes * (s.in * s.height * s.width + s.out * s.pixels());
+    if (pointwise && image > held && s.pixels() > least) {
+        const int64_t pixels = padded(std::max(least, held / (order * bytes * (s.in + s.out))), tile);
+        for (int64_t b = 0; b < s.batch; b++)
+            for (int64_t p = 0; p < s.pixels(); p += pixels) f(Part{b, 1, p, std::min(pixels, s.pixels() - p)});
         return;
     }
-    using V = Vec<T, L>;
-    const auto block = [&](int64_t i, int64_t j) {
-        V r[L];
-#pragma GCC unroll 16
-        for (int l = 0; l < L; l++) r[l] = load<T, L>(from + (i + l) * from_step + j);
-        exchange<1>(r);
-        if constexpr (L > 2) exchange<2>(r);
-        if constexpr (L > 4) exchange<4>(r);
-        if constexpr (L > 8) exchange<8>(r);
-#pragma GCC unroll 16
-        for (int l = 0; l < L; l++) store<L>(to + (j + l) * to_step + i, r[l]);
-    };
-    // Along whichever is far apart in memory, so that what is read or written of it follows on.
-    if (from_step > to_step)
-        spans<L>(rows, [&](auto, int64_t i) { spans<L>(columns, [&](auto, int64_t j) { block(i, j); }); });
-    else
-        spans<L>(columns, [&](auto, int64_t j) { spans<L>(rows, [&](auto, int64_t i) { block(i, j); }); });
+    const int64_t needed = (least + s.pixels() - 1) / s.pixels();
+    const int64_t images = std::clamp<int64_t>(held / std::max<int64_t>(1, image), std::min(needed, s.batch), s.batch);
+    for (int64_t b = 0; b < s.batch; b += images) f(Part{b, std::min(images, s.batch - b), 0, s.pixels()});
 }
 
-// Images of contiguous fields (C, |H|, pixels) to and from channels last (pixels, |H|, C).
+// The shape of a part.
+inline Shape of_part(const Shape &s, const Part &part) {
+    Shape found = s;
+    found.batch = part.images;
+    if (part.pixels < s.pixels()) found.height = found.out_height = 1, found.width = found.out_width = part.pixels;
+    return found;
+}
+
+// A part of contiguous fields (C, |H|, `total` pixels) to or from channels last (pixels, |H|, C).
 template <typename S, int ORDER>
-void relay(const S *from, S *to, int64_t images, int64_t channels, int64_t pixels, bool last, int threads) {
+void relay(const S *from, S *to, const Part &part, int64_t channels, int64_t total, bool last, int threads) {
     using U = std::conditional_t<sizeof(S) == 8, double, std::conditional_t<sizeof(S) == 4, float, uint16_t>>;
     const U *f = reinterpret_cast<const U *>(from);
     U *t = reinterpret_cast<U *>(to);
 #pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
-    for (int64_t b = 0; b < images; b++)
+    for (int64_t b = 0; b < part.images; b++)
         for (int64_t g = 0; g < ORDER; g++) {
-            const int64_t start = b * ORDER * channels * pixels;
+            const int64_t planes = ((part.image + b) * ORDER * channels + g) * total + part.pixel;
+            const int64_t pixels = (b * part.pixels * ORDER + g) * channels;
             if (last)
-                transpose<U>(f + start + g * pixels, ORDER * pixels, channels, pixels, t + start + g * channels,
-                             ORDER * channels);
+                transpose<U>(f + planes, ORDER * total, channels, part.pixels, t + pixels, ORDER * channels);
             else
-                transpose<U>(f + start + g * channels, ORDER * channels, pixels, channels, t + start + g * pixels,
-                             ORDER * pixels);
+                transpose<U>(f + pixels, ORDER * channels, part.pixels, channels, t + planes, ORDER * total);
         }
 }
 
-// How many images of contiguous fields are brought to channels last at a time: what stays in a cache.
-inline int64_t images_at_a_time(const Shape &s, int64_t order, int64_t bytes, int threads) {
-    const int64_t image = order * bytes * (s.in * s.height * s.width + s.out * s.pixels());
-    const int64_t needed = (4 * tile * threads + s.pixels() - 1) / s.pixels();
-    return std::clamp<int64_t>((int64_t(2) << 20) * threads / std::max<int64_t>(1, image), std::min(needed, s.batch), s.batch);
+// Contiguous fields part by part with channels last: calls f(shape, field, other) of each. The other is the output,
+// filled by f and written back, or a gradient, which f reads.
+template <typename S, typename T, int ORDER, typename O, typename F>
+void in_parts(const S *field, O *other, const Shape &s, int threads, F &&f) {
+    constexpr bool reads = std::is_const_v<O>;
+    int64_t most_in = 0, most_out = 0;
+    by_parts(s, ORDER, sizeof(S), threads, [&](const Part &part) {
+        const Shape one = of_part(s, part);
+        most_in = std::max(most_in, one.batch * one.height * one.width);
+        most_out = std::max(most_out, one.batch * one.pixels());
+    });
+    Scratch<S, T> &kept = scratch<S, T>();
+    Buffer<S> more_fields, more_others;
+    S *fields = room(kept.fields, more_fields, most_in * ORDER * s.in);
+    S *others = room(kept.outs, more_others, most_out * ORDER * s.out);
+    by_parts(s, ORDER, sizeof(S), threads, [&](const Part &part) {
+        const Shape one = of_part(s, part);
+        const Part read{part.image, part.images, part.pixel, one.height * one.width};
+        relay<S, ORDER>(field, fields, read, s.in, s.height * s.width, true, threads);
+        if constexpr (reads) relay<S, ORDER>(other, others, part, s.out, s.pixels(), true, threads);
+        f(one, fields, others);
+        if constexpr (!reads) relay<S, ORDER>(others, other, part, s.out, s.pixels(), false, threads);
+    });
 }
 
 template <typename S, typename T, int ORDER>
@@ -678,21 +750,14 @@ void run(const S *field, const S *filters, const S *bias, S *out, const Shape &s
     const Panels<T, ORDER> panels(s.rows(), s.out);
     Scratch<S, T> &kept = scratch<S, T>();
     Buffer<T> more_packed;
-    Buffer<S> more_fields, more_outs;
     T *packed = room(kept.packed, more_packed, panels.size);
     const S *zeros = zeroed(kept.zeros, ORDER * s.in);
     pack<S, T, ORDER>(filters, s, swapped, panels, packed, threads);
-    if (last) return correlate<S, T, ORDER>(field, packed, bias, zeros, s, panels, out, threads);
-    const int64_t images = images_at_a_time(s, ORDER, sizeof(S), threads);
-    const int64_t in = ORDER * s.in * s.height * s.width, made = ORDER * s.out * s.pixels();
-    S *fields = room(kept.fields, more_fields, images * in), *outs = room(kept.outs, more_outs, images * made);
-    Shape part = s;
-    for (int64_t b = 0; b < s.batch; b += images) {
-        part.batch = std::min(images, s.batch - b);
-        relay<S, ORDER>(field + b * in, fields, part.batch, s.in, s.height * s.width, true, threads);
-        correlate<S, T, ORDER>(fields, packed, bias, zeros, part, panels, outs, threads);
-        relay<S, ORDER>(outs, out + b * made, part.batch, s.out, s.pixels(), false, threads);
-    }
+    const auto correlated = [&](const Shape &one, const S *x, S *y) {
+        correlate<S, T, ORDER>(x, packed, bias, zeros, one, panels, y, threads);
+    };
+    if (last) return correlated(s, field, out);
+    in_parts<S, T, ORDER>(field, out, s, threads, correlated);
 }
 
 template <typename S, typename T, int ORDER>
@@ -700,23 +765,16 @@ void run_filters(const S *field, const S *grad, S *filters, const Shape &s, bool
     const Panels<T, ORDER> panels(s.rows(), s.out);
     Scratch<S, T> &kept = scratch<S, T>();
     Buffer<T> more_sums;
-    Buffer<S> more_fields, more_grads;
     T *sums = room(kept.packed, more_sums, threads * panels.size);
     std::memset(sums, 0, threads * panels.size * sizeof(T));
     const S *zeros = zeroed(kept.zeros, ORDER * s.in);
+    const auto add = [&](const Shape &one, const S *x, const S *dy) {
+        correlate_filters<S, T, ORDER>(x, dy, zeros, one, panels, sums, threads);
+    };
     if (last) {
-        correlate_filters<S, T, ORDER>(field, grad, zeros, s, panels, sums, threads);
+        add(s, field, grad);
     } else {
-        const int64_t images = images_at_a_time(s, ORDER, sizeof(S), threads);
-        const int64_t in = ORDER * s.in * s.height * s.width, made = ORDER * s.out * s.pixels();
-        S *fields = room(kept.fields, more_fields, images * in), *grads = room(kept.outs, more_grads, images * made);
-        Shape part = s;
-        for (int64_t b = 0; b < s.batch; b += images) {
-            part.batch = std::min(images, s.batch - b);
-            relay<S, ORDER>(field + b * in, fields, part.batch, s.in, s.height * s.width, true, threads);
-            relay<S, ORDER>(grad + b * made, grads, part.batch, s.out, s.pixels(), true, threads);
-            correlate_filters<S, T, ORDER>(fields, grads, zeros, part, panels, sums, threads);
-        }
+        in_parts<S, T, ORDER>(field, grad, s, threads, add);
     }
     for (int64_t thread = 1; thread < threads; thread++)
         for (int64_t i = 0; i < panels.size; i++) sums[i] += sums[thread * panels.size + i];
