@@ -2,11 +2,15 @@
 
 Suites: ``layers`` and ``models`` time a training step and a forward pass in evaluation mode, the latter also deployed
 (`timm.utils.reparameterize_model`); ``layouts`` times networks on images with channels last against contiguous ones;
-``files`` times inference of ONNX files against the network in torch, with its kernels and without; ``irreps`` times
-group convolutions through the irreps of the group against expanded ones; ``transformers`` times octic ViTs against
-timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
-its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians.
-Prints a Markdown table; `--output DIR` writes the table and the same numbers as JSON.
+``files`` times inference of ONNX files against the network in torch, with its kernels and without;
+``group_convolution`` times group convolutions against the plain ones with their planes, and
+``group_convolution_networks`` networks against plain ones, each in the faster of the two layouts, also in torch's own
+operators alone; ``group_convolution_shapes`` times every group convolution of the registered networks through the
+irreps of the group against the same expanded; ``compiled`` times networks under torch.compile against themselves;
+``transformers`` times octic ViTs against timm's of the same width; ``memory`` is the peak memory of a training step,
+each in a process of its own. A subject and its baseline run in turn, so that other load on the machine slows both;
+the result is the ratio of the medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as
+JSON.
 """
 
 import argparse
@@ -27,7 +31,20 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import FILES, IRREPS, LAYERS, LAYOUTS, MEMORY, MODELS, TRANSFORMERS, Case, Subject
+from benchmark_cases import (
+    COMPILED,
+    FILES,
+    GROUP_CONVOLUTION,
+    GROUP_CONVOLUTION_NETWORKS,
+    LAYERS,
+    LAYOUTS,
+    MEMORY,
+    MODELS,
+    TRANSFORMERS,
+    Case,
+    Subject,
+    registered_shapes,
+)
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
@@ -36,14 +53,19 @@ from eqzoo._common import atomic, interleaved_times
 from eqzoo.analysis import machine
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
+from eqzoo.layers import GroupConv2d
 from eqzoo.ops import use_backend
+from eqzoo.ops.group_convolution import through_irreps
 
 SUITES = {
     "layers": LAYERS,
     "models": MODELS,
     "layouts": LAYOUTS,
     "files": FILES,
-    "irreps": IRREPS,
+    "group_convolution": GROUP_CONVOLUTION,
+    "group_convolution_networks": GROUP_CONVOLUTION_NETWORKS,
+    "group_convolution_shapes": [],
+    "compiled": COMPILED,
     "memory": MEMORY,
     "transformers": TRANSFORMERS,
 }
@@ -62,17 +84,10 @@ def main() -> None:
         case_key, _, which = args.peak_of.rpartition("/")
         print(peak_memory(getattr(cases[case_key], which), args.batch_size or cases[case_key].batch, args))
         return
-    cases = [case for case in SUITES[args.suite] if args.only in case.key]
-    if not cases:
-        raise SystemExit(
-            f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
-        )
-    measure = {"memory": compare_memory, "files": compare_file}.get(args.suite, compare_time)
     rows = []
-    for case in cases:
-        for row in measure(case, args):
-            rows.append(row)
-            print(" | ".join(map(str, row.values())), file=sys.stderr, flush=True)
+    for row in measured(args):
+        rows.append(row)
+        print(" | ".join(map(str, row.values())), file=sys.stderr, flush=True)
     report = describe(args) | {"rows": rows}
     print(render(report))
     if args.output:
@@ -81,6 +96,22 @@ def main() -> None:
         path = args.output / f"{args.suite}_{args.device}{precision}.json"
         atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n"))
         atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n"))
+
+
+def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of the suite."""
+    if args.suite == "group_convolution_shapes":
+        yield from compare_forms(args)
+        return
+    cases = [case for case in SUITES[args.suite] if args.only in case.key]
+    if not cases:
+        raise SystemExit(
+            f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
+        )
+    suites = {"memory": compare_memory, "files": compare_file}
+    suites |= dict.fromkeys(("group_convolution", "group_convolution_networks"), compare_layouts)
+    for case in cases:
+        yield from suites.get(args.suite, compare_time)(case, args)
 
 
 def parse() -> argparse.Namespace:
@@ -175,6 +206,102 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
         }
 
 
+def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times a subject, the same in torch's own operators alone, and its baseline: a row a task.
+
+    All six forms run in turn, each of the three in both layouts; a row has the medians of the faster layouts.
+    """
+    forms = {"ours": case.ours, "theirs": case.theirs}
+    if case.theirs.backend == "auto":  # what has no kernels of ours is the same in both
+        forms["torch"] = replace(case.ours, backend="eager")
+    tasks = {
+        "forward" if case.ours.is_layer else "inference": (inference_of, case.inference_batch, case.inference_target),
+        "training step": (layer_step if case.ours.is_layer else training_step, None, case.target),
+    }
+    for task, (prepare, other_batch, target) in tasks.items():
+        batch = args.batch_size or other_batch or case.batch
+        steps = {
+            f"{key}, {layout}": prepare(replace(subject, channels_last=layout == "channels last"), batch, args)
+            for key, subject in forms.items()
+            for layout in ("contiguous", "channels last")
+        }
+        medians = {key: statistics.median(values) for key, values in interleaved_times(steps, args.rounds).items()}
+        best = {key: min((seconds, name) for name, seconds in medians.items() if name.startswith(key)) for key in forms}
+        ours, theirs = best["ours"][0], best["theirs"][0]
+        row = {
+            "subject": case.ours.name,
+            "against": case.theirs.name,
+            "task": task,
+            "batch": batch,
+            "ms": round(1e3 * ours, 2),
+            "layout": best["ours"][1].removeprefix("ours, "),
+            "ms against": round(1e3 * theirs, 2),
+            "layout against": best["theirs"][1].removeprefix("theirs, "),
+            "ratio": round(ours / theirs, 3),
+        }
+        row["torch's operators alone"] = round(best["torch"][0] / theirs, 3) if "torch" in best else ""
+        row["wanted"] = "" if target is None else f"<= {target[args.device.startswith('cuda')]:g}"
+        yield row
+
+
+def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times the registered networks' group convolutions through the irreps against expanded ones: a row a layout."""
+    for (group, channels, outs, side, stride, padding, dilation, height, width), names in registered_shapes().items():
+        name = f"{group.name}, {channels} to {outs}, {side} x {side}, stride {stride}, padding {padding} at {height}"
+        if args.only not in name:
+            continue
+        sizes = channels, outs, side, stride, padding, dilation, False
+        layer = partial(GroupConv2d, group, *sizes)
+        subject = Subject(name, layer, (channels, group.order, height, width), is_layer=True)
+        products = channels * outs * (group.order * side) ** 2 * (height // stride) * (width // stride)
+        batch = args.batch_size or max(4, min(64, int(4e8 / products)))
+        for last in (False, True):
+            forms = {b: replace(subject, backend=b, channels_last=last) for b in ("irreps", "expanded")}
+            ratios = []
+            for prepare in (inference_of, layer_step):
+                seconds = interleaved_times({b: prepare(form, batch, args) for b, form in forms.items()}, args.rounds)
+                ratios.append(statistics.median(seconds["irreps"]) / statistics.median(seconds["expanded"]))
+            chosen = chooses_irreps(subject, last, args)
+            yield {
+                "shape": name,
+                "layout": "channels last" if last else "contiguous",
+                "batch": batch,
+                "chosen": "irreps" if chosen else "expanded",
+                "irreps / expanded, forward": round(ratios[0], 3),
+                "irreps / expanded, step": round(ratios[1], 3),
+                "networks": f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}",
+            }
+
+
+def chooses_irreps(subject: Subject, last: bool, args: argparse.Namespace) -> bool:
+    """Whether a group convolution runs through the irreps when nothing is forced."""
+    layer, x = build(replace(subject, channels_last=last), 1, args)
+    assert isinstance(layer, GroupConv2d)
+    with autocast(args):
+        return through_irreps(x, layer.weight, layer.group)
+
+
+def inference_of(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
+    """A forward pass in evaluation mode, not deployed."""
+    return inference(subject, batch, args, deployed=False)
+
+
+def layer_step(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
+    """Forward and backward of a layer: its output, and the gradients of its input and its weights."""
+    module, x = build(subject, batch, args)
+    x.requires_grad_()
+    with torch.no_grad(), autocast(args):
+        grad = torch.randn_like(module(x))
+    wanted = [x, *module.parameters()]
+
+    def step() -> None:
+        with use_backend(subject.backend), autocast(args):
+            y = module(x)
+        torch.autograd.grad(y, wanted, grad)
+
+    return step
+
+
 def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The module and a batch for it, on the device, from a fixed seed."""
     torch.manual_seed(0)
@@ -192,7 +319,7 @@ def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Cal
     module, x = build(subject, batch, args)
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-5)
-    run = torch.compile(module) if args.compile else module
+    run = torch.compile(module) if args.compile or subject.compiled else module
     labels = torch.zeros(batch, dtype=torch.int64, device=args.device)
     x.requires_grad_(subject.is_layer)  # inside a network a layer computes the gradient of its input
 
@@ -213,7 +340,7 @@ def inference(subject: Subject, batch: int, args: argparse.Namespace, deployed: 
     module = copy.deepcopy(module).eval()
     if deployed:
         module = reparameterize_model(module)
-    run = torch.compile(module) if args.compile else module
+    run = torch.compile(module) if args.compile or subject.compiled else module
 
     @torch.inference_mode()
     def step() -> None:
@@ -291,7 +418,8 @@ def resident(field: str) -> float:
 def render(report: dict[str, Any]) -> str:
     """The report as a Markdown table below a line on machine, versions and options."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    layout = "channels last, " if report["channels_last"] else "" if report["suite"] == "layouts" else "contiguous, "
+    both = report["suite"] == "layouts" or report["suite"].startswith("group_convolution")
+    layout = "channels last, " if report["channels_last"] else "" if both else "contiguous, "
     kind = (
         "Peak of one training step"
         if report["suite"] == "memory"
@@ -301,7 +429,7 @@ def render(report: dict[str, Any]) -> str:
     columns = list(report["rows"][0])
     precision = "" if report["dtype"] == "float32" else f", {report['dtype']}"
     lines = [
-        f"# {report['suite'].capitalize()}{precision}, measured",
+        f"# {report['suite'].replace('_', ' ').capitalize()}{precision}, measured",
         "",
         f"{kind}; {how}. {report['machine']}, {report['threads']} threads; {versions}.",
         "",

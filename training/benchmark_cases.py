@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import timm
+import torch
 from torch import Tensor, nn
 
 import eqzoo
@@ -13,7 +14,20 @@ from eqzoo import layers
 from eqzoo.groups import P4, P4M, Z2, Group
 from eqzoo.ops._backend import Backend
 
-__all__ = ["FILES", "IRREPS", "LAYERS", "LAYOUTS", "MEMORY", "MODELS", "TRANSFORMERS", "Case", "Subject"]
+__all__ = [
+    "COMPILED",
+    "FILES",
+    "GROUP_CONVOLUTION",
+    "GROUP_CONVOLUTION_NETWORKS",
+    "LAYERS",
+    "LAYOUTS",
+    "MEMORY",
+    "MODELS",
+    "TRANSFORMERS",
+    "Case",
+    "Subject",
+    "registered_shapes",
+]
 
 Pair = tuple[float, float]
 
@@ -29,6 +43,7 @@ class Subject:
         is_layer: Whether its input needs a gradient, and its output is not logits.
         channels_last: Whether its images or fields are channels last in memory, whatever the options say.
         backend: The backend of its operations; ``"reference"`` stores every intermediate result.
+        compiled: Whether it runs under torch.compile, whatever the options say.
     """
 
     name: str
@@ -37,6 +52,7 @@ class Subject:
     is_layer: bool = False
     channels_last: bool = False
     backend: Backend = "auto"
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,9 +64,11 @@ class Case:
         theirs: The baseline.
         batch: The batch size.
         target: The ratio of a training step, time or memory, on a CPU and on CUDA; None for no target.
+        inference_target: The ratio of a forward pass in evaluation mode.
         deployed_target: The ratio of the two after `timm.utils.reparameterize_model`, in evaluation mode.
         deploys: Whether both are also measured deployed.
         limit: The peak memory in GB, on a CPU and on CUDA.
+        inference_batch: The batch size of inference, where it is another one.
     """
 
     ours: Subject
@@ -60,6 +78,8 @@ class Case:
     deployed_target: Pair | None = None
     deploys: bool = False
     limit: Pair | None = None
+    inference_target: Pair | None = None
+    inference_batch: int | None = None
 
     @property
     def key(self) -> str:
@@ -119,21 +139,23 @@ def _conv(group: Group, channels: int, side: int, kernel_size: int = 3) -> Case:
     return Case(ours, plain, 32, target=(1.05, 1.05) if channels >= 32 else None)
 
 
-def _irreps(group: Group, channels: int, side: int, kernel_size: int, batch: int) -> list[Case]:
-    """A group convolution through the irreps of the group against the expanded one, in either layout."""
-    ours = _layer(
-        layers.GroupConv2d, group, channels, side, channels, kernel_size, padding=kernel_size // 2, bias=False
+def _group_convolution(
+    group: Group, channels: int, side: int, kernel_size: int, batch: int, forward: float | None, step: float | None
+) -> Case:
+    """A group convolution against the plain one with its planes."""
+    planes, padding = channels * group.order, kernel_size // 2
+    ours = _layer(layers.GroupConv2d, group, channels, side, channels, kernel_size, padding=padding, bias=False)
+    plain = replace(
+        ours,
+        name=f"Conv2d({planes}, {planes}, {kernel_size})",
+        build=lambda: nn.Conv2d(planes, planes, kernel_size, padding=padding, bias=False),
+        input_shape=(planes, side, side),
     )
-    irreps = replace(ours, name=f"{ours.name}, irreps", backend="irreps")
-    expanded = replace(ours, name="expanded", backend="eager")
-    return [
-        Case(
-            replace(irreps, name=f"{irreps.name}{', channels last' * last}", channels_last=last),
-            replace(expanded, name=f"expanded{', channels last' * last}", channels_last=last),
-            batch,
-        )
-        for last in (False, True)
-    ]
+    return Case(ours, plain, batch, target=_both(step), inference_target=_both(forward))
+
+
+def _both(target: float | None) -> Pair | None:
+    return None if target is None else (target, target)
 
 
 def _twin(name: str, batch: int, **kwargs: Any) -> Case:
@@ -208,21 +230,91 @@ MEMORY = [
     Case(_network("r16_gsanet_t"), _network("r4_gsanet_t"), 2, target=(16, 16)),
 ]
 
-IRREPS = [
-    case
-    for group, channels, side, kernel_size, batch in (
-        (P4, 16, 32, 3, 16),
-        (P4, 32, 32, 3, 8),
-        (P4, 64, 16, 3, 8),
-        (P4, 128, 8, 3, 16),
-        (P4, 64, 16, 1, 16),
-        (P4M, 16, 32, 3, 4),
-        (P4M, 32, 16, 3, 8),
-        (P4M, 64, 8, 3, 8),
-        (P4M, 32, 16, 1, 16),
-    )
-    for case in _irreps(group, channels, side, kernel_size, batch)
+GROUP_CONVOLUTION = [
+    _group_convolution(P4, 16, 32, 3, 32, 0.8, 0.9),
+    _group_convolution(P4, 32, 32, 3, 16, 0.5, 0.58),
+    _group_convolution(P4, 64, 16, 3, 16, 0.42, 0.48),
+    _group_convolution(P4, 128, 8, 3, 32, 0.42, 0.48),
+    _group_convolution(P4, 32, 16, 1, 32, None, None),
+    _group_convolution(P4, 64, 16, 1, 32, 0.5, 0.6),
+    _group_convolution(P4, 128, 8, 1, 64, 0.5, 0.6),
+    _group_convolution(P4M, 16, 32, 3, 16, 0.38, 0.45),
+    _group_convolution(P4M, 32, 16, 3, 16, 0.28, 0.35),
+    _group_convolution(P4M, 64, 8, 3, 32, 0.2, 0.25),
+    _group_convolution(P4M, 32, 16, 1, 32, 0.35, 0.45),
+    _group_convolution(P4M, 64, 8, 1, 64, 0.35, 0.45),
 ]
+
+
+def _plain_twin(name: str, batch: int, width: int, step: float, inference: float, **kwargs: Any) -> Case:
+    """A network against the plain one with the same planes, with targets."""
+    case = _twin(name, batch, width=width, **kwargs)
+    return replace(case, deploys=False, target=_both(step), inference_target=_both(inference), inference_batch=16)
+
+
+def _against_itself(name: str, batch: int) -> Case:
+    """A network against itself with every group convolution expanded to a plain one."""
+    ours = _network(name)
+    theirs = replace(ours, name="group convolutions expanded", backend="expanded")
+    return Case(ours, theirs, batch, target=_both(0.8), inference_batch=16)
+
+
+GROUP_CONVOLUTION_NETWORKS = [
+    _plain_twin("p4_resnet29", 16, 32, 0.85, 0.5),
+    _plain_twin("p4_resnet18", 8, 128, 0.55, 0.5, drop_rate=0.2),
+    _plain_twin("p4_allcnn", 8, 192, 0.55, 0.5),
+    _plain_twin("p4m_resnet18", 4, 176, 0.35, 0.35, drop_rate=0.2),
+    _plain_twin("p4m_allcnn", 8, 256, 0.35, 0.35),
+    _against_itself("p4_e4_resnet18", 8),
+    _against_itself("p4_asc_resnet29", 16),
+    _against_itself("p4_alpha_f_allcnn", 8),
+]
+
+
+def _compiled(name: str, batch: int) -> list[Case]:
+    """A compiled network against the same in eager mode, in both layouts."""
+    eager = _network(name)
+    return [
+        Case(
+            replace(eager, name=f"{name}, compiled{layout}", compiled=True, channels_last=bool(layout)),
+            replace(eager, name="eager", channels_last=bool(layout)),
+            batch,
+            target=(1.0, 1.0),
+        )
+        for layout in ("", ", channels last")
+    ]
+
+
+COMPILED = [case for name, batch in (("p4_resnet29", 16), ("z2_resnet29", 16)) for case in _compiled(name, batch)]
+
+
+def registered_shapes() -> dict[tuple[Any, ...], list[str]]:
+    """All group convolutions of the registered networks with a group, and the names of the networks.
+
+    A key is the group, fields in and out, the side of the filters, stride, padding, dilation, height and width. The
+    networks run on the device meta, which has shapes and no numbers.
+    """
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name in eqzoo.list_models():
+        with torch.device("meta"):
+            model = eqzoo.create_model(name).eval()
+        for module in model.modules():
+            if isinstance(module, layers.GroupConv2d) and module.group.order > 1:
+                module.register_forward_pre_hook(partial(_note, found, name))
+        with torch.no_grad():
+            model(torch.empty(2, *model.input_size, device="meta"))
+    return found
+
+
+def _note(
+    found: dict[tuple[Any, ...], list[str]], name: str, module: layers.GroupConv2d, inputs: tuple[Tensor]
+) -> None:
+    sizes = (module.in_channels, module.out_channels, module.kernel_size)
+    key = (module.group, *sizes, module.stride, module.padding, module.dilation, *inputs[0].shape[-2:])
+    names = found.setdefault(key, [])
+    if name not in names:
+        names.append(name)
+
 
 LAYOUTS = [
     _layout("p4_cnn", 128),

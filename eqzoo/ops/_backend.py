@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -37,7 +38,7 @@ __all__ = [
     "use_backend",
 ]
 
-Backend = Literal["auto", "eager", "reference", "irreps"]
+Backend = Literal["auto", "eager", "reference", "irreps", "expanded"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCES = Path(__file__).with_name("native")
@@ -69,9 +70,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
         backend: ``"auto"``: the Triton kernels on a GPU where Triton is installed, the C++ kernels on a CPU where there
             is a compiler, eager torch elsewhere. ``"eager"``: torch's own operators, as in an exported file.
             ``"reference"``: the formulas of `eqzoo.ops.reference`, with every intermediate result stored. ``"irreps"``:
-            as ``"auto"``, with every group convolution through the irreps of its group, also where that is slower. All
-            agree up to rounding; where several channels or pixels share a maximum, kernels give its gradient to the
-            first of them, torch's operators divide it among them.
+            as ``"auto"``, with every group convolution through the irreps of its group, also where that is slower.
+            ``"expanded"``: as ``"auto"``, with every group convolution expanded to a plain one. All agree up to
+            rounding; where several channels or pixels share a maximum, kernels give its gradient to the first of them,
+            torch's operators divide it among them.
 
     Raises:
         ValueError: If there is no such backend.
@@ -84,7 +86,7 @@ def use_backend(backend: Backend) -> Iterator[None]:
     """
     global _backend
     if backend not in get_args(Backend):
-        raise ValueError(f"backend is 'auto', 'eager', 'reference' or 'irreps', got {backend!r}")
+        raise ValueError(f"backend is 'auto', 'eager', 'reference', 'irreps' or 'expanded', got {backend!r}")
     previous, _backend = _backend, backend
     try:
         yield
@@ -206,6 +208,7 @@ def _library(source: str) -> ctypes.CDLL | None:
     try:
         target = _folder() / f"{source}-{key}.so"
         if not target.exists():
+            print(f"eqzoo: compiling {files[1].name} for this processor, once ({target.parent})", file=sys.stderr)
             atomic(target, functools.partial(_compile, compiler, flags, files[1]))
         return ctypes.CDLL(str(target))
     except OSError as error:

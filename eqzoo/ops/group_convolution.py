@@ -79,7 +79,7 @@ def group_conv2d(
 def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
     """Whether a group convolution runs through the irreps: where there are kernels, and where they are the faster."""
     dtype = _computed_in(field)
-    if plain() or forced("reference") or _is_transformed() or not _has_irreps(group):
+    if plain() or forced("reference") or forced("expanded") or _is_transformed() or not _has_irreps(group):
         return False
     if dtype != _computed_in(filters) or field.device != filters.device:
         return False

@@ -100,7 +100,7 @@ def test_types_without_a_kernel_are_left_to_torch(sources):
 
 
 def test_an_unknown_backend_is_refused_and_the_choice_ends_with_its_block():
-    with pytest.raises(ValueError, match="'auto', 'eager', 'reference' or 'irreps'"), use_backend("fast"):
+    with pytest.raises(ValueError, match="'auto', 'eager', 'reference', 'irreps' or 'expanded'"), use_backend("fast"):
         pass
     with pytest.raises(KeyError), use_backend("eager"):
         raise KeyError

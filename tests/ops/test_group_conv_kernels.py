@@ -267,7 +267,9 @@ def test_torch_func_sees_through_the_layer():
     torch.testing.assert_close(tangent, conv(x + 1) - conv(x))
 
 
-def test_the_reference_is_expanded():
+@pytest.mark.parametrize("backend", ["reference", "expanded"])
+def test_some_backends_expand_every_group_convolution(backend):
     (x, weight, _), _ = case(P4, (1, 16, 16, 3, 1, 1, 1, 5, 5))
-    with use_backend("reference"):
+    assert MODULE.through_irreps(x, weight, P4)
+    with use_backend(backend):
         assert not MODULE.through_irreps(x, weight, P4)

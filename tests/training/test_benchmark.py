@@ -51,7 +51,8 @@ def run(module, x):
 
 
 def test_every_case_has_a_name_of_its_own():
-    suites = ("LAYERS", "MODELS", "LAYOUTS", "FILES", "TRANSFORMERS", "MEMORY")
+    suites = ("LAYERS", "MODELS", "LAYOUTS", "FILES", "TRANSFORMERS", "MEMORY", "COMPILED")
+    suites += ("GROUP_CONVOLUTION", "GROUP_CONVOLUTION_NETWORKS")
     for cases in (getattr(benchmark_cases, suite) for suite in suites):
         assert len({case.key for case in cases}) == len(cases)
 
@@ -65,6 +66,8 @@ def test_every_case_has_a_name_of_its_own():
         ("layouts", ["--only", "p4_cnn,", "--dtype", "bfloat16"]),
         ("files", ["--only", "p4_cnn as a file, batch 1 "]),
         ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
+        ("group_convolution", ["--only", "p4, 64, 64, 1"]),
+        ("group_convolution_networks", ["--only", "p4_asc_resnet29"]),
     ],
 )
 def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
@@ -79,6 +82,13 @@ def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
         assert row["ratio"] > 0
         assert f"| {row['subject']} | {row['against']} |" in ran.stdout
     assert {"machine", "threads", "versions", "dtype"} <= set(report)
+
+
+def test_group_convolutions_of_all_networks_are_found():
+    shapes = benchmark_cases.registered_shapes()
+    assert shapes[P4, 8, 8, 3, 1, 1, 1, 32, 32] == ["p4_resnet29", "p4_resnet83", "p4_se_resnet29"]
+    assert {group for group, *_ in shapes} == {P4, P4M}
+    assert len(shapes) > 200
 
 
 def test_an_unknown_case_is_refused():
