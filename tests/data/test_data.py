@@ -417,7 +417,7 @@ def test_rotations_by_any_angle():
 def test_affine_maps_flip_rotate_and_shift_and_reflect_at_the_edges():
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     center, half = 0.5, 0.75  # no shift; a shift by half of the largest: one pixel of 32
-    rows = [[0.9, center, center, 0.0], [0.1, center, center, 0.0], [0.9, center, center, 0.25], [0.9, half, center, 0]]
+    rows = [[0.9, center, center, 0.0], [0.3, center, center, 0.0], [0.9, center, center, 0.25], [0.9, half, center, 0]]
     changed = augment("affine", images, torch.tensor([[*row, 0.5, 0.5, 0.5] for row in rows], dtype=torch.float32))
     wanted = images.float()
     torch.testing.assert_close(changed[0], wanted[0], atol=1e-2, rtol=0)
@@ -429,6 +429,17 @@ def test_affine_maps_flip_rotate_and_shift_and_reflect_at_the_edges():
     bright = augment("affine", torch.full((64, 1, 32, 32), 255, dtype=torch.uint8), numbers)
     assert bright.min() > 254.9  # no black corners, as "rotations" has
     assert augment("rotations", torch.full((64, 1, 32, 32), 255, dtype=torch.uint8), numbers).min() == 0
+
+
+def test_half_of_the_affine_maps_move_whole_pixels():
+    images = torch.randint(0, 256, (400, 1, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    numbers = draw(400, torch.Generator().manual_seed(0))
+    changed = augment("affine", images, numbers)
+    whole = (changed - changed.round()).abs().amax((1, 2, 3)) < 1e-2
+    assert torch.equal(whole, (2 * numbers[:, 0]) % 1 < 0.5)
+    flipped = numbers[:, 0] < 0.5
+    assert 60 < (whole & flipped).sum() < 140
+    assert 60 < (whole & ~flipped).sum() < 140
 
 
 def test_colors_change_by_contrast_brightness_and_tint():
