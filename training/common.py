@@ -1,19 +1,23 @@
 """Recipes, data sets and networks by name, for the scripts."""
 
 import argparse
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from recipes import RECIPES, Entry
 from torch import nn
 
 import eqzoo
-from eqzoo.data import DATASETS, AnySplit, load_splits
+from eqzoo._common import atomic
+from eqzoo.data import DATASETS, AnySplit, Split, load_splits
 from eqzoo.engine import Recipe
 
 __all__ = [
+    "DOCS",
     "add_data_arguments",
     "build",
     "input_size",
@@ -22,8 +26,13 @@ __all__ = [
     "read_splits",
     "recipe_names",
     "recipe_text",
+    "shuffled",
     "splits_of",
+    "spread",
+    "write_text",
 ]
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def load_recipe(name: str) -> Recipe:
@@ -107,3 +116,24 @@ def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int
 def is_own(dataset: str) -> bool:
     """Whether a data set is the user's own folder or file, which determines the network's classes and channels."""
     return dataset not in DATASETS
+
+
+def shuffled(split: Split, seed: int, size: int | None = None) -> Split:
+    """The images in a random order that depends on the seed; the first ``size`` of them."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    return split[order[:size]]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Percentages as their mean ± standard deviation; ``"not run"`` if there are none."""
+    if not values:
+        return "not run"
+    return (
+        f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} %" if len(values) > 1 else f"{values[0]:.1f} %"
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file atomically, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic(path, lambda temporary: temporary.write_text(text))

@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import add_data_arguments, read_splits
+from common import DOCS, add_data_arguments, read_splits, shuffled, spread, write_text
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 import eqzoo
-from eqzoo._common import atomic
 from eqzoo.analysis import machine
 from eqzoo.data import AnySplit, Split, normalize, per_class
 from eqzoo.engine import Recipe, predictions, top1, train
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 ANGLES = range(0, 360, 45)
 BATCH = 64
 EPOCHS = {100: 16, 300: 5}  # about 240 steps each
@@ -101,8 +99,8 @@ def main() -> None:
         for seed, size, task, arm, rate in plan(args.seeds):
             results.append(one_run(args.runs, splits[task], seed, size, task, arm, rate))
         table = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "runs": results}
-        write(DOCS / "few_samples.json", json.dumps(table, indent=1) + "\n")
-    write(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text())))
+        write_text(DOCS / "few_samples.json", json.dumps(table, indent=1) + "\n")
+    write_text(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text())))
 
 
 def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:
@@ -121,8 +119,7 @@ def split_up(splits: dict[str, AnySplit]) -> dict[str, Split]:
     for name, size in (("train", None), ("test", TEST_SIZE), ("valid", CHOICE_SIZE)):
         split = splits[name]
         assert isinstance(split, Split)
-        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-        found[name] = split[order[:size]]
+        found[name] = shuffled(split, 0, size)
     return found
 
 
@@ -155,8 +152,7 @@ def one_run(
         warmup_epochs=1, samples_per_class=size,
     )  # fmt: skip
     # Each seed draws images of its own, the same for all networks.
-    order = torch.randperm(len(splits["train"]), generator=torch.Generator().manual_seed(seed))
-    chosen = per_class(splits["train"][order], size)
+    chosen = per_class(shuffled(splits["train"], seed), size)
     model = train(recipe, lambda: build(arm, task), {"train": chosen}, folder, "cpu", 0).eval()
     curve = {}
     for angle in ANGLES:
@@ -168,7 +164,7 @@ def one_run(
         "choice": accuracy(model, splits["valid"], 0),
         "accuracy": [curve[angle] for angle in ANGLES],
     }  # fmt: skip
-    write(folder / "result.json", json.dumps(result) + "\n")
+    write_text(folder / "result.json", json.dumps(result) + "\n")
     (folder / "state.pt").unlink(missing_ok=True)
     return result
 
@@ -181,12 +177,6 @@ def accuracy(model: nn.Module, split: Split, angle: float) -> float:
         for part in split.images.split(250)
     ]
     return top1(torch.cat(hits), split.labels)
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic(path, lambda temporary: temporary.write_text(text))
 
 
 def page(table: dict[str, Any]) -> str:
@@ -220,9 +210,9 @@ def row(size: int, arm: Arm, runs: list[dict[str, Any]]) -> str:
         [statistics.mean(r["accuracy"]) for r in runs],
         [min(r["accuracy"]) for r in runs],
     ]
-    cells = [f"{statistics.mean(c):.1f} ± {statistics.stdev(c) if len(c) > 1 else 0:.1f} %" for c in columns]
     rate = f", lr {first['lr']:g}" if len(arm.rates) > 1 else ""
-    return f"| {size} | {arm.title}{rate} | {first['parameters']:,} | {first['steps']} | {' | '.join(cells)} |"
+    cells = " | ".join(map(spread, columns))
+    return f"| {size} | {arm.title}{rate} | {first['parameters']:,} | {first['steps']} | {cells} |"
 
 
 if __name__ == "__main__":

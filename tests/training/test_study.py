@@ -1,0 +1,82 @@
+"""The study of land and cells: its plan, its parts of the training images, and a page that invents nothing."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from eqzoo.data import Split
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "training"))
+import study_real_images as study
+
+
+def run(arm, accuracy, seed=0, percent=1):
+    score = {"accuracy": accuracy, "macro_f1": accuracy - 10, "predict_ms": 1.0}
+    row = {"data": "eurosat", "percent": percent, "seed": seed, **arm._asdict(), "images": 162, "equal_steps": 80}
+    row |= {"steps": 80, "epochs": 4, "training_seconds": 50.0, **score}
+    return row | ({"averaged": score | {"accuracy": accuracy + 1}} if arm.network == study.PLAIN else {})
+
+
+def table(*runs):
+    seconds = {"eurosat, affine": {study.EQUIVARIANT: 0.8, study.PLAIN: 0.2}}
+    return {"machine": "a machine", "torch": "2", "step_seconds": seconds, "runs": list(runs)}
+
+
+def test_small_fractions_come_first_and_arms_alternate():
+    cells = list(study.plan(["eurosat", "chula_rbc12"], [100, 1], [0, 1, 2]))
+    assert len(cells) == len(set(cells)) == (3 + 1) * 2 * len(study.ARMS)
+    assert [cell.percent for cell in cells] == sorted(cell.percent for cell in cells)
+    assert [cell.arm for cell in cells[: len(study.ARMS)]] == list(study.ARMS)
+    assert {cell.seed for cell in cells if cell.percent == 100} == {0}
+
+
+def test_parts_have_the_share_of_each_class_and_lie_in_larger_ones():
+    labels = torch.arange(400) % 40 % 3
+    split = Split(torch.arange(400).view(-1, 1, 1, 1).to(torch.int32), labels, ("a", "b", "c"))
+    parts = {p: study.part_of(split, p, seed=1) for p in (1, 10, 100)}
+    assert parts[10].labels.bincount().tolist() == [round(0.1 * n) for n in labels.bincount().tolist()]
+    kept = {p: set(part.images.flatten().tolist()) for p, part in parts.items()}
+    assert kept[1] < kept[10] < kept[100]
+    assert kept[10] != set(study.part_of(split, 10, seed=2).images.flatten().tolist())
+
+
+def test_what_was_not_run_is_said_and_differences_are_of_the_same_seeds():
+    equal, plain, longer = study.ARMS[:3]
+    page = study.page(table(run(equal, 80.0), run(equal, 84.0, seed=1), run(plain, 70.0), run(plain, 99.0, seed=2)))
+    assert page.endswith("## Chula RBC-12, 40 x 40\n\nNot run.\n")
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in page.splitlines() if line.startswith("| ")}
+    assert rows["| both augmented, same steps"][0] == "+10.0"  # of seed 0 alone
+    assert rows["| both augmented, same steps, 8 copies averaged"][0] == "+9.0"
+    assert rows["| both augmented, same minutes"][0] == "not run"
+    assert "| p4_resnet29, augmented | 82.0 ± 2.8 % | not run |" in page
+    assert f"| {longer.title}, same minutes | not run |" in page
+    assert "4.0 times" in page
+
+
+def test_averaging_over_8_copies_is_invariant_and_one_copy_is_not():
+    class Corner(torch.nn.Module):
+        pretrained_cfg = {"mean": (0.0,), "std": (1.0,)}  # noqa: RUF012
+
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.scale * torch.stack([x[:, 0, 0, 0], x[:, 0, 1:, 1:].mean((1, 2))], 1)
+
+    images = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8)
+    split = Split(images, torch.arange(40) % 2, ("a", "b"))
+    rotated = Split(images.rot90(1, (2, 3)), split.labels, split.classes)
+    first, second = (study.test(Corner(), part, averaged=True) for part in (split, rotated))
+    assert first["averaged"]["accuracy"] == second["averaged"]["accuracy"]
+    assert first["accuracy"] != second["accuracy"]
+
+
+def test_the_page_is_rendered_from_its_runs():
+    path = ROOT / "docs" / f"{study.NAME}.json"
+    if not path.is_file():
+        pytest.skip("the study has not been run")
+    assert path.with_suffix(".md").read_text() == study.page(json.loads(path.read_text())), "run it with --render"

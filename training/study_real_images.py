@@ -1,0 +1,475 @@
+"""Accuracy from few to all images of land and cells: `python training/study_real_images.py --data-dir DATA`.
+
+Fine-tunes p4_resnet29 and its plain twin z2_resnet29 on 1 to 100 % of the training images of EuroSAT and Chula RBC-12,
+for the same steps and for the same minutes, and tests them. Each run adds its row to real_images.json when it is
+finished and is not repeated, so the same command resumes the study; `--render` only writes the page and its figure.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import accelerate
+import torch
+from common import DOCS, add_data_arguments, read_splits, shuffled, spread, write_text
+from torch import Tensor, nn
+
+import eqzoo
+from eqzoo._common import atomic
+from eqzoo.analysis import machine
+from eqzoo.analysis.rotation import inputs
+from eqzoo.data import Split, draw, stratified
+from eqzoo.engine import Recipe, train
+from eqzoo.engine.allocator import keep_freed_memory
+from eqzoo.engine.metrics import BATCH_SIZE, scores
+from eqzoo.engine.state import TrainingState
+from eqzoo.groups import P4M, transform
+
+NAME = "real_images"
+SIDES = {"eurosat": 32, "chula_rbc12": 40}
+TITLES = {"eurosat": "EuroSAT, 32 x 32", "chula_rbc12": "Chula RBC-12, 40 x 40"}
+STEPS = {1: 80, 3: 96, 10: 120, 30: 160, 100: 240}  # by the percentage of the training images
+SPREAD_BELOW = 10  # percent: smaller fractions are run with all seeds, the others with the first
+BATCH, EPOCHS = 64, 4
+CHOICE_SIZE = 500
+ROUNDS = 8  # timed steps of each network; the first is left out
+EQUIVARIANT, PLAIN = "p4_resnet29", "z2_resnet29"
+AUGMENTATIONS = {"none": "", "affine": ", augmented"}
+
+_INTRODUCTION = """# Land and cells: accuracy over the number of training images
+
+Does equivariance pay on images without a canonical orientation? `p4_resnet29` and its plain twin `z2_resnet29`, with
+about as many parameters, are fine-tuned from their weights of CIFAR-10 on a part of the training images of EuroSAT
+(16,200 satellite tiles, scaled to 32 x 32 pixels) and of Chula RBC-12 (10,184 red blood cells, scaled to 40 x 40), with
+the splits of `eqzoo.data.load_splits`.
+
+- **augmented**: every training image is rotated by a random angle, reflected with probability 1/2 and shifted by up to
+  a sixteenth of the side (`augment="affine"`).
+- **same steps**: both networks take the steps of the first table, of 64 images each. **same minutes**: the plain
+  network takes as many more steps as it is faster, {ratios}. The times of a step are medians, measured alternately
+  on one core.
+- **8 copies averaged**: the prediction of the plain network is the mean of its probabilities for the 8 rotations and
+  reflections of an image, at 8 times the cost of a prediction. It is of the same weights as the row above.
+
+All runs have the optimizer of the recipes for these data sets (Muon, learning rate 0.02, cosine schedule, weight decay
+1e-2, label smoothing 0.1, a moving average of the weights) without a warm-up; it was not tuned for either network.
+A fraction has the same share of each class, at least one image. Each seed draws its own images, the same for all
+networks. {choice:,} validation images choose one of up to {epochs} epochs and nothing else. Each run is tested once, on
+all test images. The budgets are small: this does not compare final accuracies.
+
+Made by `python training/study_real_images.py --data-dir data` on one core of {machine}, with torch {torch}.
+
+![Accuracy over the share of the training images]({name}.png)
+
+Accuracy is in percent: mean ± standard deviation over {seeds} seeds below {spread_below} % of the images, one seed from
+there on."""
+
+
+class Arm(NamedTuple):
+    """A network and how it is trained.
+
+    Args:
+        network: Its name.
+        augment: The augmentation of training images.
+        budget: ``"steps"`` for the steps of a fraction, ``"minutes"`` for the time that the equivariant network takes.
+    """
+
+    network: str
+    augment: str
+    budget: str
+
+    @property
+    def title(self) -> str:
+        """The network and the augmentation."""
+        return f"{self.network}{AUGMENTATIONS[self.augment]}"
+
+
+# Alternating, so that a study that was interrupted has about as many runs of each.
+ARMS = tuple(
+    Arm(*values)
+    for augment in ("affine", "none")
+    for values in ((EQUIVARIANT, augment, "steps"), (PLAIN, augment, "steps"), (PLAIN, augment, "minutes"))
+)
+
+
+class Cell(NamedTuple):
+    """A run of the study: an arm on a part of a data set, with a seed."""
+
+    data: str
+    percent: int
+    seed: int
+    arm: Arm
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What identifies the row of the run."""
+        return {"data": self.data, "percent": self.percent, "seed": self.seed, **self.arm._asdict()}
+
+
+def main() -> None:
+    """Trains what is missing and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=list(SIDES), default=list(SIDES), help="default: both")
+    parser.add_argument(
+        "--fractions", type=int, nargs="+", choices=list(STEPS), default=list(STEPS), metavar="PERCENT",
+        help="percentages of the training images (default: 1 3 10 30 100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2],
+        help=f"below {SPREAD_BELOW} percent; the first of them from there on (default: 0 1 2)",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, help="another number of steps, for a trial with another --output")
+    parser.add_argument("--output", type=Path, default=DOCS, help="the folder of JSON, page and figure (default: docs)")
+    parser.add_argument("--render", action="store_true", help="write the page and the figure anew, and train nothing")
+    add_data_arguments(parser)
+    args = parser.parse_args()
+    if not args.render:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        study(args)
+    render(args.output)
+
+
+def render(folder: Path) -> None:
+    """Writes the page and its figure."""
+    table = read(folder)
+    write_text(folder / f"{NAME}.md", page(table))
+    atomic(folder / f"{NAME}.png", lambda path: draw_curves(table).savefig(path, dpi=90, format="png"))
+
+
+def study(args: argparse.Namespace) -> None:
+    """Runs the cells that have no row yet."""
+
+    @cache
+    def splits(data: str) -> dict[str, Split]:
+        return split_up(data, args)
+
+    for cell in plan(args.data, args.fractions, args.seeds):
+        table, steps = read(args.output), args.steps or STEPS[cell.percent]
+        there = [run for run in table["runs"] if cell.key.items() <= run.items()]
+        if there:
+            if there[0]["equal_steps"] != steps:
+                raise SystemExit(
+                    f"{args.output / NAME}.json has runs of {there[0]['equal_steps']} steps on {cell.percent} % of "
+                    f"{cell.data}, not of {steps}; name another --output"
+                )
+            continue
+        pair = f"{cell.data}, {cell.arm.augment}"
+        if pair not in table["step_seconds"]:
+            table["step_seconds"][pair] = step_seconds(splits(cell.data), cell.arm.augment)
+        if cell.arm.budget == "minutes":
+            seconds = table["step_seconds"][pair]
+            steps_here = round(steps * seconds[EQUIVARIANT] / seconds[PLAIN])
+        else:
+            steps_here = steps
+        row = {**cell.key, "equal_steps": steps, **one_run(cell, splits(cell.data), steps_here)}
+        table["runs"].append(row)
+        write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
+        render(args.output)
+        print(json.dumps(row), flush=True)
+
+
+def plan(data: list[str], fractions: list[int], seeds: list[int]) -> Iterator[Cell]:
+    """All runs, small fractions first, then by seed, data set and arm."""
+    for percent in sorted(fractions):
+        for seed in seeds if percent < SPREAD_BELOW else seeds[:1]:
+            for name in data:
+                for arm in ARMS:
+                    yield Cell(name, percent, seed, arm)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The rows so far, and where they were made."""
+    path = folder / f"{NAME}.json"
+    if path.is_file():
+        table: dict[str, Any] = json.loads(path.read_text())
+        return table
+    return {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "step_seconds": {}, "runs": []}
+
+
+def split_up(data: str, args: argparse.Namespace) -> dict[str, Split]:
+    """The splits at the side of the study, with a part of the validation images."""
+    found = {}
+    for name, split in read_splits(data, args, input_size=(3, SIDES[data], SIDES[data])).items():
+        assert isinstance(split, Split)
+        found[name] = split
+    return found | {"valid": shuffled(found["valid"], 0, CHOICE_SIZE)}
+
+
+def build(network: str, classes: tuple[str, ...]) -> nn.Module:
+    """The network with its weights of CIFAR-10 and a new classifier."""
+    model = eqzoo.create_model(f"{network}.cifar10", pretrained=True, num_classes=len(classes))
+    model.reset_classifier(len(classes))  # as many classes as CIFAR-10 has would keep its classifier
+    return model
+
+
+def recipe_of(data: str, arm: Arm, epochs: int, seed: int) -> Recipe:
+    """The recipe of the data set's checkpoints, but for its length and the warm-up."""
+    return Recipe(
+        arm.network, data, epochs, BATCH, "nmuon", 0.02, 1e-2, seed=seed, optimizer_args={"fallback_lr_scale": 0.3},
+        label_smoothing=0.1, augment=arm.augment, ema_decay=0.99, channels_last=True,
+    )  # fmt: skip
+
+
+def step_seconds(splits: dict[str, Split], augment: str) -> dict[str, float]:
+    """The seconds of processor time that a step of each network takes: medians of steps taken alternately."""
+    split = splits["train"][:BATCH]
+    accelerator = accelerate.Accelerator(cpu=True)
+    states = {
+        network: TrainingState(
+            recipe_of("timing", Arm(network, augment, "steps"), 1, 0),
+            lambda network=network: build(network, split.classes),
+            {"train": split},
+            accelerator,
+            0,
+        )
+        for network in (EQUIVARIANT, PLAIN)
+    }
+    taken: dict[str, list[float]] = {network: [] for network in states}
+    numbers = draw(BATCH, torch.Generator().manual_seed(0))
+    for step in range(ROUNDS):
+        for network, state in states.items():
+            state.begin_epoch(0, [])
+            began = time.process_time()
+            state.backward(split.images, split.labels, numbers)
+            state.step(0, 0)
+            if step:
+                taken[network].append(time.process_time() - began)
+    return {network: statistics.median(values) for network, values in taken.items()}
+
+
+def one_run(cell: Cell, splits: dict[str, Split], steps: int) -> dict[str, Any]:
+    """Trains and tests a network."""
+    images = part_of(splits["train"], cell.percent, cell.seed)
+    # An epoch is a part of the run after which the network is validated; it repeats the images if they are fewer.
+    epochs = max(1, min(EPOCHS, steps * BATCH // len(images)))
+    count = steps // epochs * BATCH
+    index = torch.cat([shuffle(len(images), cell.seed, turn) for turn in range(-(-count // len(images)))])[:count]
+    recipe = recipe_of(cell.data, cell.arm, epochs, cell.seed)
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        model = train(
+            recipe,
+            lambda: build(cell.arm.network, images.classes),
+            {"train": images[index], "valid": splits["valid"]},
+            Path(folder),
+            "cpu",
+            0,
+        )
+    seconds = time.process_time() - began
+    return {
+        "images": len(images),
+        "steps": steps // epochs * epochs,
+        "epochs": epochs,
+        "training_seconds": round(seconds, 1),
+        **test(model.eval(), splits["test"], averaged=cell.arm.network == PLAIN),
+    }
+
+
+def part_of(split: Split, percent: int, seed: int) -> Split:
+    """The same percentage of the images of each class, drawn by the seed."""
+    if percent == 100:
+        return split
+    part = stratified(shuffled(split, seed), percent / 100)[1]
+    assert isinstance(part, Split)
+    return part
+
+
+def shuffle(count: int, seed: int, turn: int) -> Tensor:
+    """A permutation of the images, another one for each pass over them."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1_000 * seed + turn))
+
+
+@torch.no_grad()
+def test(model: nn.Module, split: Split, averaged: bool) -> dict[str, Any]:
+    """Scores on the test images, and those of the mean over their 8 copies, with the processor time of an image."""
+    alone, mean = [], []
+    began = time.process_time()
+    spent = 0.0
+    for x in inputs(model, split, BATCH_SIZE):
+        before = time.process_time()
+        first = probabilities(model, x)
+        spent += time.process_time() - before
+        alone.append(first.argmax(1))
+        if averaged:
+            copies = [probabilities(model, transform(x, P4M, g, "trivial")) for g in P4M.elements if g]
+            mean.append((first + sum(copies)).argmax(1))
+    whole = time.process_time() - began
+    result: dict[str, Any] = summary(split, torch.cat(alone), spent)
+    return result | ({"averaged": summary(split, torch.cat(mean), whole)} if averaged else {})
+
+
+def probabilities(model: nn.Module, x: Tensor) -> Tensor:
+    """The probabilities of the classes, ``(n, classes)``."""
+    return model(x.contiguous(memory_format=torch.channels_last)).softmax(1)
+
+
+def summary(split: Split, predicted: Tensor, seconds: float) -> dict[str, float]:
+    """Accuracy and macro F1 in percent, and milliseconds an image."""
+    found = scores(split.labels, predicted, split.classes)
+    ms = round(1000 * seconds / len(split), 2)
+    return {"accuracy": found["accuracy"], "macro_f1": found["macro_f1"], "predict_ms": ms}
+
+
+def page(table: dict[str, Any]) -> str:
+    """The page in Markdown: means and standard deviations over the seeds."""
+    seeds = len({run["seed"] for run in table["runs"]})
+    text = _INTRODUCTION.format(
+        **table,
+        ratios=ratios(table),
+        choice=CHOICE_SIZE,
+        epochs=EPOCHS,
+        seeds=seeds,
+        spread_below=SPREAD_BELOW,
+        name=NAME,
+    )
+    parts = [text, "", *steps_table(table)]
+    for data, title in TITLES.items():
+        parts += ["", f"## {title}", ""]
+        if not any(run["data"] == data for run in table["runs"]):
+            parts.append("Not run.")
+            continue
+        parts += score_table(table, data, "accuracy", "accuracy")
+        parts += ["", "Differences of accuracy on the same images and seeds, in percentage points:", ""]
+        parts += difference_table(table, data)
+        if data == "chula_rbc12":
+            parts += ["", "The classes are unequal, 279 to 5,480 cells; macro F1 weights them equally:", ""]
+            parts += score_table(table, data, "macro_f1", "macro F1")
+    return "\n".join(parts) + "\n"
+
+
+def ratios(table: dict[str, Any]) -> str:
+    """How many times as many steps the plain network takes in the same time."""
+    found = [pair[EQUIVARIANT] / pair[PLAIN] for pair in table["step_seconds"].values()]
+    if not found:
+        return "not measured yet"
+    low, high = f"{min(found):.1f}", f"{max(found):.1f}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def steps_table(table: dict[str, Any]) -> list[str]:
+    """The steps of each fraction, and the processor time of a run."""
+    lines = [header("training images"), rule()]
+    first = [first_of(table, lambda run, p=p: run["percent"] == p) for p in STEPS]
+    lines.append(line("steps", [f"{run['equal_steps']}" if run else "not run" for run in first]))
+    for data, title in TITLES.items():
+        for arm in ARMS[:3]:
+            runs = [select(table, data, percent, arm) for percent in STEPS]
+            times = [statistics.mean(run["training_seconds"] for run in found) if found else math.nan for found in runs]
+            name = f"seconds on {title.partition(',')[0]}: {arm.title}, same {arm.budget}"
+            lines.append(line(name, ["not run" if math.isnan(t) else f"{t:.0f}" for t in times]))
+    return lines
+
+
+def score_table(table: dict[str, Any], data: str, key: str, noun: str) -> list[str]:
+    """A score of every arm, and of the plain networks with 8 copies averaged, by fraction."""
+    lines = [header(noun), rule()]
+    for arm in sorted(ARMS, key=lambda arm: (arm.network, arm.budget == "minutes", arm.augment)):
+        budget = f", same {arm.budget}" if arm.network == PLAIN else ""
+        runs = [select(table, data, percent, arm) for percent in STEPS]
+        lines.append(line(arm.title + budget, [spread([run[key] for run in found]) for found in runs]))
+        if arm.network == PLAIN:
+            cells = [spread([run["averaged"][key] for run in found]) for found in runs]
+            lines.append(line(f"{arm.title}{budget}, 8 copies averaged", cells))
+    return lines
+
+
+def difference_table(table: dict[str, Any], data: str) -> list[str]:
+    """The accuracy of the equivariant network less that of the plain one, both augmented or both not."""
+    lines = [header(f"{EQUIVARIANT} less {PLAIN}"), rule()]
+    for arm in (arm for arm in ARMS if arm.network == PLAIN):
+        own = Arm(EQUIVARIANT, arm.augment, "steps")
+        for averaged in (False, True):
+            cells = [difference(table, data, percent, own, arm, averaged) for percent in STEPS]
+            with_copies = ", 8 copies averaged" if averaged else ""
+            name = "both augmented" if arm.augment == "affine" else "both not augmented"
+            lines.append(line(f"{name}, same {arm.budget}{with_copies}", cells))
+    return lines
+
+
+def difference(table: dict[str, Any], data: str, percent: int, own: Arm, other: Arm, averaged: bool) -> str:
+    """The mean of the differences over the seeds that both have."""
+    ours = {run["seed"]: run["accuracy"] for run in select(table, data, percent, own)}
+    theirs = {
+        run["seed"]: (run["averaged"] if averaged else run)["accuracy"] for run in select(table, data, percent, other)
+    }
+    pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    return f"{statistics.mean(pairs):+.1f}" if pairs else "not run"
+
+
+def select(table: dict[str, Any], data: str, percent: int, arm: Arm) -> list[dict[str, Any]]:
+    """The rows of an arm on a fraction, one for each seed."""
+    wanted = {"data": data, "percent": percent, **arm._asdict()}
+    return [run for run in table["runs"] if wanted.items() <= run.items()]
+
+
+def first_of(table: dict[str, Any], wanted: Any) -> dict[str, Any] | None:
+    """The first row that is wanted."""
+    return next(filter(wanted, table["runs"]), None)
+
+
+def header(first: str) -> str:
+    """The header of a table by fractions."""
+    return line(first, [f"{percent} %" for percent in STEPS])
+
+
+def rule() -> str:
+    """The line below a header."""
+    return "|---" * (1 + len(STEPS)) + "|"
+
+
+def line(first: str, cells: list[str]) -> str:
+    """A row of a table."""
+    return f"| {first} | {' | '.join(cells)} |"
+
+
+def draw_curves(table: dict[str, Any]) -> Any:
+    """Accuracy over the share of the training images: a row of panels for each budget, a column for each data set."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 7), layout="constrained")
+    panels = figure.subplots(2, len(TITLES), sharey="col", squeeze=False)
+    for row, budget in zip(panels, ("steps", "minutes"), strict=True):
+        for axes, (data, title) in zip(row, TITLES.items(), strict=True):
+            for arm in ARMS:
+                if arm.network == EQUIVARIANT or arm.budget == budget:
+                    draw_arm(axes, table, data, arm)
+            axes.set(title=f"{title}, same {budget}", ylabel="accuracy, %")
+            axes.set(xscale="log", xlabel="training images, %", xlim=(0.8, 125))
+            axes.set_xticks(list(STEPS), map(str, STEPS))
+            axes.minorticks_off()
+            axes.grid(color="#eeeeee")
+            axes.spines[["top", "right"]].set_visible(False)
+    handles, labels = max((axes.get_legend_handles_labels() for axes in panels.flat), key=lambda both: len(both[1]))
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_arm(axes: Any, table: dict[str, Any], data: str, arm: Arm) -> None:
+    """The curve of an arm, and of its predictions with 8 copies averaged; dashed without augmentation."""
+    groups = [runs for percent in STEPS if (runs := select(table, data, percent, arm))]
+    if not groups:
+        return
+    shares = [runs[0]["percent"] for runs in groups]
+    style = {"linestyle": "-" if arm.augment == "affine" else "--", "markersize": 4, "linewidth": 1.4, "capsize": 2}
+    color = "#0072B2" if arm.network == EQUIVARIANT else "#D55E00"
+    curves = [(arm.title, [[run["accuracy"] for run in runs] for runs in groups], color, "o")]
+    if arm.network == PLAIN:
+        values = [[run["averaged"]["accuracy"] for run in runs] for runs in groups]
+        curves.append((f"{arm.title}, 8 copies averaged", values, "#009E73", "s"))
+    for label, values, shade, marker in curves:
+        means = [statistics.mean(v) for v in values]
+        bars = [statistics.stdev(v) if len(v) > 1 else 0 for v in values]
+        axes.errorbar(shares, means, bars, label=label, color=shade, marker=marker, **style)
+
+
+if __name__ == "__main__":
+    main()
