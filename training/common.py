@@ -1,4 +1,4 @@
-"""Recipes, data sets and networks by name, for the scripts."""
+"""Recipes and data sets by name, for the scripts."""
 
 import argparse
 import statistics
@@ -9,17 +9,15 @@ from typing import Any
 import timm
 import torch
 from recipes import RECIPES, Entry
-from torch import nn
 
-import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import DATASETS, AnySplit, Split, load_splits
 from eqzoo.engine import Recipe
+from eqzoo.models._builder import configured_name
 
 __all__ = [
     "DOCS",
     "add_data_arguments",
-    "build",
     "input_size",
     "is_own",
     "load_recipe",
@@ -85,23 +83,9 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
 
 def _images_size(recipe: Recipe) -> tuple[int, int, int] | None:
     """What images are scaled to: the input size of the checkpoint, or of the network for the user's own images."""
-    tagged = f"{recipe.model}.{recipe.dataset}"
-    if tagged in timm.list_models(recipe.model, include_tags=True):
-        return input_size(tagged, recipe.model_args)
-    return input_size(recipe.model, recipe.model_args) if is_own(recipe.dataset) else None
-
-
-def build(recipe: Recipe, **kwargs: Any) -> nn.Module:
-    """The network of a recipe, with the classes and the normalization of its data set.
-
-    Args:
-        recipe: The recipe.
-        **kwargs: Further arguments of `eqzoo.create_model`, such as ``checkpoint_path``.
-    """
-    tagged = f"{recipe.model}.{recipe.dataset}"
-    known = timm.list_models(recipe.model, include_tags=True)
-    # The checkpoint's own arguments of the network's class hold here too; the recipe's come first.
-    return eqzoo.create_model(tagged if tagged in known else recipe.model, **recipe.model_args | kwargs)
+    name = configured_name(recipe.model, recipe.dataset)
+    configured = name != recipe.model
+    return input_size(name, recipe.model_args) if configured or is_own(recipe.dataset) else None
 
 
 def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int]:

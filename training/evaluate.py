@@ -14,14 +14,14 @@ from pathlib import Path
 
 import timm
 import torch
-from common import add_data_arguments, build, recipe_names, splits_of
+from common import add_data_arguments, recipe_names, splits_of
 from safetensors.torch import load_file, save_file
 
 from eqzoo._common import atomic, write_json
 from eqzoo.analysis import accuracy_over_rotations, sample
 from eqzoo.analysis.rotation import SAMPLE_SIZE
 from eqzoo.data import AnySplit
-from eqzoo.engine import FinishedRun, Recipe, checkpoint_results, top1
+from eqzoo.engine import FinishedRun, Recipe, build_network, checkpoint_results, top1
 from eqzoo.engine.metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics
 from eqzoo.hub import base_model
 from eqzoo.models import EquivariantNet
@@ -117,7 +117,7 @@ def weights(run: FinishedRun, half: bool) -> Path:
 
 def load(run: FinishedRun, args: argparse.Namespace) -> EquivariantNet:
     """The network of a run with the weights of its best epoch."""
-    model = build(run.recipe, checkpoint_path=weights(run, args.half))
+    model = build_network(run.recipe, checkpoint_path=weights(run, args.half))
     assert isinstance(model, EquivariantNet)
     return model.to(args.device).eval()
 

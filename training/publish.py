@@ -27,6 +27,7 @@ from eqzoo.engine import checkpoint_config
 from eqzoo.engine.finetuning import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
+from eqzoo.models._builder import configured_name
 from eqzoo.models.loading import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,11 +112,11 @@ def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
         weights: Its weights file, which says how many classes there are.
     """
     recipe = results["recipe"]
-    of_set = f"{recipe['model']}.{results['dataset']['name']}"
-    known = timm.list_models(recipe["model"], include_tags=True)
     if recipe["model"] not in eqzoo.list_models():
         raise SystemExit(f"{recipe['model']!r} is no network of eqzoo; cards are made for those of eqzoo.list_models()")
-    cfg = timm.get_pretrained_cfg(of_set if of_set in known else recipe["model"]).to_dict(remove_source=True)
+    cfg = timm.get_pretrained_cfg(configured_name(recipe["model"], results["dataset"]["name"])).to_dict(
+        remove_source=True
+    )
     standard = cfg["num_classes"]
     head = _load(weights).get(f"{cfg['classifier']}.weight")
     classes = recipe["model_args"].get("num_classes", standard if head is None else len(head))
@@ -309,9 +310,7 @@ def _check_loads(config: dict[str, Any], weights: Path, ours: bool, data: str) -
         model = eqzoo.create_model(name, checkpoint_path=weights, **config["model_args"]).eval()
         if not ours:
             return
-        tagged = f"{name}.{data}"
-        known = timm.list_models(name, include_tags=True)
-        plain = eqzoo.create_model(tagged if tagged in known else name, checkpoint_path=weights).eval()
+        plain = eqzoo.create_model(configured_name(name, data), checkpoint_path=weights).eval()
     except ValueError as error:
         raise SystemExit(str(error)) from error
     generator = torch.Generator().manual_seed(0)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from common import add_data_arguments, build, is_own, load_recipe, recipe_names, splits_of
+from common import add_data_arguments, is_own, load_recipe, recipe_names, splits_of
 
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
-from eqzoo.engine import Recipe, train
+from eqzoo.engine import Recipe, build_network, train
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
             recipe = fitted(recipe, splits)
             name = f"{recipe.model}.{Path(recipe.dataset).stem}"
         run_dir = args.output or Path("runs") / name / f"seed{recipe.seed}"
-        train(recipe, lambda: build(recipe), splits, run_dir, args.device, args.workers, args.track)
+        train(recipe, lambda: build_network(recipe), splits, run_dir, args.device, args.workers, args.track)
     except (OSError, ValueError, FloatingPointError) as error:
         raise SystemExit(f"train.py: {error}") from error
     state = PartialState()

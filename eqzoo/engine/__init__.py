@@ -9,7 +9,7 @@ except ImportError as error:
 from .finetuning import FineTuned, finetune
 from .loop import check_device, train
 from .metrics import predictions, top1
-from .recipe import Recipe
+from .recipe import Recipe, build_network
 from .results import checkpoint_config, checkpoint_results
 from .run_directory import FinishedRun, RunDirectory, best_row, is_finished
 
@@ -19,6 +19,7 @@ __all__ = [
     "Recipe",
     "RunDirectory",
     "best_row",
+    "build_network",
     "check_device",
     "checkpoint_config",
     "checkpoint_results",

@@ -15,10 +15,13 @@ from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.step_lr import StepLRScheduler
+from torch import nn
 
 from ..data import AUGMENTATIONS
+from ..models import create_model
+from ..models._builder import configured_name
 
-__all__ = ["Recipe", "scheduler"]
+__all__ = ["Recipe", "build_network", "scheduler"]
 
 _WORDS: dict[Any, str] = {
     int: "a whole number",
@@ -214,6 +217,18 @@ class Recipe:
                 f"optimizer is one of timm's, such as {', '.join(near or ['adam', 'sgd'])}, and all that "
                 f"timm.optim.list_optimizers() names; got {self.optimizer!r}"
             )
+
+
+def build_network(recipe: Recipe, **kwargs: Any) -> nn.Module:
+    """The network of a recipe, with the configuration for its data set where it has one.
+
+    Arguments of the network's class come from that configuration, and those of the recipe override them.
+
+    Args:
+        recipe: The recipe.
+        **kwargs: Further arguments of `eqzoo.create_model`, such as ``checkpoint_path``; they override both.
+    """
+    return create_model(configured_name(recipe.model, recipe.dataset), **recipe.model_args | kwargs)
 
 
 def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:

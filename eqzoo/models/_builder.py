@@ -6,6 +6,7 @@ from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
+import timm
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 
@@ -152,6 +153,17 @@ def checkpoint_arguments(name: str) -> dict[str, Any]:
 def known(model: str) -> bool:
     """Whether a network, by its name without tag, was registered through `configs`."""
     return model in _MODELS
+
+
+def configured_name(model: str, dataset: str) -> str:
+    """The name of a network with its configuration for a data set, or the network's alone where it has none.
+
+    Args:
+        model: The registered name.
+        dataset: The name of the data set, or another tag.
+    """
+    tagged = f"{model}.{dataset}"
+    return tagged if tagged in timm.list_models(model, include_tags=True) else model
 
 
 def _read_config(name: str) -> dict[str, Any]:

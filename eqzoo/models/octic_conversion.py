@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .._common import atomic, write_json
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
+from ._builder import configured_name
 from ._released_files import read_pth
 from .octic_vit import OcticViT
 
@@ -236,9 +237,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
 def _config(found: ConvertedOcticViT, digest: str) -> dict[str, Any]:
     """The config.json that ``local-dir:`` builds the network from."""
     args = found.model_args
-    tagged = f"{found.architecture}.{found.recipe}"
-    listed = tagged in timm.list_models(found.architecture, include_tags=True)
-    cfg = timm.get_pretrained_cfg(tagged if listed else found.architecture).to_dict(remove_source=True)
+    cfg = timm.get_pretrained_cfg(configured_name(found.architecture, found.recipe)).to_dict(remove_source=True)
     channels, side, classes = args["in_chans"], args["img_size"], args["num_classes"]
     cfg |= {"tag": found.recipe, "num_classes": classes, "license": "apache-2.0"}
     cfg["input_size"] = [channels, side, side]

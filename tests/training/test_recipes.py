@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 import pytest
 
 import eqzoo
-from eqzoo.engine import Recipe
+from eqzoo.engine import Recipe, build_network
 from tests.conftest import NETWORKS, ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
-from common import build, input_size, load_recipe, recipe_names, recipe_text
+from common import input_size, load_recipe, recipe_names, recipe_text
 from recipes import asc
 from train import changed
 
@@ -93,12 +93,12 @@ def test_the_papers_numbers():
 
 @pytest.mark.parametrize(("variant", "parameters"), ABLATIONS.items())
 def test_ablations_are_other_networks(variant, parameters):
-    model = build(load_recipe(f"p4_e4net.rotmnist_{variant}"))
+    model = build_network(load_recipe(f"p4_e4net.rotmnist_{variant}"))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_networks_are_built_for_their_data_set():
-    model = build(load_recipe("z2_resnet29.cifar100"))
+    model = build_network(load_recipe("z2_resnet29.cifar100"))
     assert model.num_classes == 100
     assert model.pretrained_cfg["mean"] == (0.5071, 0.4865, 0.4409)
     assert input_size("p4_densenet", {}) == (3, 96, 96)
