@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._backend import WITH_BFLOAT16, cpu_function, plain
+from ._dtypes import accumulation_dtype
 from ._transforms import is_transformed
 
 __all__ = ["batch_norm"]
 
-_COMPUTED_IN = {torch.float32: torch.float32, torch.float64: torch.float64, torch.bfloat16: torch.float32}
 # The axes of a field from the fastest in memory to the slowest: (pixels, poses, fields), (fields, poses, pixels) and
 # (poses, fields, pixels).
 _FIRST, _LAST, _POSES_FASTEST = (4, 3, 2, 1, 0), (1, 2, 4, 3, 0), (2, 1, 4, 3, 0)
@@ -81,9 +81,9 @@ def batch_norm(
 
 def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
     """Whether the C++ kernel does it; else it is torch's batch norm."""
-    dtype = _COMPUTED_IN.get(x.dtype)
-    if not x.is_cpu or dtype is None:
+    if not x.is_cpu or x.dtype not in WITH_BFLOAT16:
         return False
+    dtype = accumulation_dtype(x.dtype)
     for vector in vectors:
         if vector is not None and not (vector.dtype == dtype and vector.is_cpu and vector.is_contiguous()):
             return False
@@ -145,7 +145,7 @@ def _definition(
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
     """The field, and mean, 1 / deviation and unbiased variance of its numbers, ``(3, C)``."""
-    wide = x.to(_COMPUTED_IN[x.dtype])
+    wide = x.to(accumulation_dtype(x.dtype))
     if mean is None or var is None:
         var, mean = torch.var_mean(wide, (0, 2, 3, 4), correction=0)
     inverse = (var + eps).rsqrt()
@@ -176,7 +176,7 @@ def _forward(
         return _like(y, x), stats
     dense, shape = _dense(x)
     y = torch.empty_like(dense)
-    stats = x.new_empty((3, x.shape[1]), dtype=_COMPUTED_IN[x.dtype])
+    stats = x.new_empty((3, x.shape[1]), dtype=accumulation_dtype(x.dtype))
     residual = None if residual is None else _like(residual, dense)
     _launch(function, (dense, residual, y, weight, bias, mean, var, stats), *shape, relu, float(eps))
     return _like(y, x), stats
@@ -317,7 +317,7 @@ def _batch_norm_backward(
 
 @_batch_norm.register_fake
 def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty((3, x.shape[1]), dtype=_COMPUTED_IN[x.dtype])
+    return torch.empty_like(x), x.new_empty((3, x.shape[1]), dtype=accumulation_dtype(x.dtype))
 
 
 @_batch_norm_backward.register_fake

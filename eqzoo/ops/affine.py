@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _backend, reference
 from ._chunks import chunks
+from ._dtypes import upcast
 from .reference import AffineBank, AffineBanks
 
 __all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
@@ -191,7 +192,7 @@ _attend_backward = _backend.operator("affine_attention_backward", _chunked_backw
 
 @_backend.register(_attend, "cpu", _chunked)
 def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
-    query, inputs = tensors[0], _upcast(tensors)
+    query, inputs = tensors[0], upcast(*tensors)
     function = _cpu_function("affine_attention", inputs)
     if function is None:
         return NotImplemented
@@ -204,7 +205,7 @@ def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
 def _native_backward(
     grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float
 ) -> list[Tensor]:
-    inputs = _upcast(tensors)
+    inputs = upcast(*tensors)
     function = _cpu_function("affine_attention_backward", inputs)
     if function is None:
         return NotImplemented
@@ -254,12 +255,6 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[list[Tensor], None, None, None]:
 
 
 _attend.register_autograd(_gradients, setup_context=_keep)
-
-
-def _upcast(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Contiguous tensors in float64 for float64 fields and in float32 for all others."""
-    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    return [t.to(dtype).contiguous() for t in tensors]
 
 
 def _cpu_function(name: str, inputs: Sequence[Tensor]) -> Any:

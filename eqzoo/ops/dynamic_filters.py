@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _backend, _depthwise_eager, reference
 from ._chunks import chunks
+from ._dtypes import promote, upcast
 
 __all__ = ["dynamic_depthwise"]
 
@@ -54,7 +55,8 @@ def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
     if _backend.plain():
         out: Tensor = _Eager.apply(kernel, value)
     else:
-        out = _dynamic_depthwise(upcast(kernel), upcast(value))
+        # The kernels on a CPU do not read half precision.
+        out = _dynamic_depthwise(*(upcast(kernel, value) if value.is_cpu else (kernel, value)))
     return out.to(value.dtype)
 
 
@@ -223,21 +225,6 @@ def sizes(field: Tensor, slices: int, taps: int) -> tuple[int, ...]:
     """The shape arguments of the C++ functions."""
     batch, channels, order, height, width = field.shape
     return batch, channels, order, slices, height, width, math.isqrt(taps)
-
-
-def promote(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors of one type: autocast's where it is on, else the one that holds them all."""
-    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
-    device = tensors[0].device.type
-    # There is no autocast for the meta device.
-    if dtype != torch.float64 and device != "meta" and torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) for x in tensors)
-
-
-def upcast(x: Tensor) -> Tensor:
-    """float32 for float16 and bfloat16 on a CPU, whose kernels do not read these."""
-    return x.float() if x.is_cpu and x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 # Eager torch: one offset at a time for a few images, so that what is read k·k times stays in the cache.

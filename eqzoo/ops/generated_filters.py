@@ -11,7 +11,8 @@ from torch import Tensor
 
 from . import _backend, _depthwise_eager, reference
 from ._chunks import chunk_size, chunks
-from .dynamic_filters import check_window, dynamic_depthwise, promote, sizes, traced, upcast
+from ._dtypes import accumulation_dtype, promote, upcast
+from .dynamic_filters import check_window, dynamic_depthwise, sizes, traced
 
 __all__ = ["generated_depthwise"]
 
@@ -56,7 +57,9 @@ def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Ten
         return reference.generated_depthwise(hidden, weight, bias, value)
     if _backend.plain() and traced():
         return _composed(hidden, weight, bias, value)
-    out: Tensor = _generated_depthwise(*(upcast(x).contiguous() for x in (hidden, weight, bias, value)))
+    given = [x.contiguous() for x in (hidden, weight, bias, value)]
+    # The kernels on a CPU do not read half precision.
+    out: Tensor = _generated_depthwise(*(upcast(*given) if value.is_cpu else given))
     return out.to(value.dtype)
 
 
@@ -184,7 +187,7 @@ class _Generator:
         self.hidden = hidden
         self.bank = bank
         # Sums over the batch need more digits than a half has.
-        self.grad_bank = torch.zeros_like(bank, dtype=torch.promote_types(bank.dtype, torch.float32))
+        self.grad_bank = torch.zeros_like(bank, dtype=accumulation_dtype(bank.dtype))
         self.windows = (bank.shape[0], bank.shape[1] // taps, taps)
         self.pixels = math.prod(hidden.shape[3:])
         images = min(len(hidden), chunk_size(self._elements(), hidden.device))

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _backend, reference
+from ._dtypes import accumulation_dtype
 
 __all__ = ["group_self_attention", "probabilities"]
 
@@ -82,7 +83,7 @@ def probabilities(
         shared = shared + torch.einsum("bncgi,cgm->bngim", query[:, :, -pose.shape[0] :], pose)[..., None]
     placed = torch.einsum("bncgi,cvij->bnvgij", query[:, :, : position.shape[0]], position)
     # Exponentials of half-precision scores are taken in single precision.
-    precise = torch.promote_types(query.dtype, torch.float32)
+    precise = accumulation_dtype(query.dtype)
     shared, placed = shared.to(precise), placed.to(precise)
     if log_measure is not None:
         shared = shared + log_measure[:, None].to(precise)

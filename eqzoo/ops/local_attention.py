@@ -8,6 +8,7 @@ from torch import Tensor
 
 from . import _backend, reference
 from ._chunks import chunk_size
+from ._dtypes import accumulation_dtype
 from ._local_attention_eager import Problem, Window, attend, attend_backward
 
 __all__ = ["local_group_attention"]
@@ -126,7 +127,7 @@ def _chunked(
 ) -> Tensor:
     """Eager torch on some heads of one image at a time, in float32 at least."""
     out = _empty(qkv, position)
-    given = _upcast(qkv, position, pose, log_measure, seed)
+    given = _upcast_all(qkv, position, pose, log_measure, seed)
     with torch.autocast(qkv.device.type, enabled=False):
         for part, chunk in _chunks(*given, Window(rows, columns, dilation), scale, dropout):
             out[part] = attend(chunk)
@@ -147,7 +148,7 @@ def _chunked_backward(
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of qkv, position and pose; that of no pose is empty."""
-    given = _upcast(qkv, position, pose, log_measure, seed)
+    given = _upcast_all(qkv, position, pose, log_measure, seed)
     grad = grad.to(given[0].dtype)
     grad_qkv, grad_position = torch.empty_like(given[0]), torch.zeros_like(given[1])
     grad_pose = given[0].new_zeros(_pose_shape(qkv, pose))
@@ -178,7 +179,7 @@ def _native(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    given = _upcast(qkv, position, pose, log_measure, seed)
+    given = _upcast_all(qkv, position, pose, log_measure, seed)
     function = _backend.cpu_function("local_group_attention", "local_group_attention", *given[:2])
     if function is None or dilation > 1:
         return NotImplemented
@@ -201,7 +202,7 @@ def _native_backward(
     scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    given = _upcast(qkv, position, pose, log_measure, seed)
+    given = _upcast_all(qkv, position, pose, log_measure, seed)
     function = _backend.cpu_function("local_group_attention", "local_group_attention_backward", *given[:2])
     if function is None or dilation > 1:
         return NotImplemented
@@ -296,11 +297,11 @@ def _contiguous(
     return qkv.contiguous(), position.contiguous(), pose, log_measure, seed
 
 
-def _upcast(
+def _upcast_all(
     qkv: Tensor, position: Tensor, pose: Tensor | None, log_measure: Tensor | None, seed: Tensor | None
 ) -> _Given:
-    """Contiguous tensors in float32 at least, which the CPU computes in."""
-    dtype = torch.promote_types(qkv.dtype, torch.float32)
+    """Contiguous tensors of the type that the CPU computes in; the seed keeps its own."""
+    dtype = accumulation_dtype(qkv.dtype)
     pose, log_measure = (None if t is None else t.to(dtype) for t in (pose, log_measure))
     return _contiguous(qkv.to(dtype), position.to(dtype), pose, log_measure, seed)
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._backend import cpu_function, launch, plain
+from ._dtypes import accumulation_dtype
 
 __all__ = ["eight_parts", "octic_gelu", "octic_norm", "regular_matrix", "split_heads", "stack_heads"]
 
@@ -151,8 +152,7 @@ def _gelu(ab: Tensor, e: Tensor) -> Pair:
 
 def _norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Pair:
     dtype = torch.promote_types(ab.dtype, weight.dtype)
-    wide = torch.promote_types(dtype, torch.float32)  # halves have too few digits for variances
-    ab, e = ab.to(wide), e.to(wide)
+    ab, e = (x.to(accumulation_dtype(dtype)) for x in (ab, e))
     ab, e = (x - x.mean(-1, keepdim=True) for x in (ab, e))
     variance = ab.square().mean(-1, keepdim=True).sum(0) + e.square().mean(-1, keepdim=True).mean(0)
     inverse = (variance + eps).rsqrt() * (4 / math.sqrt(2))
