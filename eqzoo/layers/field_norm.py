@@ -17,10 +17,11 @@ def _check(module: nn.Module, group: Group, channels: int, x: Tensor) -> None:
 
 
 class FieldLayerNorm2d(nn.Module):
-    """Layer normalization at each position, over fields and poses.
+    """Layer normalization at each position: a mean and a variance for every pixel, over its fields and poses.
 
     ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C and |H| at each position of each image,
     and one γ and one β per field: what timm's ``LayerNorm2d`` computes on the planes, with weights tied over the group.
+    `GroupLayerNorm2d` has one mean and one variance for the whole sample instead.
 
     Args:
         group: The point group H.

@@ -76,10 +76,11 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
 
 class GroupLayerNorm2d(nn.GroupNorm):
-    """Layer normalization of a whole field: statistics over channels, group and space, γ and β per field.
+    """Layer normalization of a sample as a whole: one mean and variance over its fields, poses and positions.
 
-    ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C, |H|, height and width of each sample.
-    It does not depend on the batch, so training and evaluation mode are the same.
+    ``y = (x − E[x]) / √(Var[x] + eps) · γ + β`` with mean and variance over C, |H|, height and width of each sample,
+    and one γ and one β per field. It does not depend on the batch, so training and evaluation mode are the same.
+    `FieldLayerNorm2d` has a mean and a variance for each position instead.
 
     Args:
         group: The point group H.
