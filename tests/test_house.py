@@ -29,6 +29,7 @@ ORDER = [
     "analysis",
     "viz",
     "engine",
+    "cards",
     "cli",
     "__init__",
 ]

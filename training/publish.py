@@ -13,21 +13,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
-from card import render_card, render_table
-from card_data import DATASETS, dataset
-from rotation_curve import draw_rotation_curve
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from common import recipe_names, recipe_text
 
 import eqzoo
 from eqzoo._common import atomic, json_text
-from eqzoo.engine import checkpoint_config
+from eqzoo.cards import (
+    check_loads,
+    check_weights,
+    draw_rotation_curve,
+    published_config,
+    render_card,
+    render_table,
+    weights_dtype,
+)
+from eqzoo.cards.dataset_texts import DATASETS, dataset
 from eqzoo.engine.finetuning import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
-from eqzoo.models._builder import configured_name
 from eqzoo.models.loading import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,13 @@ GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 def main(argv: list[str] | None = None) -> None:
     """Parses, makes the folders, and pushes them if asked to."""
     args = _parse(argv)
+    try:
+        _publish(args)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+
+
+def _publish(args: argparse.Namespace) -> None:
     for run in args.run:
         results = _read_results(run)
         if args.checkpoint:
@@ -76,15 +85,16 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
         replace: Whether other weights that are in the folder may be replaced.
 
     Raises:
-        SystemExit: If something is missing, does not belong together or is in the way.
+        ValueError: If something is missing or does not belong together.
+        SystemExit: If something is in the way.
     """
     ours = _is_ours(folder)
-    weights = run / ("best.safetensors" if _dtype(results) == "float32" else "best.half.safetensors")
-    _check_weights(weights, results, f"run python training/evaluate.py {run} again")
+    weights = run / ("best.safetensors" if weights_dtype(results) == "float32" else "best.half.safetensors")
+    check_weights(weights, results, f"run python training/evaluate.py {run} again")
     if ours:
         _check_ours(results, weights)
-    config = hub_config(results, weights)
-    _check_loads(config, weights, ours, results["dataset"]["name"])
+    config = published_config(results, weights)
+    check_loads(config, weights, results["dataset"]["name"] if ours else None)
     others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
     if others and not replace:
         raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
@@ -104,49 +114,6 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
     print(f"made {folder}")
 
 
-def hub_config(results: dict[str, Any], weights: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint, see `eqzoo.engine.checkpoint_config`.
-
-    Args:
-        results: The results.json of the checkpoint.
-        weights: Its weights file, which says how many classes there are.
-    """
-    recipe = results["recipe"]
-    if recipe["model"] not in eqzoo.list_models():
-        raise SystemExit(f"{recipe['model']!r} is no network of eqzoo; cards are made for those of eqzoo.list_models()")
-    cfg = timm.get_pretrained_cfg(configured_name(recipe["model"], results["dataset"]["name"])).to_dict(
-        remove_source=True
-    )
-    standard = cfg["num_classes"]
-    head = _load(weights).get(f"{cfg['classifier']}.weight")
-    classes = recipe["model_args"].get("num_classes", standard if head is None else len(head))
-    labels = list(results.get("label_names") or (cfg.get("label_names", ()) if classes == standard else ()))
-    if labels and len(labels) != classes:
-        raise SystemExit(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
-    args = {"num_classes": classes, "in_chans": cfg["input_size"][0]} | recipe["model_args"]
-    try:
-        model = eqzoo.create_model(recipe["model"], **args)
-    except (TypeError, ValueError) as error:
-        raise SystemExit(f"model_args of {results['checkpoint']}: {error}") from error
-    cfg |= {key: results[key] for key in ("input_size", "mean", "std") if key in results}
-    channels = args["in_chans"]
-    cfg["input_size"] = [channels, *cfg["input_size"][1:]]
-    for key in ("mean", "std"):  # one value stands for all channels, as it did in training
-        cfg[key] = list(cfg[key]) * channels if len(cfg[key]) == 1 else list(cfg[key])
-    cfg |= {"tag": results["checkpoint"].partition(".")[2], "num_classes": classes}
-    cfg |= {"license": results.get("license", "mit")}
-    return checkpoint_config(
-        model,
-        cfg | {"architecture": recipe["model"]},
-        model_args=args,
-        label_names=labels,
-        group=results["group"],
-        weights_sha256=results["weights_sha256"],
-        weights_dtype=_dtype(results),
-        version=results["versions"]["eqzoo"],
-    )
-
-
 def rendered() -> dict[Path, str]:
     """Every text that is rendered from results.json: the files beside the weights, and README.md with its tables."""
     folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
@@ -154,7 +121,7 @@ def rendered() -> dict[Path, str]:
     texts = {}
     for folder, result in results.items():
         weights = folder / WEIGHTS_NAME
-        config = hub_config(result, weights)
+        config = published_config(result, weights)
         found = _texts(result, config, weights.stat().st_size, _own_repo(result, True), folder, True)
         texts |= {folder / name: text for name, text in found.items()}
     readme = (ROOT / CARD_NAME).read_text()
@@ -168,10 +135,11 @@ def _texts(
     results: dict[str, Any], config: dict[str, Any], size: int, repo_id: str | None, folder: Path, ours: bool
 ) -> dict[str, str]:
     place = str(folder.relative_to(ROOT)) if ours else folder.name
+    said = recipe_text(results["checkpoint"]) if results["checkpoint"] in recipe_names() else ""
     texts = {
         RESULTS_NAME: json_text(results),
         CONFIG_NAME: json_text(config),
-        CARD_NAME: render_card(results, config, size, repo_id, place, ours),
+        CARD_NAME: render_card(results, config, size, repo_id, place, ours, said),
     }
     if curve := results.get("rotation_curve"):
         noun = dataset(results["dataset"]["name"]).noun
@@ -189,7 +157,7 @@ def _export(folder: Path) -> None:
 
 def _push(folder: Path, repo_id: str, replace: bool) -> None:
     results, weights = _read_results(folder), folder / WEIGHTS_NAME
-    _check_weights(weights, results, "publish the run again")
+    check_weights(weights, results, "publish the run again")
     config = json.loads((folder / CONFIG_NAME).read_text())
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
@@ -271,27 +239,6 @@ def _own_repo(results: dict[str, Any], ours: bool) -> str | None:
     return f"{HUB_OWNER}/{results['checkpoint']}" if ours else None
 
 
-def _dtype(results: dict[str, Any]) -> str:
-    return str(results.get("weights_dtype", "float32"))
-
-
-def _load(weights: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(weights)
-    except SafetensorError as error:
-        raise SystemExit(f"{weights} is not a readable safetensors file ({error})") from error
-
-
-def _check_weights(weights: Path, results: dict[str, Any], way: str) -> None:
-    """The numbers have to be of these very weights."""
-    if not weights.is_file():
-        raise SystemExit(f"no {weights}; {way}")
-    if (found := sha256_of(weights)) != results["weights_sha256"]:
-        raise SystemExit(
-            f"the results are of weights with sha256 {results['weights_sha256']}, and {weights} has {found}; {way}"
-        )
-
-
 def _check_ours(results: dict[str, Any], weights: Path) -> None:
     name, data = results["checkpoint"], results["dataset"]["name"]
     if data not in DATASETS or not name.startswith(f"{results['recipe']['model']}.{data}"):
@@ -301,26 +248,6 @@ def _check_ours(results: dict[str, Any], weights: Path) -> None:
             f"{weights} has {weights.stat().st_size / 1e6:.1f} MB, and git takes up to {GIT_LIMIT / 1e6:.0f}: evaluate "
             "it in half precision with python training/evaluate.py --half, or name a folder with --output DIR"
         )
-
-
-def _check_loads(config: dict[str, Any], weights: Path, ours: bool, data: str) -> None:
-    """The weights have to fit what config.json says; and those of the zoo the network as it goes by its name."""
-    name = config["architecture"]
-    try:
-        model = eqzoo.create_model(name, checkpoint_path=weights, **config["model_args"]).eval()
-        if not ours:
-            return
-        plain = eqzoo.create_model(configured_name(name, data), checkpoint_path=weights).eval()
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, *config["pretrained_cfg"]["input_size"], generator=generator)
-    with torch.no_grad():
-        if not torch.equal(model(x), plain(x)):
-            raise SystemExit(
-                f"with model_args {config['model_args']} this is not the network that {name} stands for, so its "
-                "weights cannot go by that name; name a folder with --output DIR"
-            )
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eqzoo
+from eqzoo.cards import draw_rotation_curve, published_config, render_card, render_table
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 import publish
-from card import render_card, render_table
-from rotation_curve import draw_rotation_curve
 
 NAME = "p4_cnn.rotmnist"
 SHIPPED = ROOT / "model_cards" / NAME
@@ -70,7 +69,7 @@ def results_of(model, dataset, checkpoint=None, **changes):
 def card_of(r, tmp_path, repo_id="eqzoo/x", ours=True):
     model = eqzoo.create_model(r["recipe"]["model"], **r["recipe"]["model_args"])
     save_file(model.state_dict(), tmp_path / "w.safetensors")
-    config = publish.hub_config(r, tmp_path / "w.safetensors")
+    config = published_config(r, tmp_path / "w.safetensors")
     return render_card(r, config, 1_234_567, repo_id, "model_cards/x", ours)
 
 

@@ -4,11 +4,10 @@ import json
 import textwrap
 from typing import Any
 
-from card_data import DATASETS, DataSet, dataset
-from common import recipe_names, recipe_text
 from huggingface_hub import EvalResult, ModelCardData
 
-from eqzoo.models.papers import PAPERS, Paper, Row, rows
+from ..models.papers import PAPERS, Paper, Row, rows
+from .dataset_texts import DATASETS, DataSet, dataset
 
 __all__ = ["render_card", "render_table"]
 
@@ -26,7 +25,13 @@ def render_table(results: list[dict[str, Any]]) -> str:
 
 
 def render_card(
-    r: dict[str, Any], config: dict[str, Any], size: int, repo_id: str | None, folder: str, ours: bool
+    r: dict[str, Any],
+    config: dict[str, Any],
+    size: int,
+    repo_id: str | None,
+    folder: str,
+    ours: bool,
+    recipe_text: str = "",
 ) -> str:
     """The README.md of a checkpoint's Hub repo.
 
@@ -37,6 +42,7 @@ def render_card(
         repo_id: Its Hub repo, ``<owner>/<name>``, or None if it has none.
         folder: A folder that holds it, as a reader would write it.
         ours: Whether it is a checkpoint of the zoo, which goes by its bare name.
+        recipe_text: What is said about its recipe, in whole sentences; may be empty.
     """
     data, row, paper = dataset(r["dataset"]["name"]), rows().get(r["checkpoint"]), _paper(config["architecture"])
     sections = [
@@ -45,7 +51,7 @@ def render_card(
         _opening(r, config, data, paper),
         _use(r["checkpoint"], config, data, repo_id, folder, ours),
         f"## Results\n\n{_results(r, data, row, size)}",
-        f"## Training\n\n{_training(r)}",
+        f"## Training\n\n{_training(r, recipe_text)}",
         f"## Limits and intended use\n\n{_wrap(f'{data.use} {_rotations(r)}')}",
         f"## Citation\n\n{_citation(paper)}",
     ]
@@ -277,14 +283,14 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}"
 
 
-def _training(r: dict[str, Any]) -> str:
+def _training(r: dict[str, Any], recipe_text: str) -> str:
     recipe = r["recipe"]
     known = {name: value for name, value in recipe.items() if value not in (None, "", {}, [], ())}
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
-    said = f"{recipe_text(r['checkpoint'])} " if r["checkpoint"] in recipe_names() else ""
+    said = f"{recipe_text} " if recipe_text else ""
     return f"""{_wrap(f"{said}Trained in {time} on {r['machine']}; {versions}.")}
 
     {r["command"]}
