@@ -7,24 +7,15 @@ run: what the card, the README's table and the Hub show comes from there.
 
 import argparse
 import dataclasses
-import functools
-import hashlib
-import statistics
 from pathlib import Path
 
-import timm
 import torch
 from common import add_data_arguments, recipe_names, splits_of
-from safetensors.torch import load_file, save_file
 
-from eqzoo._common import atomic, write_json
-from eqzoo.analysis import accuracy_over_rotations, sample
+from eqzoo._common import write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
-from eqzoo.data import AnySplit
-from eqzoo.engine import FinishedRun, Recipe, build_network, checkpoint_results, top1
-from eqzoo.engine.metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics
-from eqzoo.hub import base_model
-from eqzoo.models import EquivariantNet
+from eqzoo.engine import FinishedRun, best_run, evaluate_run
+from eqzoo.hub import RESULTS_NAME
 
 
 def main() -> None:
@@ -52,44 +43,20 @@ def main() -> None:
     if len({run.recipe.seed for run in runs}) < len(runs):
         raise SystemExit(f"two of {', '.join(map(str, args.runs))} have the same seed")
     splits = splits_of(runs[0].recipe, args)
-    # The run is chosen by its validation accuracy; the test errors play no part.
-    chosen = max(runs, key=lambda run: run.best["valid_accuracy"] or 0.0)
-    write_results(chosen, runs, splits, args)
-    print((chosen.folder / "results.json").read_text())
-
-
-def write_results(
-    run: FinishedRun, runs: list[FinishedRun], splits: dict[str, AnySplit], args: argparse.Namespace
-) -> None:
-    """Evaluates a run, and the test error of all runs, and writes results.json."""
-    model, test = load(run, args), splits["test"]
-    rotated = test if args.rotated is None else sample(test, args.rotated)
-    predicted = predict_quarter_rotations(model, rotated, args.workers)
-    error = error_rate(predicted[0] if rotated is test else predict_split(model, test, args.workers), test)
-    errors = [
-        error if other is run else error_rate(predict_split(load(other, args), test, args.workers), test)
-        for other in runs
-    ]
-    curve = accuracy_over_rotations(model, test, args.curve, BATCH_SIZE, args.workers)
-    results = checkpoint_results(
-        model,
-        run.recipe,
+    run = best_run(runs)
+    results = evaluate_run(
+        run,
+        runs,
+        splits,
         checkpoint=name_of(run),
-        split_sizes={name: len(split) for name, split in splits.items()},
-        label_names=test.classes,
-        command=f"{run.launcher} training/train.py {name_of(run)} --seed {run.recipe.seed}",
-        best=run.best,
-        test_error=error,
-        metrics=quarter_rotation_metrics(predicted, rotated.labels) | {"rotation_curve": curve},
-        rotated_images=len(rotated),
-        training_seconds=run.seconds,
-        weights_sha256=hashlib.sha256(weights(run, args.half).read_bytes()).hexdigest(),
-        weights_dtype="float16" if args.half else "float32",
-        test_errors=errors,
-        test_error_std=round(statistics.stdev(errors), 3) if len(errors) > 1 else None,
-        base_model=started_from(run.recipe),
+        device=args.device,
+        half=args.half,
+        rotated=args.rotated,
+        curve=args.curve,
+        workers=args.workers,
     )
-    write_json(run.folder / "results.json", results)
+    write_json(run.folder / RESULTS_NAME, results)
+    print((run.folder / RESULTS_NAME).read_text())
 
 
 def name_of(run: FinishedRun) -> str:
@@ -97,34 +64,6 @@ def name_of(run: FinishedRun) -> str:
     plain = f"{run.recipe.model}.{Path(run.recipe.dataset).stem}"
     above = run.folder.resolve().parent.name
     return above if above in recipe_names() and above.startswith(plain) else plain
-
-
-def started_from(recipe: Recipe) -> str | None:
-    """The Hub repo of the checkpoint that a recipe starts from."""
-    cfg = timm.get_pretrained_cfg(recipe.start or "")
-    return base_model(recipe.start, cfg and cfg.hf_hub_id) if recipe.start else None
-
-
-def weights(run: FinishedRun, half: bool) -> Path:
-    """The file of a run's weights, rounded to float16 on request."""
-    path = run.folder / "best.safetensors"
-    if not half:
-        return path
-    rounded = {name: value.half() if value.is_floating_point() else value for name, value in load_file(path).items()}
-    atomic(run.folder / "best.half.safetensors", functools.partial(save_file, rounded))
-    return run.folder / "best.half.safetensors"
-
-
-def load(run: FinishedRun, args: argparse.Namespace) -> EquivariantNet:
-    """The network of a run with the weights of its best epoch."""
-    model = build_network(run.recipe, checkpoint_path=weights(run, args.half))
-    assert isinstance(model, EquivariantNet)
-    return model.to(args.device).eval()
-
-
-def error_rate(predicted: torch.Tensor, split: AnySplit) -> float:
-    """The error, in percent."""
-    return round(100 - top1(predicted, split.labels), 3)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ try:
 except ImportError as error:
     raise ImportError(f"training needs accelerate and tqdm: pip install 'eqzoo[train]' ({error})") from error
 
+from .evaluation import best_run, evaluate_run
 from .finetuning import FineTuned, finetune
 from .loop import check_device, train
 from .metrics import predictions, top1
@@ -19,10 +20,12 @@ __all__ = [
     "Recipe",
     "RunDirectory",
     "best_row",
+    "best_run",
     "build_network",
     "check_device",
     "checkpoint_config",
     "checkpoint_results",
+    "evaluate_run",
     "finetune",
     "is_finished",
     "predictions",

@@ -1,0 +1,114 @@
+"""Evaluation of finished runs on the test split."""
+
+import functools
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .._common import atomic
+from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
+from ..data import AnySplit
+from ..hub import base_model, sha256_of
+from ..models import EquivariantNet
+from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, top1
+from .recipe import Recipe, build_network
+from .results import checkpoint_results
+from .run_directory import FinishedRun
+
+__all__ = ["best_run", "evaluate_run"]
+
+
+def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
+    """The run with the best validation accuracy; the test errors play no part in the choice."""
+    return max(runs, key=lambda run: run.best["valid_accuracy"] or 0.0)
+
+
+def evaluate_run(
+    run: FinishedRun,
+    runs: Sequence[FinishedRun],
+    splits: Mapping[str, AnySplit],
+    *,
+    checkpoint: str,
+    device: str | torch.device = "cpu",
+    half: bool = False,
+    rotated: int | None = None,
+    curve: int = SAMPLE_SIZE,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Evaluates a run on the test split, and measures the test error of all runs of its recipe.
+
+    Args:
+        run: The run that is evaluated in full, such as the `best_run`.
+        runs: The runs of the recipe, with different seeds; it is one of them.
+        splits: The splits of their data set.
+        checkpoint: The name of their recipe, ``<model>.<data set>[_<variant>]``.
+        device: Where the networks run.
+        half: Whether weights are rounded to float16 before they are evaluated; best.half.safetensors then holds them.
+        rotated: The number of test images that are rotated by multiples of 90° too; None for all.
+        curve: The number of test images of the rotation curve.
+        workers: The processes that read images that are not in memory.
+
+    Returns:
+        What results.json holds, see `checkpoint_results`.
+    """
+    model, test = _network(run, half, device), splits["test"]
+    of_rotated = test if rotated is None else sample(test, rotated)
+    predicted = predict_quarter_rotations(model, of_rotated, workers)
+    error = _error(predicted[0] if of_rotated is test else predict_split(model, test, workers), test)
+    errors = [
+        error if other is run else _error(predict_split(_network(other, half, device), test, workers), test)
+        for other in runs
+    ]
+    over_angles = accuracy_over_rotations(model, test, curve, BATCH_SIZE, workers)
+    return checkpoint_results(
+        model,
+        run.recipe,
+        checkpoint=checkpoint,
+        split_sizes={name: len(split) for name, split in splits.items()},
+        label_names=test.classes,
+        command=f"{run.launcher} training/train.py {checkpoint} --seed {run.recipe.seed}",
+        best=run.best,
+        test_error=error,
+        metrics=quarter_rotation_metrics(predicted, of_rotated.labels) | {"rotation_curve": over_angles},
+        rotated_images=len(of_rotated),
+        training_seconds=run.seconds,
+        weights_sha256=sha256_of(_weights(run, half)),
+        weights_dtype="float16" if half else "float32",
+        test_errors=errors,
+        test_error_std=round(statistics.stdev(errors), 3) if len(errors) > 1 else None,
+        base_model=_started_from(run.recipe),
+    )
+
+
+def _started_from(recipe: Recipe) -> str | None:
+    """The Hub repo of the checkpoint that a recipe starts from."""
+    cfg = timm.get_pretrained_cfg(recipe.start or "")
+    return base_model(recipe.start, cfg and cfg.hf_hub_id) if recipe.start else None
+
+
+def _weights(run: FinishedRun, half: bool) -> Path:
+    """The file of a run's weights, rounded to float16 on request."""
+    path = run.folder / "best.safetensors"
+    if not half:
+        return path
+    rounded = {name: value.half() if value.is_floating_point() else value for name, value in load_file(path).items()}
+    atomic(run.folder / "best.half.safetensors", functools.partial(save_file, rounded))
+    return run.folder / "best.half.safetensors"
+
+
+def _network(run: FinishedRun, half: bool, device: str | torch.device) -> EquivariantNet:
+    """The network of a run with the weights of its best epoch."""
+    model = build_network(run.recipe, checkpoint_path=_weights(run, half))
+    assert isinstance(model, EquivariantNet)
+    return model.to(device).eval()
+
+
+def _error(predicted: Tensor, split: AnySplit) -> float:
+    """The error, in percent."""
+    return round(100 - top1(predicted, split.labels), 3)
