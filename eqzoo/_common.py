@@ -96,7 +96,11 @@ def torch_benchmark() -> ModuleType:
 
 
 def interleaved_times(
-    functions: Mapping[K, Callable[[], object]], rounds: int, warm_up: int = 2, at_most: float = math.inf
+    functions: Mapping[K, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 2,
+    at_most: float = math.inf,
+    clock: Callable[[], float] | None = None,
 ) -> dict[K, list[float]]:
     """Times functions in rounds, in each of which every function runs once; so other load slows them all alike.
 
@@ -108,11 +112,12 @@ def interleaved_times(
         rounds: The number of rounds that are timed.
         warm_up: The rounds before them that are not.
         at_most: The seconds after which no further round begins, once two rounds have been timed.
+        clock: Another clock, such as `time.process_time`, which counts this process alone.
 
     Returns:
         The time of each round for each function, in seconds.
     """
-    timer = torch_benchmark().timer
+    timer = clock or torch_benchmark().timer
     times: dict[K, list[float]] = {key: [] for key in functions}
     began = timer()
     for index in range(warm_up + rounds):

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import timm
@@ -125,6 +126,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
     parser.add_argument("--threads", type=int, help="torch's threads on a CPU")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="time of the processor, without what other processes take of it"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].md and .json"
@@ -148,6 +152,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "channels_last": args.channels_last,
         "compiled": args.compile,
+        "cpu_time": args.cpu_time,
     }
 
 
@@ -162,7 +167,11 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     if case.deploys:
         tasks["inference, deployed"] = partial(inference, batch=batch, args=args, deployed=True)
     for task, prepare in tasks.items():
-        seconds = interleaved_times({key: prepare(subject) for key, subject in pair.items()}, args.rounds)
+        seconds = interleaved_times(
+            {key: prepare(subject) for key, subject in pair.items()},
+            args.rounds,
+            clock=process_time if args.cpu_time else None,
+        )
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
         target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
@@ -192,7 +201,7 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     for backend in names:
         subject = replace(case.theirs, backend=backend)  # type: ignore[arg-type]
         steps[backend] = inference(subject, batch, args, deployed=False)
-    seconds = interleaved_times(steps, args.rounds)
+    seconds = interleaved_times(steps, args.rounds, clock=process_time if args.cpu_time else None)
     ours = statistics.median(seconds["file"])
     for backend, name in names.items():
         theirs = statistics.median(seconds[backend])
@@ -225,7 +234,12 @@ def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, 
             for key, subject in forms.items()
             for layout in ("contiguous", "channels last")
         }
-        medians = {key: statistics.median(values) for key, values in interleaved_times(steps, args.rounds).items()}
+        medians = {
+            key: statistics.median(values)
+            for key, values in interleaved_times(
+                steps, args.rounds, clock=process_time if args.cpu_time else None
+            ).items()
+        }
         best = {key: min((seconds, name) for name, seconds in medians.items() if name.startswith(key)) for key in forms}
         ours, theirs = best["ours"][0], best["theirs"][0]
         row = {
@@ -259,7 +273,11 @@ def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             forms = {b: replace(subject, backend=b, channels_last=last) for b in ("irreps", "expanded")}
             ratios = []
             for prepare in (inference_of, layer_step):
-                seconds = interleaved_times({b: prepare(form, batch, args) for b, form in forms.items()}, args.rounds)
+                seconds = interleaved_times(
+                    {b: prepare(form, batch, args) for b, form in forms.items()},
+                    args.rounds,
+                    clock=process_time if args.cpu_time else None,
+                )
                 ratios.append(statistics.median(seconds["irreps"]) / statistics.median(seconds["expanded"]))
             chosen = chooses_irreps(subject, last, args)
             yield {
@@ -423,7 +441,7 @@ def render(report: dict[str, Any]) -> str:
     kind = (
         "Peak of one training step"
         if report["suite"] == "memory"
-        else f"Medians of {report['rounds']} interleaved runs"
+        else f"Medians of {report['rounds']} interleaved runs{', time of the processor' * report['cpu_time']}"
     )
     how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
     columns = list(report["rows"][0])

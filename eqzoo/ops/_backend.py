@@ -31,6 +31,7 @@ __all__ = [
     "exporting",
     "forced",
     "launch",
+    "multiplies_bfloat16",
     "on_cuda",
     "operator",
     "plain",
@@ -160,6 +161,13 @@ def cpu_function(
     with _building:  # functools.cache alone would let concurrent threads build concurrently
         built = _library(source)
     return None if built is None else getattr(built, f"{function}_{scalars[dtype]}")
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions that multiply bfloat16 (AVX512-BF16, AMX, Arm's), which oneDNN uses."""
+    return "bf16" in _cpu()
 
 
 def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | float | None) -> None:

@@ -1,5 +1,6 @@
 """Group convolutions, expanded to plain ones or through the irreps of the group."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -8,16 +9,28 @@ from torch import Tensor
 
 from ..groups import Group, orbit
 from . import _group_convolution_eager as _eager
-from ._backend import WITH_BFLOAT16, cpu_function, forced, launch, on_cuda, operator, plain, register
+from ._backend import (
+    WITH_BFLOAT16,
+    cpu_function,
+    forced,
+    launch,
+    multiplies_bfloat16,
+    on_cuda,
+    operator,
+    plain,
+    register,
+)
 from ._group_convolution_eager import expand_filters
 from ._transforms import is_transformed
 
 __all__ = ["expand_filters", "faster", "group_conv2d", "through_irreps"]
 
 # From how many fields in and out k x k filters are faster through the irreps, for each order of a group, and from how
-# many C·C' 1 x 1 filters of fields with channels last.
-_LEAST_FIELDS = {2: 32, 4: 12, 8: 8}
-_LEAST_PRODUCTS = {2: 4096, 4: 1024, 8: 576}
+# many C·C' 1 x 1 filters, with channels last and contiguous. From docs/benchmarks/group_convolution_shapes_cpu.md.
+_LEAST_FIELDS = {2: 32, 4: 12, 8: 7}
+_LEAST_PRODUCTS = {2: (4096, 16384), 4: (576, 256), 8: (144, 144)}
+# The same where the processor multiplies bfloat16: kernels compute in float32, oneDNN does not.
+_LEAST_FIELDS_BFLOAT16 = {8: 40}
 
 
 def group_conv2d(
@@ -89,19 +102,24 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
         return dtype in WITH_BFLOAT16 or (field.is_cuda and dtype == torch.float16)
     if not field.is_cpu or dtype not in WITH_BFLOAT16:
         return False  # on a GPU nothing was measured yet
+    if dtype == torch.bfloat16 and multiplies_bfloat16():
+        fields = min(field.shape[1], len(filters))
+        return fields >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
     return faster(group, field.shape[1], len(filters), filters.shape[-1], _eager.is_last(field)) and _has_kernel(dtype)
 
 
 def faster(group: Group, channels: int, out_channels: int, side: int, last: bool) -> bool:
-    """Whether the irreps are the faster way on a CPU, by measurement.
+    """Whether the irreps are the faster way on a CPU, by measurement in float32.
 
     What they save are products, C C' k² a pixel; what they cost are transforms of (C + C') k² numbers, and with
-    contiguous fields their transposition. So k x k filters pay from few fields, 1 x 1 filters from more.
+    contiguous fields their transposition, which costs no more than torch's own where it pays for one too. So k x k
+    filters pay from few fields, 1 x 1 filters from more.
     """
+    fewest = min(channels, out_channels)
     if side > 1:
-        return min(channels, out_channels) >= _LEAST_FIELDS[group.order]
-    least = _LEAST_PRODUCTS[group.order] * (1 if last else 4)
-    return channels * out_channels >= least and min(channels, out_channels) >= 12
+        return fewest >= _LEAST_FIELDS[group.order]
+    least = _LEAST_PRODUCTS[group.order][0 if last else 1]
+    return channels * out_channels >= least and fewest >= (12 if last else 8)
 
 
 def _is_transformed() -> bool:

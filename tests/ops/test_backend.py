@@ -1,5 +1,8 @@
 """The kernels' common ground: they are built once, chosen by backend, and replaced by eager torch where they fail."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +17,7 @@ from eqzoo.ops import (
     generated_depthwise,
     use_backend,
 )
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -59,18 +63,23 @@ def test_the_exponential_is_exact_to_rounding(sources, dtype, low, bound):
     assert torch.equal(exponential(ends).nan_to_num(7.0), torch.tensor([0.0, 7.0, 0.0, 1.0], dtype=dtype))
 
 
-def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_path):
+def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_path, capfd):
     (sources / "exponential.cpp").write_text(EXPONENTIAL)
     x = torch.ones(3)
     assert exponential(x) is not None
+    said = capfd.readouterr().err
+    assert said.startswith("eqzoo: compiling exponential.cpp for this processor, once (")
+    assert said.count("\n") == 1
     (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
     made = built.stat().st_mtime_ns
     _backend._library.cache_clear()
     assert exponential(x) is not None
     assert built.stat().st_mtime_ns == made
+    assert capfd.readouterr().err == ""
     (sources / "exponential.cpp").write_text(EXPONENTIAL.replace("fast_exp(", "1 + fast_exp("))
     _backend._library.cache_clear()
     assert torch.allclose(exponential(x), 1 + x.exp())
+    assert capfd.readouterr().err.count("compiling") == 1
 
 
 def test_what_cannot_be_built_is_said_once_and_left_to_torch(sources):
@@ -90,6 +99,30 @@ def test_without_a_compiler_or_on_request_torch_does_the_work(sources, monkeypat
     _backend._library.cache_clear()
     monkeypatch.setenv("PATH", "")
     assert exponential(torch.ones(3)) is None
+
+
+NETWORK = """
+import torch
+import eqzoo
+from eqzoo.ops import use_backend
+
+torch.manual_seed(0)
+model, x = eqzoo.create_model("p4_resnet29", num_classes=3).train(), torch.randn(2, 3, 32, 32)
+found = model(x)
+found.sum().backward()
+assert all(p.grad is not None for p in model.parameters())
+with use_backend("eager"):
+    torch.testing.assert_close(found, model(x))
+"""
+
+
+def test_a_network_trains_without_a_compiler(tmp_path):
+    environment = {**os.environ, "PATH": str(tmp_path), "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", NETWORK]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "compiling" not in ran.stderr
+    assert not list(tmp_path.rglob("*.so"))
 
 
 def test_types_without_a_kernel_are_left_to_torch(sources):

@@ -35,7 +35,6 @@ constexpr int rows_of_two = 6, rows_of_one = 12;
 
 constexpr int64_t tile = 96;         // pixels at a time, a multiple of all numbers of rows
 constexpr int64_t depth = 240;       // the most rows of the filters at a time, a multiple of all numbers of rows
-constexpr int64_t leading = 272;     // from a pixel of the patches to the next
 constexpr int64_t slack = 64;        // numbers behind each buffer that a vector may touch
 
 template <typename T, int L>
@@ -182,7 +181,8 @@ struct Shape {
 
 inline int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Memory on the boundaries of cache lines, not set to anything.
+// Memory on the boundaries of cache lines. It is 0 at first: what vectors read beside a block and nobody uses must not be
+// so small that the processor slows down.
 template <typename T>
 class Buffer {
    public:
@@ -195,6 +195,7 @@ class Buffer {
             std::free(data_);
             void *p = nullptr;
             if (posix_memalign(&p, 64, (size + slack) * sizeof(T))) std::abort();
+            std::memset(p, 0, (size + slack) * sizeof(T));
             data_ = static_cast<T *>(p), size_ = size;
         }
         return data_;
@@ -237,7 +238,7 @@ struct Panels {
 };
 
 // c (MR, NV vectors) += Σ over parts and rows a (MR, rows) b (rows, NV vectors).
-template <typename T, int MR, int NV>
+template <typename T, int LEADING, int MR, int NV>
 void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts, int64_t rows, T *c, int64_t step,
               bool first) {
     constexpr int L = lanes<T>;
@@ -255,7 +256,7 @@ void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts,
             for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
 #pragma GCC unroll 32
             for (int i = 0; i < MR; i++) {
-                const V left = V{} + pa[i * leading];
+                const V left = V{} + pa[i * LEADING];
 #pragma GCC unroll 2
                 for (int j = 0; j < NV; j++) acc[i][j] += left * right[j];
             }
@@ -268,7 +269,7 @@ void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts,
 }
 
 // c (MR, NV vectors) += Σ over pixels aᵀ (pixels, MR) b (pixels, NV vectors), for each of the copies.
-template <typename T, int MR, int NV>
+template <typename T, int LEADING, int MR, int NV>
 void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy, int copies, int64_t step,
                          int64_t pixels, T *c) {
     constexpr int L = lanes<T>;
@@ -280,7 +281,7 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
         for (int j = 0; j < NV; j++) acc[i][j] = load<T, L>(c + (i * NV + j) * L);
     for (int copy = 0; copy < copies; copy++) {
         const T *pa = a + copy * a_copy, *pb = b + copy * b_copy;
-        for (int64_t p = 0; p < pixels; p++, pa += leading, pb += step) {
+        for (int64_t p = 0; p < pixels; p++, pa += LEADING, pb += step) {
             V right[NV];
 #pragma GCC unroll 2
             for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
@@ -485,10 +486,10 @@ void locate(const S *field, const S *zeros, const Shape &s, int64_t first, int64
     }
 }
 
-// Gathers and transforms the rows first .. last of the patches of a tile: (|H|, pixels, leading).
-template <typename S, typename T, int ORDER>
+// Gathers and transforms the rows first .. last of the patches of a tile: (|H|, pixels, LEADING).
+template <typename S, typename T, int ORDER, int LEADING>
 void gather(const S *const *places, const Shape &s, int64_t count, int64_t first, int64_t last, T *patches) {
-    constexpr int64_t component = tile * leading;
+    constexpr int64_t component = tile * LEADING;
     constexpr int L = lanes<T>;
     const int64_t taps = s.taps();
     for (int64_t row = first; row < last;) {
@@ -496,7 +497,7 @@ void gather(const S *const *places, const Shape &s, int64_t count, int64_t first
         int64_t reads[ORDER];
         for (int g = 0; g < ORDER; g++) reads[g] = s.reads[g * taps + e];
         T *to = patches + row - first;
-        for (int64_t p = 0; p < count; p++, to += leading) {
+        for (int64_t p = 0; p < count; p++, to += LEADING) {
             const S *from[ORDER];
             for (int g = 0; g < ORDER; g++) from[g] = places[p * taps + reads[g]] + g * s.in + c;
             spans<L>(n, [&](auto size, int64_t i) {
@@ -515,6 +516,19 @@ void gather(const S *const *places, const Shape &s, int64_t count, int64_t first
 inline int64_t chunk(int64_t rows) {
     const int64_t count = (rows + depth - 1) / depth;
     return std::min(depth, padded((rows + count - 1) / count, rows_of_one));
+}
+
+// How many pixels at a time: few where there are few rows, which then stay in the first cache.
+inline int64_t tile_of(const Shape &s) { return s.rows() <= 112 ? tile / 2 : tile; }
+
+// Calls f with the numbers from a pixel of the patches to the next: fewer for few rows, so that they lie close together.
+// Odd numbers of cache lines, or pixels would share places in the cache. Compiled twice for single precision alone.
+template <typename S, typename F>
+void by_leading(int64_t rows, F &&f) {
+    if constexpr (std::is_same_v<S, float>) {
+        if (rows <= 96) return f(std::integral_constant<int, 112>{});
+    }
+    f(std::integral_constant<int, 272>{});
 }
 
 // What a thread keeps from call to call: memory that is new costs more than what is done with it.
@@ -544,21 +558,21 @@ const S *zeroed(Buffer<S> &kept, int64_t size) {
 }
 
 // Fields with channels last to fields with channels last.
-template <typename S, typename T, int ORDER>
+template <typename S, typename T, int ORDER, int LEADING>
 void correlate(const S *field, const T *packed, const S *bias, const S *zeros, const Shape &s,
                const Panels<T, ORDER> &panels, S *out, int threads) {
     using I = Irreps<ORDER>;
     constexpr int L = lanes<T>;
-    constexpr int64_t component = tile * leading;
+    constexpr int64_t component = tile * LEADING;
     const int64_t total = s.batch * s.pixels();
     // Tiles of equal size, in whole rows of accumulators.
-    const int64_t tiles = (total + tile - 1) / tile;
-    const int64_t size = std::min(tile, padded((total + tiles - 1) / tiles, rows_of_two));
+    const int64_t most = tile_of(s), tiles = (total + most - 1) / most;
+    const int64_t size = std::min(most, padded((total + tiles - 1) / tiles, rows_of_two));
     const int64_t count = (total + size - 1) / size, step = chunk(s.rows());
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
         Scratch<S, T> &kept = scratch<S, T>();
-        T *patches = kept.patches.reserve(ORDER * component + leading * rows_of_one);
+        T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
         T *sums = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));
         const S **places = kept.places.reserve(tile * s.taps());
 #pragma omp for schedule(static)
@@ -567,7 +581,7 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
             locate<S, ORDER>(field, zeros, s, begin, pixels, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
-                gather<S, T, ORDER>(places, s, pixels, row, row + rows, patches);
+                gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < panels.columns(b); n += 2 * L) {
                         const int parts = I::parts(b);
@@ -579,12 +593,12 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
                             const int64_t wide = panels.columns(b);
                             if (width == 2 * L)
                                 for (int64_t p = 0; p < pixels; p += rows_of_two)
-                                    multiply<T, rows_of_two, 2>(left + p * leading, component, right,
+                                    multiply<T, LEADING, rows_of_two, 2>(left + p * LEADING, component, right,
                                                                 panels.rows * width, parts, rows, to + p * wide, wide,
                                                                 row == 0);
                             else
                                 for (int64_t p = 0; p < pixels; p += rows_of_one)
-                                    multiply<T, rows_of_one, 1>(left + p * leading, component, right,
+                                    multiply<T, LEADING, rows_of_one, 1>(left + p * LEADING, component, right,
                                                                 panels.rows * width, parts, rows, to + p * wide, wide,
                                                                 row == 0);
                         }
@@ -609,17 +623,18 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
 }
 
 // Adds what fields and gradients with channels last give to the transformed filters' gradients, `sums` of each thread.
-template <typename S, typename T, int ORDER>
+template <typename S, typename T, int ORDER, int LEADING>
 void correlate_filters(const S *field, const S *grad, const S *zeros, const Shape &s, const Panels<T, ORDER> &panels,
                        T *sums, int threads) {
     using I = Irreps<ORDER>;
     constexpr int L = lanes<T>;
-    constexpr int64_t component = tile * leading;
-    const int64_t total = s.batch * s.pixels(), count = (total + tile - 1) / tile, step = chunk(s.rows());
+    constexpr int64_t component = tile * LEADING;
+    const int64_t most = tile_of(s);
+    const int64_t total = s.batch * s.pixels(), count = (total + most - 1) / most, step = chunk(s.rows());
 #pragma omp parallel num_threads(threads)
     {
         Scratch<S, T> &kept = scratch<S, T>();
-        T *patches = kept.patches.reserve(ORDER * component + leading * rows_of_one);
+        T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
         T *grads = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));
         const S **places = kept.places.reserve(tile * s.taps());
         T *to[ORDER];
@@ -632,7 +647,7 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
 #endif
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
-            const int64_t begin = t * tile, pixels = std::min(tile, total - begin);
+            const int64_t begin = t * most, pixels = std::min(most, total - begin);
             for (int64_t p = 0; p < pixels; p++) {
                 const S *from = grad + (begin + p) * ORDER * s.out;
                 spans<L>(s.out, [&](auto size, int64_t i) {
@@ -646,7 +661,7 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
             locate<S, ORDER>(field, zeros, s, begin, pixels, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
-                gather<S, T, ORDER>(places, s, pixels, row, row + rows, patches);
+                gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < panels.columns(b); n += 2 * L)
                         for (int part = 0; part < I::parts(b); part++) {
@@ -657,12 +672,12 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
                             const int64_t next = I::parts(b) * component;
                             if (width == 2 * L)
                                 for (int64_t k = 0; k < rows; k += rows_of_two)
-                                    multiply_transposed<T, rows_of_two, 2>(left + k, next, right, tile * wide,
+                                    multiply_transposed<T, LEADING, rows_of_two, 2>(left + k, next, right, tile * wide,
                                                                            I::copies(b), wide, pixels,
                                                                            into + k * width);
                             else
                                 for (int64_t k = 0; k < rows; k += rows_of_one)
-                                    multiply_transposed<T, rows_of_one, 1>(left + k, next, right, tile * wide,
+                                    multiply_transposed<T, LEADING, rows_of_one, 1>(left + k, next, right, tile * wide,
                                                                            I::copies(b), wide, pixels,
                                                                            into + k * width);
                         }
@@ -754,7 +769,9 @@ void run(const S *field, const S *filters, const S *bias, S *out, const Shape &s
     const S *zeros = zeroed(kept.zeros, ORDER * s.in);
     pack<S, T, ORDER>(filters, s, swapped, panels, packed, threads);
     const auto correlated = [&](const Shape &one, const S *x, S *y) {
-        correlate<S, T, ORDER>(x, packed, bias, zeros, one, panels, y, threads);
+        by_leading<S>(s.rows(), [&](auto leading) {
+            correlate<S, T, ORDER, decltype(leading)::value>(x, packed, bias, zeros, one, panels, y, threads);
+        });
     };
     if (last) return correlated(s, field, out);
     in_parts<S, T, ORDER>(field, out, s, threads, correlated);
@@ -769,7 +786,9 @@ void run_filters(const S *field, const S *grad, S *filters, const Shape &s, bool
     std::memset(sums, 0, threads * panels.size * sizeof(T));
     const S *zeros = zeroed(kept.zeros, ORDER * s.in);
     const auto add = [&](const Shape &one, const S *x, const S *dy) {
-        correlate_filters<S, T, ORDER>(x, dy, zeros, one, panels, sums, threads);
+        by_leading<S>(s.rows(), [&](auto leading) {
+            correlate_filters<S, T, ORDER, decltype(leading)::value>(x, dy, zeros, one, panels, sums, threads);
+        });
     };
     if (last) {
         add(s, field, grad);

@@ -353,7 +353,7 @@ def correlate_filters(
         bp,
         bn,
         bc,
-        num_warps=8,
+        num_warps=4 if order == 8 else 8,
         num_stages=1 if order == 8 else 2,
     )
     kappa = torch.einsum("jecn,jh->nceh", sums.sum(0), _scaled(order).to(field.device).float())
