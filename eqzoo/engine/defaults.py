@@ -13,7 +13,7 @@ __all__ = ["AUTOMATIC", "fine_tuning_recipe", "least_epochs", "missing_symmetrie
 
 # Measured on the machine, see `eqzoo.engine.speed`.
 AUTOMATIC = ("precision", "channels_last")
-_ALWAYS: dict[str, Any] = {"optimizer": "adamw", "augment": "affine"}
+_ALWAYS: dict[str, Any] = {"optimizer": "adamw", "augment": "shifts"}
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
 _OF_RANDOM_WEIGHTS = 1.0  # factor of the learning rate
@@ -40,7 +40,7 @@ def with_rules(given: Mapping[str, Any], pretrained: bool) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
     AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
-    warm-up of 15 % of the epochs; rotations by any angle, flips and shifts as augmentation.
+    warm-up of 15 % of the epochs; shifts as augmentation.
 
     Args:
         given: The keys of a recipe that the user gives.

@@ -1,0 +1,297 @@
+"""Fine-tuning where the user leaves things open: rules, measured speed, time, advice, the length of the report."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import eqzoo
+from eqzoo.analysis.sizes import weightless
+from eqzoo.cli import main as command_line
+from eqzoo.data import Split
+from eqzoo.engine import best_row, finetuning, metrics, processor, speed
+from eqzoo.engine.advice import advice_after, advice_before, duplicates
+from eqzoo.engine.defaults import least_epochs, with_rules
+from eqzoo.engine.recipe import Recipe
+from eqzoo.engine.run_directory import RunDirectory, rank
+from eqzoo.engine.speed import Speed
+from eqzoo.engine.state import TrainingState
+from tests.engine.test_finetune import arrays, save_shapes
+
+
+@pytest.fixture(autouse=True)
+def _float32():
+    torch.set_default_dtype(torch.float32)
+
+
+def shapes(count=30):
+    images, labels = arrays(count)
+    return {"train": Split(torch.from_numpy(images)[:, None], torch.from_numpy(labels))}
+
+
+def tune(folder, **changes):
+    call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2}
+    return eqzoo.finetune("p4_cnn", shapes(), folder, **call | changes)
+
+
+def test_the_number_of_epochs_follows_from_the_number_of_steps():
+    assert least_epochs(793, 32, True) == 30
+    assert least_epochs(793, 32, False) == 59
+    assert least_epochs(100_000, 32, True) == 10
+    assert least_epochs(40, 8, True) == 100
+    assert least_epochs(7, 8, True) == 100  # no whole batch is no division by zero
+
+
+def test_what_the_user_gives_comes_before_the_rules():
+    rules = with_rules({"epochs": 20}, pretrained=True)
+    assert (rules["optimizer"], rules["lr"], rules["weight_decay"]) == ("adamw", 0.01, 0.01)
+    assert rules["warmup_epochs"] == 3
+    assert with_rules({"epochs": 20, "optimizer": "sgd"}, pretrained=True)["lr"] > rules["lr"]
+    given = {"epochs": 20, "lr": 0.3, "warmup_epochs": 0, "label_smoothing": 0.0, "augment": "none"}
+    assert with_rules(given, pretrained=True).items() >= given.items()
+    assert "warmup_epochs" not in with_rules({"epochs": 20, "schedule": "constant"}, pretrained=True)
+    assert "label_smoothing" not in with_rules({"loss": "bce"}, pretrained=True)
+    assert Recipe("p4_cnn", "own", **rules).rate(3) == pytest.approx(0.01)
+    assert Recipe("p4_cnn", "own", **rules).rate(20) == pytest.approx(0)
+
+
+def test_a_warm_up_may_end_within_an_epoch():
+    recipe = Recipe("p4_cnn", "own", epochs=4, lr=1.0, warmup_epochs=0.6)
+    assert recipe.rate(0.3) == pytest.approx(0.5)
+    assert recipe.rate(0.6) == pytest.approx(1)
+    assert recipe.rate(2.3) == pytest.approx(0.5)  # half of the cosine
+    with pytest.raises(ValueError, match="warmup_epochs"):
+        Recipe("p4_cnn", "own", epochs=4, warmup_epochs=4.5)
+
+
+def test_settings_are_printed_and_stand_in_the_report(tmp_path, capsys):
+    result = tune(tmp_path / "out")
+    images, settings = [line for line in capsys.readouterr().err.splitlines() if re.match("eqzoo: (images|opt)", line)]
+    assert "18 training, 6 test, 6 validation; 3 classes of 6 training images; 1 epochs of 2 steps" in images
+    assert re.search(r"about [\d.]+ s at [\d.]+ images/s", images)
+    found = result.report["settings"]
+    assert all(f"{key} {value:g}" in settings for key, value in found.items() if isinstance(value, float))
+    recipe = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    assert found.items() >= {key: recipe[key] for key in ("optimizer", "lr", "augment", "precision")}.items()
+    assert found["precision"] == "float32"  # a short run is not worth a measurement
+    assert f"| lr | {recipe['lr']} |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_images_have_their_own_statistics_unless_batch_norms_are_frozen(tmp_path):
+    card = ((0.1314,), (0.3025,))
+    for freeze, name in ((False, "own"), (True, "card")):
+        cfg = tune(tmp_path / name, freeze=freeze).model.pretrained_cfg
+        assert ((tuple(cfg["mean"]), tuple(cfg["std"])) == card) is freeze
+    values = shapes()["train"].images.double() / 255
+    own = json.loads((tmp_path / "own" / "finetune.json").read_text())
+    assert own["mean"][0] == pytest.approx(values.mean().item(), abs=0.02)
+
+
+def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
+    row = {"epoch": 1, "valid_accuracy": 90.0, "valid_loss": 0.5}
+    assert rank(row | {"valid_loss": 0.4}) > rank(row | {"epoch": 2})
+    assert rank(row | {"epoch": 2}) > rank(row)
+    assert rank(row | {"valid_accuracy": 91.0, "valid_loss": 9.0}) > rank(row)
+    assert rank(row) > rank(row | {"half_size": True, "valid_accuracy": 99.0})
+    measured = iter([(50.0, 0.9), (60.0, 0.3), (60.0, 0.4), (60.0, 0.3)])
+    kept = []
+    monkeypatch.setattr(TrainingState, "validate", lambda self: next(measured))
+    monkeypatch.setattr(RunDirectory, "save_weights", lambda self, state: kept.append(len(self.rows()) + 1))
+    monkeypatch.setattr(
+        RunDirectory, "load_weights", lambda self: eqzoo.create_model("p4_cnn", num_classes=3).state_dict()
+    )
+    monkeypatch.setattr(finetuning, "_report", lambda *_: {})
+    tune(tmp_path / "out", epochs=4)
+    assert kept == [1, 2, 4]
+    assert best_row(RunDirectory(tmp_path / "out").rows())["epoch"] == 4
+
+
+def measured(monkeypatch, seconds, same_loss=True):
+    """The formats that are chosen where a step takes these seconds, by precision and memory format."""
+    monkeypatch.setattr(speed._Trial, "seconds", lambda _, r, times: seconds[r.precision, r.channels_last])
+    monkeypatch.setattr(speed._Trial, "takes_bfloat16", lambda _, recipe: same_loss)
+
+    def choose(given, wanted=3600.0):
+        recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
+        found = speed.measure(
+            recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), given, "cpu", wanted
+        )
+        return found.precision, found.channels_last
+
+    return choose
+
+
+def test_the_fastest_formats_are_chosen(monkeypatch):
+    fast = {("float32", False): 4.0, ("float32", True): 2.0, ("bfloat16", False): 3.0, ("bfloat16", True): 1.0}
+    choose = measured(monkeypatch, fast)
+    assert choose({}) == ("bfloat16", True)
+    assert choose({}, wanted=30.0) == ("float32", False)  # not worth it
+    assert choose({"precision": "float32"}) == ("float32", True)
+    assert choose({"channels_last": False}) == ("bfloat16", False)
+    assert measured(monkeypatch, fast, same_loss=False)({}) == ("float32", True)
+    slow = {("float32", False): 2.0, ("float32", True): 2.0, ("bfloat16", False): 1.95, ("bfloat16", True): 1.0}
+    assert measured(monkeypatch, slow)({}) == ("float32", False)  # 2.5 % are no gain
+
+
+def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
+    """The time of a step is that of the network: one that sleeps is as slow as it sleeps."""
+    import time
+
+    def build():
+        model = eqzoo.create_model("p4_cnn", num_classes=3)
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+        return model
+
+    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
+    assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second < 2 / 0.2
+    plain = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu")
+    assert plain.images_per_second > 2 / 0.2
+
+
+def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
+    rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
+    monkeypatch.setattr(finetuning, "measure", lambda *_: rate[0])
+    call = {"epochs": None, "minutes": 0.05}
+    first = tune(tmp_path / "a", **call)
+    assert first.report["epochs"] == first.report["settings"]["epochs"] == 3
+    assert first.report["settings"]["warmup_epochs"] == pytest.approx(0.45)
+    rate[0] = Speed("float32", False, 40.0)
+    assert tune(tmp_path / "a", **call).report["epochs"] == 3
+    assert tune(tmp_path / "b", **call).report["epochs"] == 6
+    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert "--epochs 3" in results["command"]
+    with pytest.raises(ValueError, match=r"minutes was 0.05 and is 0.1"):
+        tune(tmp_path / "a", epochs=None, minutes=0.1)
+    for wrong in ({"minutes": 1.0}, {"epochs": None, "minutes": 0.0}, {"epochs": None, "minutes": float("nan")}):
+        with pytest.raises(ValueError, match="minutes is a time above 0, instead of a number of epochs"):
+            tune(tmp_path / "c", **wrong)
+
+
+def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
+    plan = metrics._Rotations.plan
+    assert plan(1000, 1000, None) == plan(1000, 1000, 28_000) == (1000, 1000, 15)
+    for affordable in (20_000, 5_000, 2_000):
+        found = plan(1000, 1000, affordable)
+        assert found.cost <= affordable
+        assert found.cost > 0.5 * affordable
+    assert plan(1000, 1000, -5) == (50, 50, 45)
+    assert plan(20, 1000, 0) == (20, 20, 45)
+    split = shapes(120)["train"]
+    model = eqzoo.create_model("p4_cnn", pretrained=True, num_classes=3).eval()
+    seen = []
+    with torch.no_grad():
+        model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+        short = metrics.evaluate(model, split, "abc", seconds=0.0, channels_last=True)
+    assert sum(seen) == 120 + 4 * 50 + 8 * 50
+    assert (short["rotated_images"], short["rotation_curve"]["images"]) == (50, 50)
+    assert sum(map(sum, short["confusion"])) == 120
+    assert len(metrics.evaluate(model, split, "abc")["rotation_curve"]["angles"]) == 24
+    monkeypatch.setattr(finetuning, "_REPORT_SECONDS", 0.0)
+    x = shapes(600)
+    notes = eqzoo.finetune("p4_cnn", x, tmp_path / "out", epochs=1, device="cpu", test_fraction=0.5).report["notes"]
+    assert notes == [
+        "To save time, 50 of the 300 images were rotated by 90°, 180° and 270°, and 50 by the other of 8 angles."
+    ]
+
+
+def split_of(*counts):
+    labels = torch.cat([torch.full((count,), label) for label, count in enumerate(counts)])
+    images = torch.randint(0, 256, (len(labels), 1, 28, 28), dtype=torch.uint8)
+    return Split(images, labels, tuple("abcdef"[: len(counts)]))
+
+
+def test_advice_on_images():
+    model = weightless("p4_cnn")
+    fine = {"train": split_of(40, 60), "valid": split_of(9, 9)}
+    assert advice_before(fine, model, 28, 28, balance=False) == []
+    (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False)
+    assert "fewer than 20 training images of 'a' (19)" in few
+    rare = {"train": split_of(20, 200)}
+    (imbalance,) = advice_before(rare, model, None, 28, balance=False)
+    assert "'b' has 10 times the images of 'a'" in imbalance
+    assert "--balance" in imbalance
+    assert advice_before(rare, model, None, 28, balance=True) == []
+    (larger,) = advice_before(fine, model, 300, 28, balance=False)
+    assert "300 pixels a side and are scaled to 28" in larger
+    assert "--size 56, which takes about 4.0 times as long" in larger
+    assert advice_before(fine, model, 41, 28, balance=False) == []
+
+
+def test_duplicates_across_splits_are_found_however_they_are_rotated():
+    splits = {"train": split_of(30, 30), "valid": split_of(9, 9), "test": split_of(9, 9)}
+    assert duplicates(splits) == []
+    image = splits["train"].images[7]
+    splits["valid"].images[3] = image.rot90(1, (1, 2))
+    splits["test"].images[5] = image.flip(2)
+    assert duplicates(splits) == [("valid", 3), ("test", 5)]
+    splits["test"].images[5, 0, 0, 0] ^= 1
+    assert duplicates(splits) == [("valid", 3)]
+    assert "1 validation or test images are also" in advice_before(splits, weightless("p4_cnn"), None, 28, False)[0]
+
+
+def test_advice_on_the_result():
+    recipe = Recipe("p4_cnn", "own", epochs=5, augment="shifts")
+    fine = {"classes": [{"name": "a", "images": 2}, {"name": "b", "images": 2}], "confusion": [[1, 1], [0, 2]]}
+    assert advice_after(fine, 95.0, 93.0, recipe) == []
+    (missed,) = advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 95.0, 93.0, recipe)
+    assert missed == "'b' is never predicted: try --balance, or train for longer with --epochs 10"
+    (over,) = advice_after(fine, 99.0, 85.0, recipe)
+    assert "99.0 % on training and 85.0 % on validation images" in over
+    assert "--augment affine" in over
+    (under,) = advice_after(fine, 70.0, 72.0, recipe)
+    assert "train for longer with --epochs 10" in under
+    assert advice_after(fine, 99.0, None, recipe) == []
+
+
+def test_advice_is_printed_and_stands_in_the_report(tmp_path, capsys):
+    images = save_shapes(tmp_path / "images", (6, 6, 60))
+    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
+    assert command_line.main([str(arg) for arg in args]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert any("--balance" in line for line in report["advice"])
+    assert all(f"advice: {line}" in out for line in report["advice"])
+    assert "eqzoo: fewer than 20 training images of 'bar' (4), 'blob' (4)" in err
+    assert all(line in (tmp_path / "out" / "report.md").read_text() for line in report["advice"])
+
+
+def test_options_come_before_what_is_measured(tmp_path, capsys):
+    images = save_shapes(tmp_path / "images", (6, 6, 6))
+    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu", "--json"]
+    assert command_line.main([str(a) for a in [*args, "--precision", "bfloat16", "--channels-last"]]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["settings"]["precision"], report["settings"]["channels_last"]) == ("bfloat16", True)
+    command = json.loads((tmp_path / "out" / "results.json").read_text())["command"]
+    assert "--precision bfloat16 --channels-last" in command
+
+
+def test_processors(tmp_path, monkeypatch):
+    monkeypatch.setattr(processor, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "_CPU_LIMIT", tmp_path / "cpu.max")
+    cpu = torch.device("cpu")
+    assert not processor.has_bfloat16(cpu)  # no such file
+    for line, expected in (
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("flags\t\t: fpu avx512_bf16 avx512f", True),
+        ("flags\t\t: amx_bf16", True),
+        ("Features\t: fp asimd bf16", True),
+    ):
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
+        assert processor.has_bfloat16(cpu) is expected, line
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    assert processor.usable_cores() == 16
+    for text, expected in (
+        ("max 100000\n", 16),
+        ("250000 100000\n", 3),
+        ("50000 100000\n", 1),
+        ("9900000 100000\n", 16),
+    ):
+        (tmp_path / "cpu.max").write_text(text)
+        assert processor.usable_cores() == expected
+    before = torch.get_num_threads()
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with processor.limited_threads():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
