@@ -186,9 +186,9 @@ def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder
 
 def trained(recipe: Recipe, build: Any, splits: dict[str, Split], folder: Path) -> dict[str, Any]:
     """Trains a network and removes its folder; the accuracies in percent, that on test images shown for few runs."""
-    began = time.perf_counter()
+    began = time.process_time()
     model = train(recipe, build, {name: splits[name] for name in ("train", "valid")}, folder, "cpu", 0).eval()
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     rows = RunDirectory(folder).rows()
     best = best_row(rows)
     for path in folder.iterdir():
