@@ -283,7 +283,7 @@ def _section(data: str, network: str, count: int, runs: list[dict[str, Any]]) ->
     start = "trained weights" if first["start"] == "weights" else "random weights"
     yield f"## {network} on {DATA[data]}, {count} images a class, from {start}"
     yield ""
-    yield "| | validation | difference | steps | seconds | test |"
+    yield "| | validation | difference | steps | core-seconds | test |"
     yield "|---|---|---|---|---|---|"
     by_factor = {factor: [run for run in runs if run["factor"] == factor] for factor in FACTORS}
     rules = statistics.mean(run["valid"] for run in by_factor["the rules"]) if by_factor["the rules"] else math.nan
@@ -309,7 +309,7 @@ def _against(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> Iterato
     yield "From random weights, on images of 64 x 64 pixels, augmented by `affine` (rotations by any angle), the better"
     yield "of two learning rates by validation accuracy. `p4_resnet29` starts from its weights of CIFAR-10."
     yield ""
-    yield "| network | learning rate | epochs | seconds | validation | test |"
+    yield "| network | learning rate | epochs | core-seconds | validation | test |"
     yield "|---|---|---|---|---|---|"
     for run in [*ours, *best.values()]:
         yield (

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run_directory import RunDirectory, rank
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
+from tests.conftest import ROOT
 from tests.engine.test_finetune import arrays, save_shapes
 
 
@@ -295,3 +297,13 @@ def test_processors(tmp_path, monkeypatch):
     with processor.limited_threads():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_the_page_of_the_study_is_that_of_its_runs():
+    sys.path.insert(0, str(ROOT / "training"))
+    from study_finetune import page
+
+    table = json.loads((ROOT / "docs" / "finetuning_study.json").read_text())
+    assert (ROOT / "docs" / "finetuning_study.md").read_text() == page(table), "run training/study_finetune.py --render"
+    table["runs"][0]["valid"] += 1
+    assert (ROOT / "docs" / "finetuning_study.md").read_text() != page(table)
