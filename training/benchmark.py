@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -167,11 +167,7 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     if case.deploys:
         tasks["inference, deployed"] = partial(inference, batch=batch, args=args, deployed=True)
     for task, prepare in tasks.items():
-        seconds = interleaved_times(
-            {key: prepare(subject) for key, subject in pair.items()},
-            args.rounds,
-            clock=process_time if args.cpu_time else None,
-        )
+        seconds = times({key: prepare(subject) for key, subject in pair.items()}, args)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
         target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
@@ -188,6 +184,11 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
         }
 
 
+def times(steps: Mapping[str, Callable[[], object]], args: argparse.Namespace) -> dict[str, list[float]]:
+    """The seconds of every run of the steps, in interleaved rounds, by the clock of the options."""
+    return interleaved_times(steps, args.rounds, clock=process_time if args.cpu_time else None)
+
+
 def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Times the ONNX file of a network against the network in torch, with kernels and without."""
     batch = args.batch_size or case.batch
@@ -201,7 +202,7 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
     for backend in names:
         subject = replace(case.theirs, backend=backend)  # type: ignore[arg-type]
         steps[backend] = inference(subject, batch, args, deployed=False)
-    seconds = interleaved_times(steps, args.rounds, clock=process_time if args.cpu_time else None)
+    seconds = times(steps, args)
     ours = statistics.median(seconds["file"])
     for backend, name in names.items():
         theirs = statistics.median(seconds[backend])
@@ -234,12 +235,7 @@ def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, 
             for key, subject in forms.items()
             for layout in ("contiguous", "channels last")
         }
-        medians = {
-            key: statistics.median(values)
-            for key, values in interleaved_times(
-                steps, args.rounds, clock=process_time if args.cpu_time else None
-            ).items()
-        }
+        medians = {key: statistics.median(values) for key, values in times(steps, args).items()}
         best = {key: min((seconds, name) for name, seconds in medians.items() if name.startswith(key)) for key in forms}
         ours, theirs = best["ours"][0], best["theirs"][0]
         row = {
@@ -273,11 +269,7 @@ def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             forms = {b: replace(subject, backend=b, channels_last=last) for b in ("irreps", "expanded")}
             ratios = []
             for prepare in (inference_of, layer_step):
-                seconds = interleaved_times(
-                    {b: prepare(form, batch, args) for b, form in forms.items()},
-                    args.rounds,
-                    clock=process_time if args.cpu_time else None,
-                )
+                seconds = times({b: prepare(form, batch, args) for b, form in forms.items()}, args)
                 ratios.append(statistics.median(seconds["irreps"]) / statistics.median(seconds["expanded"]))
             chosen = chooses_irreps(subject, last, args)
             yield {

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from ..engine import checkpoint_config
 from ..hub import sha256_of
-from ..models import create_model, list_models
-from ..models._builder import configured_name
+from ..models import EquivariantNet, create_model, list_models
+from ..models._builder import checkpoint_arguments, configured_name
 
 __all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
 
@@ -38,9 +38,10 @@ def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any
     labels = list(results.get("label_names") or (cfg.get("label_names", ()) if classes == standard else ()))
     if labels and len(labels) != classes:
         raise ValueError(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
-    args = {"num_classes": classes, "in_chans": cfg["input_size"][0]} | recipe["model_args"]
+    args = {"num_classes": classes, "in_chans": cfg["input_size"][0]}
+    args |= checkpoint_arguments(configured) | recipe["model_args"]
     try:
-        model = create_model(recipe["model"], **args)
+        model = cast(EquivariantNet, create_model(recipe["model"], **args))
     except (TypeError, ValueError) as error:
         raise ValueError(f"model_args of {results['checkpoint']}: {error}") from error
     cfg |= {key: results[key] for key in ("input_size", "mean", "std") if key in results}

@@ -77,6 +77,29 @@ DATASETS = {
         same_as_hub=True,
         images="patches at 10x magnification, 0.97 micrometres a pixel",
     ),
+    "eurosat": DataSet(
+        "EuroSAT",
+        "tiles",
+        "EuroSAT in red, green and blue: {train} training, {valid} validation and {test} test tiles of 64 x 64 pixels "
+        "from Sentinel-2, drawn class by class with a fixed seed; the class is one of ten kinds of land use. There is "
+        "no official split, and neighboring tiles may be in different parts",
+        "Made to start fine-tuning from on images from above, and to show equivariance. It has seen European land at "
+        "10 m a pixel under a clear sky; at other resolutions, seasons or regions its answers mean nothing until they "
+        "are measured.",
+        "blanchon/EuroSAT_RGB",
+        images="satellite tiles at 10 m a pixel, in natural color",
+    ),
+    "chula_rbc12": DataSet(
+        "Chula RBC-12",
+        "cells",
+        "Chula RBC-12: {train} training, {valid} validation and {test} test cells, crops of 80 x 80 pixels around the "
+        "labeled centers of red blood cells; the class is one of eleven of the twelve kinds with a name. The parts "
+        "differ in their smears: runs of ten consecutive smears stay together",
+        "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
+        "diagnose. It has seen the smears of one laboratory, one microscope and camera; on others its answers mean "
+        "nothing until they are measured.",
+        images="single red blood cells in the center of a crop, stained and taken as in the data set",
+    ),
 }
 
 

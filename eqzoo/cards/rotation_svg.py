@@ -61,10 +61,10 @@ def draw_rotation_curve(angles: Sequence[float], accuracy: Sequence[float], name
         parts.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
         label = f"{tick:.1f}".removesuffix(".0")
         parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" fill="{INK}" text-anchor="end">{label} %</text>')
-    for angle in range(0, 361, 45):
+    for angle in map(float, range(0, 361, 45)):
         parts.append(f'<path d="M{x(angle):.1f} {HEIGHT - BOTTOM}v5" stroke="{INK}"/>')
         parts.append(
-            f'<text x="{x(angle):.1f}" y="{HEIGHT - BOTTOM + 20}" fill="{INK}" text-anchor="middle">{angle}°</text>'
+            f'<text x="{x(angle):.1f}" y="{HEIGHT - BOTTOM + 20}" fill="{INK}" text-anchor="middle">{angle:.0f}°</text>'
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(
