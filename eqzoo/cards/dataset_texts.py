@@ -86,14 +86,13 @@ DATASETS = {
         "Made to start fine-tuning from on images from above, and to show equivariance. It has seen European land at "
         "10 m a pixel under a clear sky; at other resolutions, seasons or regions its answers mean nothing until they "
         "are measured.",
-        "blanchon/EuroSAT_RGB",
         images="satellite tiles at 10 m a pixel, in natural color",
     ),
     "chula_rbc12": DataSet(
         "Chula RBC-12",
         "cells",
         "Chula RBC-12: {train} training, {valid} validation and {test} test cells, crops of 80 x 80 pixels around the "
-        "labeled centers of red blood cells; the class is one of eleven of the twelve kinds with a name. The parts "
+        "labeled centers of red blood cells; the class is one of eleven kinds. The parts "
         "differ in their smears: runs of ten consecutive smears stay together",
         "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
         "diagnose. It has seen the smears of one laboratory, one microscope and camera; on others its answers mean "
