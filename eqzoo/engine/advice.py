@@ -180,13 +180,33 @@ def duplicates(splits: Mapping[str, AnySplit]) -> list[tuple[str, int]]:
     Returns:
         The split and the index of each.
     """
-    codes = {name: _codes(split) for name, split in splits.items() if isinstance(split, Split)}
-    known = set(codes.pop("train", torch.empty(0)).tolist())
-    return [(name, i) for name, values in codes.items() for i, code in enumerate(values.tolist()) if code in known]
+    kept = {name: split for name, split in splits.items() if isinstance(split, Split)}
+    if "train" not in kept:
+        return []
+    # Most images differ in what is quick to compute; the others are compared by all their pixels.
+    sums = {name: _sums(split) for name, split in kept.items()}
+    of_training = set(sums["train"])
+    of_others = {value for name, values in sums.items() if name != "train" for value in values}
+    places, codes = dict[str, list[int]](), dict[str, list[int]]()
+    for name, split in kept.items():
+        known = of_others if name == "train" else of_training
+        places[name] = [i for i, value in enumerate(sums[name]) if value in known]
+        codes[name] = _codes(split[torch.tensor(places[name], dtype=torch.long)])
+    there = set(codes.pop("train"))
+    return [(name, places[name][i]) for name, found in codes.items() for i, code in enumerate(found) if code in there]
 
 
-def _codes(split: Split) -> Tensor:
-    """A number for each image that is the same for its rotations by 90° and reflections, ``(n,)`` int64."""
+def _sums(split: Split) -> list[tuple[int, ...]]:
+    """The sum of the pixels of each image and that of their squares, the same for its rotations and reflections."""
+    rows = list[tuple[int, ...]]()
+    for part in split.images.cpu().split(_BATCH):
+        values = part.flatten(1).long()
+        rows += map(tuple, torch.stack([values.sum(1), (values * values).sum(1)], 1).tolist())
+    return rows
+
+
+def _codes(split: Split) -> list[int]:
+    """A number of 64 bits for each image that is the same for its rotations by 90° and reflections."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, split.shape, generator=generator)
     if split.shape[1] != split.shape[2]:
@@ -195,7 +215,7 @@ def _codes(split: Split) -> Tensor:
         moved = torch.stack([transform(factors[None], P4M, g, "trivial").flatten() for g in P4M.elements])
     # Sums modulo 2^64 of the image times each moved copy of the factors; their least is that of every moved image.
     parts = [_products(part.flatten(1), moved) for part in split.images.cpu().split(_BATCH)]
-    return torch.cat(parts)
+    return torch.cat(parts).tolist() if len(split) else []
 
 
 def _products(images: Tensor, factors: Tensor) -> Tensor:
