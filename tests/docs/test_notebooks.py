@@ -1,0 +1,44 @@
+"""The notebooks: they run from top to bottom, on a small slice."""
+
+import json
+
+import pytest
+import torch
+
+from eqzoo.data import load_splits
+from tests.conftest import ROOT
+from tests.docs import notebooks
+from tests.smears import draw_smears
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("onnxruntime")
+SMEARS = (1, 11, 12, 131)  # test, two in train, valid
+
+
+def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    draw_smears(tmp_path / "smears", SMEARS)
+    notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
+    found = notebooks.run(notebook, {"SMEARS": "smears", "EPOCHS": 1})
+    assert found["check"].exact
+    assert found["checked"].exact
+    assert (tmp_path / "cells.onnx").is_file()
+    assert (tmp_path / "cells" / "model.safetensors").is_file()
+    shown = [output["output_type"] for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    assert shown.count("display_data") == 5
+
+
+def test_drawn_smears_have_cells_of_all_classes_in_every_part(tmp_path):
+    draw_smears(tmp_path, SMEARS)
+    for split in load_splits("chula_rbc12", tmp_path).values():
+        assert split.labels.bincount(minlength=11).min() > 0
+        assert split.images.float().std() > 10
+
+
+def test_a_cell_that_fails_is_named():
+    cell = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": ["A = 1\n", "A / 0"]}
+    with pytest.raises(AssertionError, match="cell 1: ZeroDivisionError"):
+        notebooks.run({"cells": [cell]}, {})
+    with pytest.raises(AssertionError, match="the parameters are"):
+        notebooks.run({"cells": [cell | {"source": ["A = 1"]}]}, {"B": 2})
