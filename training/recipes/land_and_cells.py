@@ -49,5 +49,6 @@ def _recipe(
 
 RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", half_size_epochs=9),
+    **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9),
     **_recipe("p4_resnet29", "chula_rbc12", 6, 0.02, "p4_resnet29.cifar10", augment="affine_color"),
 }
