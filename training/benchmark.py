@@ -264,7 +264,7 @@ def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         layer = partial(GroupConv2d, group, *sizes)
         subject = Subject(name, layer, (channels, group.order, height, width), is_layer=True)
         products = channels * outs * (group.order * side) ** 2 * (height // stride) * (width // stride)
-        batch = args.batch_size or max(4, min(64, int(4e8 / products)))
+        batch = args.batch_size or max(4, min(64, int(2e8 / products)))
         for last in (False, True):
             forms = {b: replace(subject, backend=b, channels_last=last) for b in ("irreps", "expanded")}
             ratios = []

@@ -249,25 +249,25 @@ GROUP_CONVOLUTION = [
 def _plain_twin(name: str, batch: int, width: int, step: float, inference: float, **kwargs: Any) -> Case:
     """A network against the plain one with the same planes, with targets."""
     case = _twin(name, batch, width=width, **kwargs)
-    return replace(case, deploys=False, target=_both(step), inference_target=_both(inference), inference_batch=16)
+    return replace(case, deploys=False, target=_both(step), inference_target=_both(inference), inference_batch=8)
 
 
 def _against_itself(name: str, batch: int) -> Case:
     """A network against itself with every group convolution expanded to a plain one."""
     ours = _network(name)
     theirs = replace(ours, name="group convolutions expanded", backend="expanded")
-    return Case(ours, theirs, batch, target=_both(0.8), inference_batch=16)
+    return Case(ours, theirs, batch, target=_both(0.8), inference_batch=8)
 
 
 GROUP_CONVOLUTION_NETWORKS = [
-    _plain_twin("p4_resnet29", 16, 32, 0.85, 0.5),
-    _plain_twin("p4_resnet18", 8, 128, 0.55, 0.5, drop_rate=0.2),
-    _plain_twin("p4_allcnn", 8, 192, 0.55, 0.5),
+    _plain_twin("p4_resnet29", 8, 32, 0.85, 0.5),
+    _plain_twin("p4_resnet18", 4, 128, 0.55, 0.5, drop_rate=0.2),
+    _plain_twin("p4_allcnn", 4, 192, 0.55, 0.5),
     _plain_twin("p4m_resnet18", 4, 176, 0.35, 0.35, drop_rate=0.2),
-    _plain_twin("p4m_allcnn", 8, 256, 0.35, 0.35),
-    _against_itself("p4_e4_resnet18", 8),
-    _against_itself("p4_asc_resnet29", 16),
-    _against_itself("p4_alpha_f_allcnn", 8),
+    _plain_twin("p4m_allcnn", 4, 256, 0.35, 0.35),
+    _against_itself("p4_e4_resnet18", 4),
+    _against_itself("p4_asc_resnet29", 8),
+    _against_itself("p4_alpha_f_allcnn", 4),
 ]
 
 
