@@ -271,24 +271,24 @@ def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for prepare in (inference_of, layer_step):
                 seconds = times({b: prepare(form, batch, args) for b, form in forms.items()}, args)
                 ratios.append(statistics.median(seconds["irreps"]) / statistics.median(seconds["expanded"]))
-            chosen = chooses_irreps(subject, last, args)
             yield {
                 "shape": name,
                 "layout": "channels last" if last else "contiguous",
                 "batch": batch,
-                "chosen": "irreps" if chosen else "expanded",
+                "in inference": chosen_form(subject, last, False, args),
                 "irreps / expanded, forward": round(ratios[0], 3),
+                "in training": chosen_form(subject, last, True, args),
                 "irreps / expanded, step": round(ratios[1], 3),
                 "networks": f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}",
             }
 
 
-def chooses_irreps(subject: Subject, last: bool, args: argparse.Namespace) -> bool:
-    """Whether a group convolution runs through the irreps when nothing is forced."""
+def chosen_form(subject: Subject, last: bool, trains: bool, args: argparse.Namespace) -> str:
+    """The form of a group convolution that runs when nothing is forced."""
     layer, x = build(replace(subject, channels_last=last), 1, args)
     assert isinstance(layer, GroupConv2d)
-    with autocast(args):
-        return through_irreps(x, layer.weight, layer.group)
+    with autocast(args), torch.set_grad_enabled(trains):
+        return "irreps" if through_irreps(x, layer.weight, layer.group) else "expanded"
 
 
 def inference_of(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:

@@ -29,7 +29,9 @@ __all__ = ["expand_filters", "faster", "group_conv2d", "through_irreps"]
 # many C·C' 1 x 1 filters, with channels last and contiguous. From docs/benchmarks/group_convolution_shapes_cpu.md.
 _LEAST_FIELDS = {2: 32, 4: 12, 8: 7}
 _LEAST_PRODUCTS = {2: (4096, 16384), 4: (576, 256), 8: (144, 144)}
-# The same where the processor multiplies bfloat16: kernels compute in float32, oneDNN does not.
+# The numbers of one contiguous image, field and output, from which 1 x 1 filters alone pay only in training.
+_CACHED = 192 * 1024
+# From how many fields where the processor multiplies bfloat16: kernels compute in float32, oneDNN does not.
 _LEAST_FIELDS_BFLOAT16 = {8: 40}
 
 
@@ -105,10 +107,13 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
     if dtype == torch.bfloat16 and multiplies_bfloat16():
         fields = min(field.shape[1], len(filters))
         return fields >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
-    return faster(group, field.shape[1], len(filters), filters.shape[-1], _eager.is_last(field)) and _has_kernel(dtype)
+    sizes = (field.shape[1], len(filters), filters.shape[-1], field.shape[-2] * field.shape[-1])
+    return faster(group, *sizes, _eager.is_last(field), torch.is_grad_enabled()) and _has_kernel(dtype)
 
 
-def faster(group: Group, channels: int, out_channels: int, side: int, last: bool) -> bool:
+def faster(
+    group: Group, channels: int, out_channels: int, side: int, pixels: int, last: bool, trains: bool = True
+) -> bool:
     """Whether the irreps are the faster way on a CPU, by measurement in float32.
 
     What they save are products, C C' k² a pixel; what they cost are transforms of (C + C') k² numbers, and with
@@ -119,7 +124,12 @@ def faster(group: Group, channels: int, out_channels: int, side: int, last: bool
     if side > 1:
         return fewest >= _LEAST_FIELDS[group.order]
     least = _LEAST_PRODUCTS[group.order][0 if last else 1]
-    return channels * out_channels >= least and fewest >= (12 if last else 8)
+    fewest_of_all = 12 if last else 8
+    if not last and (channels + out_channels) * group.order * pixels >= _CACHED:
+        if not trains:
+            return False
+        fewest_of_all = 12
+    return channels * out_channels >= least and fewest >= fewest_of_all
 
 
 def _is_transformed() -> bool:
