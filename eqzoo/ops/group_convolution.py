@@ -124,7 +124,7 @@ def faster(
     if side > 1:
         return fewest >= _LEAST_FIELDS[group.order]
     least = _LEAST_PRODUCTS[group.order][0 if last else 1]
-    fewest_of_all = 12 if last else 8
+    fewest_of_all = (16 if group.order == 4 else 12) if last else 8
     if not last and (channels + out_channels) * group.order * pixels >= _CACHED:
         if not trains:
             return False
