@@ -86,7 +86,7 @@ def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
 
 def test_group_convolutions_of_all_networks_are_found():
     shapes = benchmark_cases.registered_shapes()
-    assert shapes[P4, 8, 8, 3, 1, 1, 1, 32, 32] == ["p4_resnet29", "p4_resnet83", "p4_se_resnet29"]
+    assert shapes[P4, 8, 8, 3, 1, 1, 1, 32, 32] == ["p4_resnet29", "p4_resnet83", "p4_se_resnet29", "p4_se_resnet83"]
     assert {group for group, *_ in shapes} == {P4, P4M}
     assert len(shapes) > 200
 
