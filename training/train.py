@@ -75,7 +75,7 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     keys = [field.name for field in dataclasses.fields(Recipe)]
     changes |= parse_settings(args.set)
     if unknown := [key for key in changes if key not in keys]:
-        raise ValueError(f"--set takes keys of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
+        raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
     return dataclasses.replace(recipe, **changes | {name: value for name, value in named.items() if value is not None})
 
