@@ -7,8 +7,8 @@ from ._entry import Entry, family
 __all__ = ["RECIPES"]
 
 _TEXT = (
-    "Our recipe, for one core of a CPU: {epochs} epochs {start}{sizes}. Muon, batch size 64, a cosine learning rate "
-    "schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not matrices), weight "
+    "Our recipe, for one core of a CPU: {epochs} epochs{precision} {start}{sizes}. Muon, batch size 64, a cosine "
+    "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not matrices), weight "
     "decay 1e-2, label smoothing 0.1, a moving average of the weights. Augmentation by rotations by any angle, "
     "reflections{color} and shifts of up to a sixteenth of the side, with the image reflected at its edges. {split}."
 )
@@ -40,6 +40,7 @@ def _recipe(
         epochs=epochs,
         lr=lr,
         start=f"from the weights of {start}" if start else "from random weights",
+        precision=" in bfloat16" if values.get("precision") == "bfloat16" else "",
         sizes=f", of which the first {half} see images at half their side and are not selected" if half else "",
         color=", changes of contrast, brightness and tint" if values["augment"] == "affine_color" else "",
         split=_SPLITS[dataset],
@@ -49,6 +50,8 @@ def _recipe(
 
 RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", half_size_epochs=9),
-    **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9),
-    **_recipe("p4_resnet29", "chula_rbc12", 6, 0.02, "p4_resnet29.cifar10", augment="affine_color"),
+    **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9, precision="bfloat16"),
+    **_recipe(
+        "p4_resnet29", "chula_rbc12", 6, 0.02, "p4_resnet29.cifar10", augment="affine_color", precision="bfloat16"
+    ),
 }
