@@ -8,9 +8,14 @@ __all__ = ["RECIPES"]
 
 _TEXT = (
     "Our recipe, for one core of a CPU: {epochs} epochs{precision} {start}{sizes}. Muon, batch size 64, a cosine "
-    "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not matrices), weight "
-    "decay 1e-2, label smoothing 0.1, a moving average of the weights. Augmentation by rotations by any angle, "
-    "reflections{color} and shifts of up to a sixteenth of the side, with the image reflected at its edges. {split}."
+    "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not "
+    "matrices), weight decay 1e-2, label smoothing 0.1, a moving average of the weights. Augmentation by rotations by "
+    "any angle, reflections{color} and shifts of up to a sixteenth of the side, with the image reflected at its edges. "
+    "{split}.{more}"
+)
+_SHARP = (
+    " In the first ten epochs all training images were interpolated, since then half of them: before that change, after "
+    "the tenth epoch, the first at full size, validation accuracy was 88.91 %, and 98.0 % on interpolated images."
 )
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
@@ -32,9 +37,9 @@ _VALUES: dict[str, Any] = {
 
 
 def _recipe(
-    model: str, dataset: str, epochs: int, lr: float, start: str | None = None, **more: Any
+    model: str, dataset: str, epochs: int, lr: float, start: str | None = None, more: str = "", **given: Any
 ) -> dict[str, Entry]:
-    values = _VALUES | {"epochs": epochs, "lr": lr, "start": start} | more
+    values = _VALUES | {"epochs": epochs, "lr": lr, "start": start} | given
     half = values.get("half_size_epochs", 0)
     text = _TEXT.format(
         epochs=epochs,
@@ -44,12 +49,13 @@ def _recipe(
         sizes=f", of which the first {half} see images at half their side and are not selected" if half else "",
         color=", changes of contrast, brightness and tint" if values["augment"] == "affine_color" else "",
         split=_SPLITS[dataset],
+        more=more,
     )
     return family((model,), dataset, text, **values)
 
 
 RECIPES: dict[str, Entry] = {
-    **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", half_size_epochs=9),
+    **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _SHARP, half_size_epochs=9),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9, precision="bfloat16"),
     **_recipe(
         "p4_resnet29", "chula_rbc12", 6, 0.02, "p4_resnet29.cifar10", augment="affine_color", precision="bfloat16"
