@@ -14,8 +14,8 @@ _TEXT = (
     "{split}.{more}"
 )
 _SHARP = (
-    " In the first ten epochs all training images were interpolated, since then half of them: before that change, after "
-    "the tenth epoch, the first at full size, validation accuracy was 88.91 %, and 98.0 % on interpolated images."
+    " In the first ten epochs all training images were interpolated, since then half of them. Before that change, after "
+    "the first epoch at full size, validation accuracy was 88.91 %, and 98.0 % on 450 of these images interpolated."
 )
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
