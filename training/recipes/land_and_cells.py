@@ -15,7 +15,8 @@ _TEXT = (
 )
 _SHARP = (
     " In the first ten epochs all training images were interpolated, since then half of them. Before that change, after "
-    "the first epoch at full size, validation accuracy was 88.91 %, and 98.0 % on 450 of these images interpolated."
+    "the first epoch at full size, the accuracy was 88.91 % on validation images, and 98.0 % on 450 of them "
+    "interpolated."
 )
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
