@@ -1,9 +1,9 @@
 """`eqzoo finetune`: fine-tunes a network on the user's images."""
 
 import argparse
-import json
 from typing import Any
 
+from .._common import parse_settings
 from ..engine.finetuning import finetune
 from ._answer import Answer, table
 
@@ -42,24 +42,11 @@ def run(args: argparse.Namespace) -> Answer:
             download=args.download,
             device=args.device,
             workers=args.workers,
-            **recipe | _settings(args.set),
+            **recipe | parse_settings(args.set),
         )
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
     return Answer(_text(result.report, args.output), result.report | {"output": args.output})
-
-
-def _settings(items: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for item in items:
-        key, sign, value = item.partition("=")
-        if not sign:
-            raise ValueError(f"--set takes KEY=VALUE, got {item!r}")
-        try:
-            found[key] = json.loads(value)
-        except json.JSONDecodeError:
-            found[key] = value  # a string needs no quotes
-    return found
 
 
 def _text(report: dict[str, Any], folder: str) -> str:
