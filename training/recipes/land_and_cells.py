@@ -14,7 +14,7 @@ _TEXT = (
     "{split}.{more}"
 )
 _SHARP = (
-    " In the first ten epochs all training images were interpolated, since then half of them. Before that change, after "
+    " In the first ten epochs all training images were interpolated, since then half of them. Before that, after "
     "the first epoch at full size, the accuracy was 88.91 % on validation images, and 98.0 % on 450 of them "
     "interpolated."
 )
