@@ -65,11 +65,13 @@ _INTRODUCTION = """# Rules of fine-tuning
 `eqzoo finetune` chooses optimizer, learning rate, schedule, augmentation and number of steps by
 [rules](fine_tuning.md). Here is what speaks for them and what does not: networks trained by the rules, and with one
 factor changed at a time, on a few images of each class. The numbers are accuracies in percent on at most {valid}
-validation images, from {seeds}: a difference of less than {noise:.0f} points between two of them is within chance. The
-last column is the accuracy on at most {test} test images, of the rules alone.
+validation images, from {seeds}: a difference of less than {noise:.0f} points between two of them is within chance. The last
+column is the accuracy on at most {test} test images, of the rules alone. Runs have {steps} steps, far fewer than the 700
+or 1,400 of the rules, so they tell what is fast to learn and not what is best in the end.
 
-Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}. These are the cells that
-have been run; `--full` runs all {full} of them, with three seeds, and longer."""
+Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
+Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three seeds and
+700 steps."""
 
 
 class Cell(NamedTuple):
@@ -130,6 +132,8 @@ def run_cell(cell: Cell, args: argparse.Namespace, seeds: range, until: float) -
     splits = None
     for seed in seeds:
         for factor in cell.factors:
+            if "statistics" in FACTORS[factor] and not starts_from_weights(cell):
+                continue
             name = f"{cell.data}_{cell.network}_{cell.count}_{factor.replace(' ', '-').replace(',', '')}_{seed}"
             if (args.runs / f"{name}.json").is_file() or time.monotonic() > until:
                 continue
@@ -155,9 +159,9 @@ def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str,
 def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder: Path) -> dict[str, Any]:
     """Trains a network; its validation accuracy, and by the rules its test accuracy."""
     changes = dict(FACTORS[factor])
-    start = (cell.network, cell.data) not in SEEN and has_weights(cell.network)
+    start = starts_from_weights(cell)
     steps = cell.steps * changes.pop("steps_factor", 1)
-    own = changes.pop("statistics", "images") == "images" or not start
+    own = changes.pop("statistics", "images") == "images"
     rate = changes.pop("lr_factor", 1.0)
     batch = min(changes.pop("batch_size", BATCH), len(splits["train"]))
     epochs = max(2, round(steps / (len(splits["train"]) // batch)))
@@ -208,9 +212,9 @@ def accuracy(model: nn.Module, split: AnySplit) -> float:
     return top1(torch.cat([model(x).argmax(1) for x in inputs(model, split, 50)]), split.labels)
 
 
-def has_weights(network: str) -> bool:
-    """Whether there are trained weights of a network."""
-    return bool(timm.get_pretrained_cfg(network).has_weights)
+def starts_from_weights(cell: Cell) -> bool:
+    """Whether there are trained weights of the network that have not seen the images of the cell."""
+    return (cell.network, cell.data) not in SEEN and bool(timm.get_pretrained_cfg(cell.network).has_weights)
 
 
 def statistics_of(split: Split) -> dict[str, tuple[float, ...]]:
@@ -265,6 +269,10 @@ def page(table: dict[str, Any]) -> str:
     full = sum(len(cell.factors) for cell in FULL)
     noise = 2 * math.sqrt(2 * 0.15 * 0.85 / VALID) * 100
     words = {"seeds": f"{seeds} seed{'s' * (seeds > 1)}", "full": full, "noise": noise, "valid": VALID, "test": TEST}
+    words |= {
+        "count": len(runs),
+        "steps": f"{min(run['steps'] for run in runs)} to {max(run['steps'] for run in runs)}",
+    }
     parts = [_INTRODUCTION.format(**table, **words)]
     cells = list(
         dict.fromkeys((run["data"], run["network"], run["per_class"]) for run in runs if run["factor"] != "timm")
