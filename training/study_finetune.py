@@ -65,13 +65,13 @@ _INTRODUCTION = """# Rules of fine-tuning
 `eqzoo finetune` chooses optimizer, learning rate, schedule, augmentation and number of steps by
 [rules](fine_tuning.md). Here is what speaks for them and what does not: networks trained by the rules, and with one
 factor changed at a time, on a few images of each class. The numbers are accuracies in percent on at most {valid}
-validation images, from {seeds}: a difference of less than {noise:.0f} points between two of them is within chance. The last
-column is the accuracy on at most {test} test images, of the rules alone. Runs have {steps} steps, far fewer than the 700
-or 1,400 of the rules, so they tell what is fast to learn and not what is best in the end.
+validation images, from {seeds}: a difference of less than {noise:.0f} points between two of them is within chance.
+The last column is the accuracy on at most {test} test images, of the rules alone. Runs have {steps} steps, far fewer
+than the 700 or 1,400 of the rules, so they tell what is fast to learn and not what is best in the end.
 
 Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
-Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three seeds and
-700 steps."""
+Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three seeds
+and 700 steps."""
 
 
 class Cell(NamedTuple):
