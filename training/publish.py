@@ -27,7 +27,7 @@ from eqzoo.cards import (
     weights_dtype,
 )
 from eqzoo.cards.dataset_texts import DATASETS, dataset
-from eqzoo.engine.finetuning import REPORT_NAME
+from eqzoo.engine.report_files import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
 from eqzoo.models.loading import load_network

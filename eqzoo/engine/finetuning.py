@@ -1,6 +1,5 @@
 """Fine-tuning on the user's images: training, evaluation, and a checkpoint that everything else loads."""
 
-import hashlib
 import os
 import re
 import sys
@@ -13,35 +12,26 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from .._common import atomic
-from ..analysis.rotation import sample
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, Split, check, complete_splits, native_side, num_classes, read_images
-from ..equivariance import equivariance_error
-from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, base_model
+from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
-from .advice import advice_after, advice_before, chosen, summary
+from .advice import advice_before, summary
 from .defaults import AUTOMATIC, fine_tuning_recipe, with_rules
 from .loop import check_device, train
-from .metrics import STEPS, evaluate, predict_split, top1
 from .processor import limited_threads
 from .recipe import Recipe
-from .report import command, markdown, write_figures
-from .results import checkpoint_config, checkpoint_results
-from .run_directory import SETTINGS_NAME, SPLIT_NAMES, RunDirectory, best_row, split_digest, write_json
+from .report import command
+from .report_files import write_report
+from .run_directory import SETTINGS_NAME, RunDirectory, split_digest, write_json
 from .speed import Speed, measure
 from .state import freeze as freeze_modules
 
 __all__ = ["FineTuned", "finetune", "trunk"]
 
-REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _FRACTION = 0.15
-_REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
-_EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
-_TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
-_TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
 _MOST_EPOCHS = 1_000  # of a run by time
 
 
@@ -182,7 +172,9 @@ def finetune(
         usual = {"precision": "float32", "channels_last": False}
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
         line = command(settings["name"], _given(data), options, made_by)
-        report = _report(cast(EquivariantNet, model), plan, splits, settings, directory, workers, speed, line, advice)
+        report = write_report(
+            cast(EquivariantNet, model), plan, splits, settings, directory, workers, speed, line, advice
+        )
     return FineTuned(model, report, directory.path)
 
 
@@ -368,108 +360,3 @@ def _built(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, 
     known = {key: tuple(settings[key]) for key in ("input_size", "mean", "std", "label_names")}
     model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}
     return model
-
-
-def _report(
-    model: EquivariantNet,
-    recipe: Recipe,
-    splits: Mapping[str, AnySplit],
-    settings: dict[str, Any],
-    directory: RunDirectory,
-    workers: int,
-    speed: Speed,
-    made_by: str,
-    advice: list[str],
-) -> dict[str, Any]:
-    """Evaluates the network and writes the files of the checkpoint."""
-    split = next(name for name in ("test", "valid", "train") if name in splits)
-    folder, rows, names = directory.path, directory.rows(), settings["label_names"]
-    best = best_row(rows)
-    sizes = {name: len(part) for name, part in splits.items()}
-    uses = {"train": "train", "valid": "choose the epoch", "test": "test"}
-    notes = []
-    if split != "test":
-        notes.append(
-            f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."
-        )
-    training_seconds = round(sum(row["seconds"] for row in rows))
-    allowed = max(_REPORT_SECONDS, training_seconds / 10)
-    metrics = evaluate(
-        model,
-        splits[split],
-        names,
-        workers=workers,
-        seconds=_EVALUATION * allowed,
-        channels_last=recipe.channels_last,
-    )
-    notes += _shortened(metrics, sizes[split])
-    some = sample(splits["train"], _TRAINING_SAMPLE)
-    training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
-    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
-    report: dict[str, Any] = {
-        "model": recipe.model,
-        "group": model.group.name,
-        "data": recipe.dataset,
-        "start": settings["start"],
-        "classes_count": len(names),
-        "input_size": settings["input_size"],
-        "images": {uses[name]: count for name, count in sizes.items()},
-        "epochs": recipe.epochs,
-        "selected_epoch": best["epoch"],
-        "evaluated_on": f"{SPLIT_NAMES[split]} images",
-        "notes": notes,
-        "advice": advice,
-        **metrics,
-        "training_accuracy": round(training_accuracy, 2),
-        "equivariance_error": equivariance_error(model),
-        "training_seconds": training_seconds,
-        "speed": speed.as_dict(),
-        "settings": chosen(recipe, splits),
-    }
-    weights = directory.weights.read_bytes()
-    digest = hashlib.sha256(weights).hexdigest()
-    atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
-    preprocessing = {key: settings[key] for key in ("input_size", "mean", "std")}
-    config = checkpoint_config(
-        model,
-        model.pretrained_cfg | preprocessing | {"tag": settings["data"]},
-        model_args=recipe.model_args,
-        label_names=names,
-        group=model.group.name,
-        weights_sha256=digest,
-    )
-    write_json(folder / CONFIG_NAME, config)
-    if split == "test":
-        results = checkpoint_results(
-            model,
-            recipe,
-            checkpoint=f"{recipe.model}.{recipe.dataset}",
-            split_sizes=sizes,
-            label_names=names,
-            command=made_by,
-            best=best,
-            test_error=round(100 - metrics["accuracy"], 3),
-            metrics=metrics,
-            rotated_images=metrics["rotated_images"],
-            training_seconds=training_seconds,
-            weights_sha256=digest,
-            base_model=settings["base_model"],
-            preprocessing=preprocessing,
-            timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
-        )
-        write_json(folder / RESULTS_NAME, results)
-    figures = write_figures(report, folder)
-    atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
-    write_json(folder / REPORT_NAME, report)
-    return report
-
-
-def _shortened(metrics: Mapping[str, Any], count: int) -> list[str]:
-    """A line that says what was left out of an evaluation to save time."""
-    curve, images = metrics["rotation_curve"], metrics["rotated_images"]
-    if len(curve["angles"]) == 360 // STEPS[0] and images == count:
-        return []
-    return [
-        f"To save time, {images:,} of the {count:,} images were rotated by 90°, 180° and 270°, and "
-        f"{curve['images']:,} by the other of {len(curve['angles'])} angles."
-    ]

@@ -20,17 +20,12 @@ from ._backend import (
     plain,
     register,
 )
+from ._group_convolution_choice import faster
 from ._group_convolution_eager import expand_filters
 from ._transforms import is_transformed
 
-__all__ = ["expand_filters", "faster", "group_conv2d", "through_irreps"]
+__all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 
-# From how many fields in and out k x k filters are faster through the irreps, for each order of a group, and from how
-# many C·C' 1 x 1 filters, with channels last and contiguous. From docs/benchmarks/group_convolution_shapes_cpu.md.
-_LEAST_FIELDS = {2: 32, 4: 12, 8: 7}
-_LEAST_PRODUCTS = {2: (4096, 16384), 4: (576, 256), 8: (144, 144)}
-# The numbers of one contiguous image, field and output, from which 1 x 1 filters alone pay only in training.
-_CACHED = 192 * 1024
 # From how many fields where the processor multiplies bfloat16: kernels compute in float32, oneDNN does not.
 _LEAST_FIELDS_BFLOAT16 = {8: 40}
 
@@ -109,27 +104,6 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
         return fields >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
     sizes = (field.shape[1], len(filters), filters.shape[-1], field.shape[-2] * field.shape[-1])
     return faster(group, *sizes, _eager.is_last(field), torch.is_grad_enabled()) and _has_kernel(dtype)
-
-
-def faster(
-    group: Group, channels: int, out_channels: int, side: int, pixels: int, last: bool, trains: bool = True
-) -> bool:
-    """Whether the irreps are the faster way on a CPU, by measurement in float32.
-
-    What they save are products, C C' k² a pixel; what they cost are transforms of (C + C') k² numbers, and with
-    contiguous fields their transposition, which costs no more than torch's own where it pays for one too. So k x k
-    filters pay from few fields, 1 x 1 filters from more.
-    """
-    fewest = min(channels, out_channels)
-    if side > 1:
-        return fewest >= _LEAST_FIELDS[group.order]
-    least = _LEAST_PRODUCTS[group.order][0 if last else 1]
-    fewest_of_all = (16 if group.order == 4 else 12) if last else 8
-    if not last and (channels + out_channels) * group.order * pixels >= _CACHED:
-        if not trains:
-            return False
-        fewest_of_all = 12
-    return channels * out_channels >= least and fewest >= fewest_of_all
 
 
 def _is_transformed() -> bool:

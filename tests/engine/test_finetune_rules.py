@@ -11,7 +11,7 @@ import eqzoo
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split
-from eqzoo.engine import best_row, finetuning, metrics, processor, speed
+from eqzoo.engine import best_row, finetuning, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
 from eqzoo.engine.defaults import least_epochs, with_rules
 from eqzoo.engine.recipe import Recipe
@@ -103,7 +103,7 @@ def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
     monkeypatch.setattr(
         RunDirectory, "load_weights", lambda self: eqzoo.create_model("p4_cnn", num_classes=3).state_dict()
     )
-    monkeypatch.setattr(finetuning, "_report", lambda *_: {})
+    monkeypatch.setattr(finetuning, "write_report", lambda *_: {})
     tune(tmp_path / "out", epochs=4)
     assert kept == [1, 2, 4]
     assert best_row(RunDirectory(tmp_path / "out").rows())["epoch"] == 4
@@ -189,7 +189,7 @@ def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
     assert (short["rotated_images"], short["rotation_curve"]["images"]) == (50, 50)
     assert sum(map(sum, short["confusion"])) == 120
     assert len(metrics.evaluate(model, split, "abc")["rotation_curve"]["angles"]) == 24
-    monkeypatch.setattr(finetuning, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.0)
     x = shapes(600)
     notes = eqzoo.finetune("p4_cnn", x, tmp_path / "out", epochs=1, device="cpu", test_fraction=0.5).report["notes"]
     assert notes == [

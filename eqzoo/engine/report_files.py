@@ -1,0 +1,147 @@
+"""The report of a fine-tuning: what is evaluated, and the files of its checkpoint."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from .._common import atomic
+from ..analysis.rotation import sample
+from ..data import AnySplit
+from ..equivariance import equivariance_error
+from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
+from ..models import EquivariantNet
+from .advice import advice_after, chosen
+from .metrics import STEPS, evaluate, predict_split, top1
+from .recipe import Recipe
+from .report import markdown, write_figures
+from .results import checkpoint_config, checkpoint_results
+from .run_directory import SPLIT_NAMES, RunDirectory, best_row, write_json
+from .speed import Speed
+
+__all__ = ["REPORT_NAME", "write_report"]
+
+REPORT_NAME, PAGE_NAME = "report.json", "report.md"
+_REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
+_EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
+_TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
+_TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
+
+
+def write_report(
+    model: EquivariantNet,
+    recipe: Recipe,
+    splits: Mapping[str, AnySplit],
+    settings: dict[str, Any],
+    directory: RunDirectory,
+    workers: int,
+    speed: Speed,
+    made_by: str,
+    advice: list[str],
+) -> dict[str, Any]:
+    """Evaluates a fine-tuned network and writes the files of its checkpoint.
+
+    Args:
+        model: The network, with the weights of its best epoch.
+        recipe: The recipe of the run.
+        splits: The images; those of the test split are evaluated, or else of the validation or training split.
+        settings: The content of finetune.json.
+        directory: The run directory.
+        workers: The processes that read images that are not in memory.
+        speed: What was measured before the run.
+        made_by: The command of the run.
+        advice: What was said before the run.
+
+    Returns:
+        The report, as report.json holds it.
+    """
+    split = next(name for name in ("test", "valid", "train") if name in splits)
+    folder, rows, names = directory.path, directory.rows(), settings["label_names"]
+    best = best_row(rows)
+    sizes = {name: len(part) for name, part in splits.items()}
+    uses = {"train": "train", "valid": "choose the epoch", "test": "test"}
+    notes = []
+    if split != "test":
+        notes.append(
+            f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."
+        )
+    training_seconds = round(sum(row["seconds"] for row in rows))
+    allowed = max(_REPORT_SECONDS, training_seconds / 10)
+    metrics = evaluate(
+        model,
+        splits[split],
+        names,
+        workers=workers,
+        seconds=_EVALUATION * allowed,
+        channels_last=recipe.channels_last,
+    )
+    notes += _shortened(metrics, sizes[split])
+    some = sample(splits["train"], _TRAINING_SAMPLE)
+    training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
+    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
+    report: dict[str, Any] = {
+        "model": recipe.model,
+        "group": model.group.name,
+        "data": recipe.dataset,
+        "start": settings["start"],
+        "classes_count": len(names),
+        "input_size": settings["input_size"],
+        "images": {uses[name]: count for name, count in sizes.items()},
+        "epochs": recipe.epochs,
+        "selected_epoch": best["epoch"],
+        "evaluated_on": f"{SPLIT_NAMES[split]} images",
+        "notes": notes,
+        "advice": advice,
+        **metrics,
+        "training_accuracy": round(training_accuracy, 2),
+        "equivariance_error": equivariance_error(model),
+        "training_seconds": training_seconds,
+        "speed": speed.as_dict(),
+        "settings": chosen(recipe, splits),
+    }
+    weights = directory.weights.read_bytes()
+    digest = hashlib.sha256(weights).hexdigest()
+    atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
+    preprocessing = {key: settings[key] for key in ("input_size", "mean", "std")}
+    config = checkpoint_config(
+        model,
+        model.pretrained_cfg | preprocessing | {"tag": settings["data"]},
+        model_args=recipe.model_args,
+        label_names=names,
+        group=model.group.name,
+        weights_sha256=digest,
+    )
+    write_json(folder / CONFIG_NAME, config)
+    if split == "test":
+        results = checkpoint_results(
+            model,
+            recipe,
+            checkpoint=f"{recipe.model}.{recipe.dataset}",
+            split_sizes=sizes,
+            label_names=names,
+            command=made_by,
+            best=best,
+            test_error=round(100 - metrics["accuracy"], 3),
+            metrics=metrics,
+            rotated_images=metrics["rotated_images"],
+            training_seconds=training_seconds,
+            weights_sha256=digest,
+            base_model=settings["base_model"],
+            preprocessing=preprocessing,
+            timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
+        )
+        write_json(folder / RESULTS_NAME, results)
+    figures = write_figures(report, folder)
+    atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
+    write_json(folder / REPORT_NAME, report)
+    return report
+
+
+def _shortened(metrics: Mapping[str, Any], count: int) -> list[str]:
+    """A line that says what was left out of an evaluation to save time."""
+    curve, images = metrics["rotation_curve"], metrics["rotated_images"]
+    if len(curve["angles"]) == 360 // STEPS[0] and images == count:
+        return []
+    return [
+        f"To save time, {images:,} of the {count:,} images were rotated by 90°, 180° and 270°, and "
+        f"{curve['images']:,} by the other of {len(curve['angles'])} angles."
+    ]
