@@ -32,7 +32,8 @@ def draw_smears(folder: Path, numbers: tuple[int, ...], seed: int = 0) -> None:
         for place in range(ROWS * COLUMNS):
             label = place % len(NUMBERS)
             x, y = (STEP * cell + STEP // 2 + random.randint(-6, 7) for cell in (place % COLUMNS, place // COLUMNS))
-            _draw(smear, x, y, label, random.uniform(0, 2 * np.pi))
+            top, left = place // COLUMNS * STEP, place % COLUMNS * STEP
+            _draw(smear[top : top + STEP, left : left + STEP], x - left, y - top, label, random.uniform(0, 2 * np.pi))
             lines.append(f"{x} {y} {NUMBERS[label]}")
         noisy = smear + random.normal(0, 3, smear.shape)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / "Dataset" / f"{number}.jpg", quality=95)
@@ -40,6 +41,7 @@ def draw_smears(folder: Path, numbers: tuple[int, ...], seed: int = 0) -> None:
 
 
 def _draw(smear: np.ndarray, x: int, y: int, label: int, angle: float) -> None:
+    """Draws a cell at row y and column x of a part of the smear."""
     rows, columns = np.mgrid[: smear.shape[0], : smear.shape[1]]
     along = (columns - x) * np.cos(angle) + (rows - y) * np.sin(angle)
     across = (rows - y) * np.cos(angle) - (columns - x) * np.sin(angle)

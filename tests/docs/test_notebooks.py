@@ -20,7 +20,7 @@ def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     draw_smears(tmp_path / "smears", SMEARS)
     notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
-    found = notebooks.run(notebook, {"SMEARS": "smears", "EPOCHS": 1})
+    found = notebooks.run(notebook, {"SMEARS": "smears", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28})
     assert found["check"].exact
     assert found["checked"].exact
     assert (tmp_path / "cells.onnx").is_file()
