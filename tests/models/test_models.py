@@ -118,7 +118,7 @@ def test_group_classes_and_parameters_are_those_of_the_table(row):
     with torch.device("meta"):
         model = eqzoo.create_model(tagged(row))
     assert model.group.name == row["group"]
-    assert model.num_classes == {"cifar100": 100, "pcam": 2, "": 1000}.get(row["dataset"], 10)
+    assert model.num_classes == {"cifar100": 100, "pcam": 2, "chula_rbc12": 11, "": 1000}.get(row["dataset"], 10)
     assert sum(parameter.numel() for parameter in model.parameters()) == int(row["parameters"])
 
 
