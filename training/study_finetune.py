@@ -165,7 +165,7 @@ def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder
     rate = changes.pop("lr_factor", 1.0)
     batch = min(changes.pop("batch_size", BATCH), len(splits["train"]))
     epochs = max(2, round(steps / (len(splits["train"]) // batch)))
-    values = with_rules({"epochs": epochs, **changes}, start)
+    values = with_rules({"epochs": epochs, **changes})
     values["lr"] *= rate
     if has_bfloat16(torch.device("cpu")):
         values["precision"] = "bfloat16"
@@ -242,7 +242,7 @@ def run_plain(args: argparse.Namespace, until: float) -> None:
                 model.pretrained_cfg = dict(model.pretrained_cfg) | statistics_of(splits["train"])
                 return model
 
-            values = with_rules({"epochs": 1, "lr": rate, "augment": "affine"}, False) | {"warmup_epochs": 0}
+            values = with_rules({"epochs": 1, "lr": rate, "augment": "affine"}) | {"warmup_epochs": 0}
             recipe = Recipe(f"timm:{network}", cell.data, batch_size=BATCH, channels_last=True, **values)
             if has_bfloat16(torch.device("cpu")):
                 recipe = Recipe(**{**recipe.__dict__, "precision": "bfloat16"})

@@ -139,7 +139,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         "--minutes", type=float, metavar="M", help="train for this time: epochs by the speed of the first steps"
     )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
-    sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer and start)")
+    sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer)")
     sub.add_argument("--layer-decay", type=float, metavar="F", help="factor of the learning rate for each layer below")
     sub.add_argument("--patience", type=int, help="epochs without improvement before stopping (default: none)")
     sub.add_argument("--balance", action="store_true", help="weight classes in the loss by the inverse of their size")

@@ -16,7 +16,6 @@ AUTOMATIC = ("precision", "channels_last")
 _ALWAYS: dict[str, Any] = {"optimizer": "adamw", "augment": "shifts"}
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
-_OF_RANDOM_WEIGHTS = 1.0  # factor of the learning rate
 _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1
 _BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
@@ -36,7 +35,7 @@ def least_epochs(images: int, batch_size: int, pretrained: bool) -> int:
     return min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
 
 
-def with_rules(given: Mapping[str, Any], pretrained: bool) -> dict[str, Any]:
+def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
     AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
@@ -44,12 +43,11 @@ def with_rules(given: Mapping[str, Any], pretrained: bool) -> dict[str, Any]:
 
     Args:
         given: The keys of a recipe that the user gives.
-        pretrained: Whether the run starts from trained weights.
     """
     values = _ALWAYS | dict(given)
     if values.get("lr") is None:
         rate = _RATES.get(values["optimizer"])
-        values |= {} if rate is None else {"lr": rate if pretrained else rate * _OF_RANDOM_WEIGHTS}
+        values |= {} if rate is None else {"lr": rate}
     if values["optimizer"] == "adamw":
         values.setdefault("weight_decay", _WEIGHT_DECAY)
     if values.get("loss", "ce") == "ce":
@@ -88,7 +86,7 @@ def fine_tuning_recipe(
     batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
-    values = with_rules(values, pretrained)
+    values = with_rules(values)
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(blank.group)
     if "valid" not in splits:

@@ -218,7 +218,7 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
         raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
     # accumulate and valid_size depend on the number of images.
     values = {key: v for key, v in recipe.items() if v is not None and key not in ("accumulate", "valid_size")}
-    values = with_rules({"epochs": sys.maxsize} | values, pretrained=True)
+    values = with_rules({"epochs": sys.maxsize} | values)
     if values["augment"] == "missing":
         values["augment"] = "none"
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)

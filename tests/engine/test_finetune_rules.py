@@ -46,14 +46,14 @@ def test_the_number_of_epochs_follows_from_the_number_of_steps():
 
 
 def test_what_the_user_gives_comes_before_the_rules():
-    rules = with_rules({"epochs": 20}, pretrained=True)
+    rules = with_rules({"epochs": 20})
     assert (rules["optimizer"], rules["lr"], rules["weight_decay"]) == ("adamw", 0.01, 0.01)
     assert rules["warmup_epochs"] == 3
-    assert with_rules({"epochs": 20, "optimizer": "sgd"}, pretrained=True)["lr"] > rules["lr"]
+    assert with_rules({"epochs": 20, "optimizer": "sgd"})["lr"] > rules["lr"]
     given = {"epochs": 20, "lr": 0.3, "warmup_epochs": 0, "label_smoothing": 0.0, "augment": "none"}
-    assert with_rules(given, pretrained=True).items() >= given.items()
-    assert "warmup_epochs" not in with_rules({"epochs": 20, "schedule": "constant"}, pretrained=True)
-    assert "label_smoothing" not in with_rules({"loss": "bce"}, pretrained=True)
+    assert with_rules(given).items() >= given.items()
+    assert "warmup_epochs" not in with_rules({"epochs": 20, "schedule": "constant"})
+    assert "label_smoothing" not in with_rules({"loss": "bce"})
     assert Recipe("p4_cnn", "own", **rules).rate(3) == pytest.approx(0.01)
     assert Recipe("p4_cnn", "own", **rules).rate(20) == pytest.approx(0)
 
