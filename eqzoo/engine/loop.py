@@ -17,6 +17,7 @@ from tqdm import tqdm
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .metrics import progress_bar
+from .processor import flushed_subnormals
 from .recipe import Recipe
 from .run_directory import RunDirectory, best_row, patience_is_over, rank
 from .state import TrainingState
@@ -48,7 +49,7 @@ def train(
     its own share of a batch. The run directory has to be the same for all of them.
 
     On a CPU with glibc, the process keeps freed memory from then on (`eqzoo.engine.allocator.keep_freed_memory`);
-    ``EQZOO_MALLOC=0`` in the environment prevents it.
+    ``EQZOO_MALLOC=0`` in the environment prevents it. While it trains, numbers below the smallest normal one count as 0.
 
     Args:
         recipe: The recipe.
@@ -74,7 +75,7 @@ def train(
     directory = RunDirectory(run_dir)
     fresh = accelerator.is_main_process and directory.start(recipe)
     accelerator.wait_for_everyone()
-    with _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
+    with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
         try:
             state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
         except Exception:  # the folder stays free for a corrected command

@@ -268,6 +268,16 @@ def test_options_come_before_what_is_measured(tmp_path, capsys):
     assert "--precision bfloat16 --channels-last" in command
 
 
+def test_subnormal_numbers_are_zero_while_training_alone():
+    small = torch.tensor([1e-39])
+    with processor.flushed_subnormals():
+        assert not torch.any(small * 1)
+        with processor.flushed_subnormals():
+            pass
+        assert not torch.any(small * 1)
+    assert torch.all(small * 1 > 0)
+
+
 def test_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "_CPU_LIMIT", tmp_path / "cpu.max")

@@ -54,6 +54,15 @@ def test_compiled_is_the_reference(compiled, sides, k, batch, order, channels, h
         assert_same(found, with_gradients(tensors, k=k, heads=heads), bound)
 
 
+def test_numbers_below_the_smallest_normal_one_are_flushed_and_the_processor_is_left_as_it_was(compiled):
+    tensors = [tensor.detach() * 1e-39 for tensor in draw(4, dtype=torch.float32)]
+    small = torch.tensor([1e-39])
+    assert not torch.any(attend(tensors))
+    with use_backend("reference"):
+        assert torch.any(attend(tensors))
+    assert torch.all(small * 1 > 0)
+
+
 def test_bands_of_large_planes_and_parts_of_the_batch_add_up(compiled):
     tensors = draw(4, (37, 50), 5, batch=5, channels=2)
     found = with_gradients(tensors, k=5, heads=1)

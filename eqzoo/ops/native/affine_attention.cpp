@@ -264,6 +264,7 @@ void forward(
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         const int64_t fields = s.size * N;
         Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), y(fields * s.pixels), keys(fields * s.padded);
         Buffer<T> values(value ? fields * s.padded : 0), kept(value ? 0 : s.size * per_beta * tile);
@@ -406,6 +407,7 @@ void backward(
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         const int64_t fields = s.size * N, in_lanes = s.size * L;
         Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), g(fields * s.pixels), dq(fields * s.pixels);
         Buffer<T> keys(fields * s.padded), dkeys(fields * s.padded);

@@ -215,6 +215,7 @@ void each(const Shape &s, int64_t threads, F f) {
     const Masks<T> masks(s);
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Worker<T> worker(s, masks);
         auto own = f(worker);
 #pragma omp for collapse(3) schedule(static)
@@ -393,6 +394,7 @@ void each_generated(Shape s, int64_t fields, int64_t threads, F f) {
     const Masks<T> masks(s);
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Generator<T> generator(s, fields, masks);
 #pragma omp for collapse(2) schedule(static)
         for (int64_t h = 0; h < s.order; h++)

@@ -381,6 +381,7 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER>
     const int64_t out_step = swapped ? entries : s.in * entries, in_step = swapped ? s.out * entries : entries;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Buffer<T> rotated(entries * L);
 #pragma omp for schedule(static) collapse(2)
         for (int64_t block = 0; block < blocks; block++)
@@ -424,6 +425,7 @@ void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *
     const int64_t entries = ORDER * s.taps(), blocks = (s.out + L - 1) / L;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Buffer<T> rotated(entries * L);
 #pragma omp for schedule(static) collapse(2)
         for (int64_t block = 0; block < blocks; block++)
@@ -571,6 +573,7 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
     const int64_t count = (total + size - 1) / size, step = chunk(s.rows());
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
+        const FlushSubnormals flush;
         Scratch<S, T> &kept = scratch<S, T>();
         T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
         T *sums = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));
@@ -633,6 +636,7 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
     const int64_t total = s.batch * s.pixels(), count = (total + most - 1) / most, step = chunk(s.rows());
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Scratch<S, T> &kept = scratch<S, T>();
         T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
         T *grads = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));

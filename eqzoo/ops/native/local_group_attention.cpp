@@ -485,6 +485,7 @@ void forward(const T *qkv, const T *position, const T *pose, const T *log_measur
     int64_t field = n.channels * n.poses * n.pixels(), heads = n.batch * n.heads;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Worker<T> worker(n, position, pose, log_measure, seed, false);
 #pragma omp for schedule(dynamic)
         for (int64_t head = 0; head < heads; head++) {
@@ -507,6 +508,7 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
     int64_t codes = n.coded * n.outputs * J, poses = n.posed * n.poses * n.poses;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Worker<T> worker(n, position, pose, log_measure, seed, true);
         constexpr int L = Worker<T>::L;
 #pragma omp for schedule(dynamic)
