@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> Answer:
             freeze=args.freeze is not None and (args.freeze or True),
             balance=args.balance,
             minutes=args.minutes,
+            against=args.against,
             valid_fraction=args.valid,
             test_fraction=args.test,
             data_dir=args.data_dir,
@@ -60,6 +61,18 @@ def _text(report: dict[str, Any], folder: str) -> str:
         ["mean F1 of the classes", f"{report['macro_f1']:.2f} %"],
         ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
         ["same prediction at all 90° rotations", f"{report['same_class_at_all_quarter_rotations']:.2f} %"],
+        *_against(report.get("against")),
         ["wrote", f"{folder}; report.md has the metrics of each class"],
     ]
     return "\n".join([table(rows, flexible={1}), *report["notes"], *(f"advice: {line}" for line in report["advice"])])
+
+
+def _against(other: dict[str, Any] | None) -> list[list[str]]:
+    """The rows of the network that was trained in the same time."""
+    if other is None:
+        return []
+    curve = other["rotation_curve"]["accuracy"]
+    return [
+        [f"{other['model']} in the same time", f"{other['accuracy']:.2f} %, {other['epochs']} epochs"],
+        ["on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
+    ]

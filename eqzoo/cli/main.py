@@ -138,6 +138,12 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--minutes", type=float, metavar="M", help="train for this time: epochs by the speed of the first steps"
     )
+    sub.add_argument(
+        "--against",
+        metavar="NAME",
+        help="compare with a network of timm or z2_resnet29.cifar10 (with a tag: from trained weights), trained on the "
+        "same images, rotated at random, in the same time",
+    )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
     sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer)")
     sub.add_argument("--layer-decay", type=float, metavar="F", help="factor of the learning rate for each layer below")

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,14 +19,15 @@ from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
-from .defaults import AUTOMATIC, fine_tuning_recipe, with_rules
+from .comparison import check_rival
+from .defaults import fine_tuning_recipe, with_rules
 from .loop import check_device, train
 from .processor import limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report
-from .run_directory import SETTINGS_NAME, RunDirectory, split_digest, write_json
-from .speed import Speed, measure
+from .run_directory import RunDirectory, split_digest
+from .speed import recorded_speed
 from .state import freeze as freeze_modules
 
 __all__ = ["FineTuned", "finetune", "trunk"]
@@ -61,6 +62,7 @@ def finetune(
     freeze: bool | Sequence[str] = False,
     balance: bool = False,
     minutes: float | None = None,
+    against: str | None = None,
     valid_fraction: float = _FRACTION,
     test_fraction: float = _FRACTION,
     data_dir: str | os.PathLike[str] = "data",
@@ -86,6 +88,9 @@ def finetune(
         balance: Whether the loss weights classes by the inverse of their number of images.
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
             number of epochs that depends on the number of images.
+        against: Another network, timm's or of the zoo (``"resnet18"``, ``"z2_resnet29.cifar10"``; with a tag, it starts
+            from trained weights), to train on the same images, randomly rotated and reflected, in the same time: the
+            report compares the two. None for no comparison.
         valid_fraction: The fraction of the images to choose the epoch by, if the data has no validation split; 0 for
             none.
         test_fraction: The same for the test split.
@@ -118,6 +123,8 @@ def finetune(
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
     splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
+    if against is not None:
+        check_rival(against, splits["train"].shape)
     label = _label(data)
     directory = RunDirectory(Path(output))
     settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze)) | {"minutes": minutes}
@@ -144,7 +151,7 @@ def finetune(
         return _built(source, plan.model_args, settings)
 
     with limited_threads():
-        speed = _speed(directory, settings, plan, build, splits, given, device)
+        speed = recorded_speed(directory, settings, plan, build, splits, given, device)
         measured = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:
             measured["epochs"] = min(_MOST_EPOCHS, max(1, int(60 * minutes / speed.epoch_seconds(splits))))
@@ -165,6 +172,7 @@ def finetune(
             "no-pretrained": settings["start"] is None,
             "freeze": freeze,
             "balance": balance,
+            "against": against,
             "valid": None if valid_fraction == _FRACTION else valid_fraction,
             "test": None if test_fraction == _FRACTION else test_fraction,
         }
@@ -173,7 +181,17 @@ def finetune(
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
         line = command(settings["name"], _given(data), options, made_by)
         report = write_report(
-            cast(EquivariantNet, model), plan, splits, settings, directory, workers, speed, line, advice
+            cast(EquivariantNet, model),
+            plan,
+            splits,
+            settings,
+            directory,
+            workers=workers,
+            speed=speed,
+            made_by=line,
+            advice=advice,
+            against=against,
+            device=device,
         )
     return FineTuned(model, report, directory.path)
 
@@ -323,27 +341,6 @@ def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
     values = images.transpose(0, 1).flatten(1).double() / 255
     # The standard deviation of a constant channel would be zero.
     return [round(v, 4) for v in values.mean(1).tolist()], [max(round(v, 4), 1e-2) for v in values.std(1).tolist()]
-
-
-def _speed(
-    directory: RunDirectory,
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    build: Callable[[], nn.Module],
-    splits: Mapping[str, AnySplit],
-    given: Mapping[str, Any],
-    device: str | None,
-) -> Speed:
-    """The speed of the run: that in finetune.json of a run that is resumed, or measured, and written there."""
-    known = directory.settings().get("speed")
-    directory.start_fine_tuning(settings)
-    if known:
-        return Speed.read(known, directory.path / SETTINGS_NAME)
-    fixed = {key: given[key] for key in AUTOMATIC if key in given}
-    seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
-    speed = measure(recipe, build, splits, fixed, device, seconds)
-    write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
-    return speed
 
 
 def _say(*lines: str) -> None:

@@ -66,6 +66,8 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
     lines += ["", "## Rotated images", "", f"Accuracy on {curve['images']:,} of these images, rotated."]
     lines += ["", "| angle | accuracy |", "|---|---|"]
     lines += [f"| {angle}° | {value:.2f} % |" for angle, value in zip(curve["angles"], curve["accuracy"], strict=True)]
+    if "against" in report:
+        lines += ["", *_comparison(report)]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
     lines += [f"| {key} | {value} |" for key, value in report["settings"].items()]
     for name in figures:
@@ -76,10 +78,11 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
 def write_figures(report: dict[str, Any], folder: Path) -> list[str]:
     """Draws the rotation curve and the confusion matrix; returns the file names, none if matplotlib is missing."""
     curve = report["rotation_curve"]
+    curves = {row["model"]: row["rotation_curve"]["accuracy"] for row in (report, report.get("against")) if row}
     try:
         figures = {
             "confusion.png": plot_confusion(report["confusion"], [row["name"] for row in report["classes"]]),
-            "rotation_curve.png": plot_rotation_curve({report["model"]: curve["accuracy"]}, curve["angles"]),
+            "rotation_curve.png": plot_rotation_curve(curves, curve["angles"]),
         }
     except ImportError:
         return []
@@ -111,6 +114,26 @@ def command(name: str, data: str, options: Mapping[str, Any], recipe: Mapping[st
             values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]
             words += [f"--{key}", *map(str, values)]
     return shlex.join([*words, "--set", *more] if more else words)
+
+
+def _comparison(report: dict[str, Any]) -> list[str]:
+    """The network beside one without the symmetry."""
+    other = report["against"]
+    lines = [
+        f"## Against {other['model']}",
+        "",
+        f"Trained on the same images in the same time: from {other['start'] or 'random weights'}, with AdamW, learning "
+        f"rate {other['lr']:g}, on images that are rotated by any angle, reflected and shifted at random.",
+        "",
+        f"| | {report['model']} | {other['model']} |",
+        "|---|---|---|",
+    ]
+    for title, key in (("accuracy", "accuracy"), ("mean F1 of the classes", "macro_f1")):
+        lines.append(f"| {title} | {report[key]:.2f} % | {other[key]:.2f} % |")
+    lowest = [min(row["rotation_curve"]["accuracy"]) for row in (report, other)]
+    lines.append(f"| lowest accuracy over the angles | {lowest[0]:.2f} % | {lowest[1]:.2f} % |")
+    lines.append(f"| epochs | {report['epochs']} | {other['epochs']} |")
+    return [*lines, f"| training, seconds | {report['training_seconds']} | {other['training_seconds']} |"]
 
 
 def _shown(value: float | None) -> str:

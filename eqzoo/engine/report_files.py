@@ -11,6 +11,7 @@ from ..equivariance import equivariance_error
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
 from .advice import advice_after, chosen
+from .comparison import train_rival
 from .metrics import STEPS, evaluate, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
@@ -33,10 +34,13 @@ def write_report(
     splits: Mapping[str, AnySplit],
     settings: dict[str, Any],
     directory: RunDirectory,
+    *,
     workers: int,
     speed: Speed,
     made_by: str,
     advice: list[str],
+    against: str | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates a fine-tuned network and writes the files of its checkpoint.
 
@@ -50,6 +54,8 @@ def write_report(
         speed: What was measured before the run.
         made_by: The command of the run.
         advice: What was said before the run.
+        against: A network to train in the same time and to compare with; None for none.
+        device: Where that one is trained; None for a GPU where there is one.
 
     Returns:
         The report, as report.json holds it.
@@ -98,6 +104,8 @@ def write_report(
         "speed": speed.as_dict(),
         "settings": chosen(recipe, splits),
     }
+    if against is not None:
+        report["against"] = train_rival(against, recipe, splits, settings, directory, device, workers, split, metrics)
     weights = directory.weights.read_bytes()
     digest = hashlib.sha256(weights).hexdigest()
     atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from ..data import AnySplit, batches, draw
 from .allocator import keep_freed_memory
+from .defaults import AUTOMATIC
 from .loop import accelerator_of
 from .processor import has_bfloat16
 from .recipe import Recipe
+from .run_directory import SETTINGS_NAME, RunDirectory, write_json
 from .state import TrainingState
 
-__all__ = ["Speed", "measure"]
+__all__ = ["Speed", "measure", "recorded_speed"]
 
 WORTH_IT = 60.0  # seconds of training in plain float32; shorter runs stay with it, and give the same weights everywhere
 _GAIN = 1.05  # that another format must bring
@@ -91,6 +93,37 @@ def measure(
         trial.grow()
         each = trial.seconds(chosen, 1)
     return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))
+
+
+def recorded_speed(
+    directory: RunDirectory,
+    settings: Mapping[str, Any],
+    recipe: Recipe,
+    build: Callable[[], nn.Module],
+    splits: Mapping[str, AnySplit],
+    given: Mapping[str, Any],
+    device: str | None,
+) -> Speed:
+    """The speed of a run: that in finetune.json of a run that is resumed, or measured, and written there.
+
+    Args:
+        directory: The run directory.
+        settings: The content of finetune.json, with the ``minutes`` of the run or None.
+        recipe: The recipe.
+        build: Builds the network.
+        splits: The images.
+        given: The keys of the recipe that are not to be chosen.
+        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+    """
+    known = directory.settings().get("speed")
+    directory.start_fine_tuning(settings)
+    if known:
+        return Speed.read(known, directory.path / SETTINGS_NAME)
+    fixed = {key: given[key] for key in AUTOMATIC if key in given}
+    seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
+    speed = measure(recipe, build, splits, fixed, device, seconds)
+    write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
+    return speed
 
 
 class _Trial:

@@ -604,3 +604,38 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
+
+
+def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, capsys):
+    images = save_shapes(tmp_path / "shapes", (10, 10, 10))
+    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 3, "--against", "test_resnet"]
+    code, out, said = run(capsys, *args)
+    assert code == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    other, curve = report["against"], report["rotation_curve"]
+    assert f"eqzoo: against test_resnet: {other['epochs']} epochs in the same time" in said
+    assert (other["model"], other["start"], other["augment"], other["lr"]) == ("test_resnet", None, "affine", 4e-3)
+    assert other["rotation_curve"]["angles"] == curve["angles"]
+    assert other["rotation_curve"]["images"] == curve["images"]
+    assert "test_resnet in the same time" in out
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert f"| accuracy | {report['accuracy']:.2f} % | {other['accuracy']:.2f} % |" in page
+    # The same command trains neither again, and finds the same.
+    assert run(capsys, *args)[0] == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet_of_nobody", "there is no network 'resnet_of_nobody' to compare with, in timm or here; near it are "),
+        ("z2_cnn.cifar100", "z2_cnn.cifar100"),
+        ("vit_tiny_patch16_224", "vit_tiny_patch16_224 takes no images of 1 x 28 x 28 (channels, height, width): "),
+    ],
+)
+def test_an_unknown_network_to_compare_with_is_an_error_before_training(tmp_path, capsys, name, message):
+    images = save_shapes(tmp_path / "shapes", (6, 6, 6))
+    code, _, said = run(capsys, "finetune", "p4_cnn", images, "--output", tmp_path / "out", "--against", name)
+    assert code == 2
+    assert message in said
+    assert not (tmp_path / "out").exists()

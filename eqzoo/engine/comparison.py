@@ -1,0 +1,134 @@
+"""A network without the symmetry, trained on the same images in the same time as a fine-tuned one."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import timm
+import torch
+from torch import nn
+
+from ..analysis.rotation import inputs, rotation_curve, sample
+from ..data import AnySplit
+from .defaults import with_rules
+from .loop import train
+from .metrics import BATCH_SIZE, predict_split, scores
+from .recipe import Recipe
+from .run_directory import RunDirectory, best_row
+from .speed import recorded_speed
+
+__all__ = ["check_rival", "train_rival"]
+
+FOLDER = "against"
+# AdamW on networks without the symmetry takes less than on equivariant ones (`eqzoo.engine.defaults`).
+_RATES = {True: 1e-3, False: 4e-3}  # from trained weights and from random ones
+_MOST_EPOCHS = 1_000
+
+
+def check_rival(name: str, shape: Sequence[int]) -> None:
+    """Checks that timm builds a network of this name, its own or the zoo's, that takes such images.
+
+    Args:
+        name: The name, with a tag for trained weights: ``resnet18``, ``resnet18.a1_in1k``, ``z2_resnet29.cifar10``.
+        shape: The channels, height and width of the images.
+
+    Raises:
+        ValueError: If there is no such network, or it takes other images.
+        OSError: If the name has a tag, and its weights are found nowhere.
+    """
+    if not timm.is_model(name):
+        near = timm.list_models(f"*{name.partition('.')[0][:6]}*")[:3]
+        more = f"; near it are {', '.join(near)}" if near else ""
+        raise ValueError(f"there is no network {name!r} to compare with, in timm or here{more}")
+    try:
+        with torch.device("meta"):
+            timm.create_model(name, num_classes=2, in_chans=shape[0])(torch.empty(2, *shape))
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"{name} takes no images of {size} (channels, height, width): {error}") from error
+    if "." in name:  # weights that are missing are missed before the training and not after it
+        timm.create_model(name, pretrained=True, num_classes=2, in_chans=shape[0])
+
+
+def train_rival(
+    name: str,
+    own: Recipe,
+    splits: Mapping[str, AnySplit],
+    settings: Mapping[str, Any],
+    directory: RunDirectory,
+    device: str | None,
+    workers: int,
+    evaluated: str,
+    metrics: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Trains another network on the same images for the time that a fine-tuning took, and evaluates it likewise.
+
+    AdamW by the rules of `eqzoo.engine.defaults`, with a learning rate of 4e-3 from random weights and of 1e-3 from
+    trained ones; rotations by any angle, reflections and shifts as augmentation; the epochs that fit into the time, at
+    least one, and the most accurate on the validation images is kept. The folder ``against`` of the run holds the
+    files, so that it is resumed with it.
+
+    Args:
+        name: The network, as `check_rival` takes it.
+        own: The recipe of the fine-tuning.
+        splits: The images.
+        settings: The content of finetune.json.
+        directory: The run directory of the fine-tuning, which is finished.
+        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+        workers: The processes that read images that are not in memory.
+        evaluated: The split that is evaluated.
+        metrics: The metrics of the fine-tuned network: the same images are rotated by the same angles.
+
+    Returns:
+        What report.json holds as ``against``: ``model``, ``start``, ``lr``, ``augment``, ``epochs``,
+        ``training_seconds``, ``accuracy`` and ``macro_f1`` in percent, and the ``rotation_curve``.
+
+    Raises:
+        ValueError: If the folder holds another run.
+    """
+    start = name if "." in name else None
+    folder = RunDirectory(directory.path / FOLDER)
+    seconds = sum(row["seconds"] for row in directory.rows())
+
+    def planned(epochs: int, **formats: Any) -> Recipe:
+        given = {"epochs": epochs, "lr": _RATES[start is not None], "augment": "affine", "start": start, **formats}
+        kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size")}
+        return Recipe(name, own.dataset, **kept, **with_rules(given))
+
+    def build() -> nn.Module:
+        sizes = {"num_classes": len(settings["label_names"]), "in_chans": settings["input_size"][0]}
+        model: Any = timm.create_model(name, pretrained=start is not None, **sizes)
+        model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
+        return cast(nn.Module, model)
+
+    said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
+    said |= {"name": name, "start": start, "minutes": seconds / 60}
+    parts = {key: split for key, split in splits.items() if key != "test"}
+    speed = recorded_speed(folder, said, planned(own.epochs), build, splits, {}, device)
+    epochs = min(_MOST_EPOCHS, max(1, int(seconds / speed.epoch_seconds(splits))))
+    recipe = planned(epochs, precision=speed.precision, channels_last=speed.channels_last)
+    print(f"eqzoo: against {name}: {epochs} epochs in the same time", file=sys.stderr)
+    model = train(recipe, build, parts, folder.path, device, workers).eval()
+    split = splits[evaluated]
+    curve = metrics["rotation_curve"]
+    rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
+    with torch.no_grad():
+        found = scores(split.labels, predict_split(model, split, workers), settings["label_names"])
+        x = torch.cat(list(inputs(model, rotated, BATCH_SIZE, workers)))
+        values_at = rotation_curve(model, x, rotated.labels.to(x.device), curve["angles"], BATCH_SIZE)
+    return {
+        "model": name,
+        "start": start,
+        "lr": recipe.lr,
+        "augment": recipe.augment,
+        "epochs": recipe.epochs,
+        "selected_epoch": best_row(folder.rows())["epoch"],
+        "training_seconds": round(sum(row["seconds"] for row in folder.rows())),
+        "accuracy": found["accuracy"],
+        "macro_f1": found["macro_f1"],
+        "rotation_curve": {
+            "angles": curve["angles"],
+            "accuracy": [round(value, 2) for value in values_at],
+            "images": curve["images"],
+        },
+    }
