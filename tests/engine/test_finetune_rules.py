@@ -103,7 +103,7 @@ def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
     monkeypatch.setattr(
         RunDirectory, "load_weights", lambda self: eqzoo.create_model("p4_cnn", num_classes=3).state_dict()
     )
-    monkeypatch.setattr(finetuning, "write_report", lambda *_: {})
+    monkeypatch.setattr(finetuning, "write_report", lambda *_, **__: {})
     tune(tmp_path / "out", epochs=4)
     assert kept == [1, 2, 4]
     assert best_row(RunDirectory(tmp_path / "out").rows())["epoch"] == 4
@@ -153,7 +153,7 @@ def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
 
 def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
     rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
-    monkeypatch.setattr(finetuning, "measure", lambda *_: rate[0])
+    monkeypatch.setattr(speed, "measure", lambda *_: rate[0])
     call = {"epochs": None, "minutes": 0.05}
     first = tune(tmp_path / "a", **call)
     assert first.report["epochs"] == first.report["settings"]["epochs"] == 3
