@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import _backend, reference
 from ._chunks import chunks
-from ._dtypes import upcast
+from ._dtypes import accumulation_dtype
 from .reference import AffineBank, AffineBanks
 
 __all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
@@ -167,7 +167,7 @@ def _complete(x: Tensor, bank: AffineBank, kernel_size: int) -> tuple[Tensor, Te
 
 def _chunked(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
     """Eager torch on a few images at a time."""
-    out = torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
+    out = _empty_field(tensors[0])
     for part in _image_chunks(tensors[0], kernel_size):
         out[part] = _from_list(kernel_size, num_heads, scale, *_of_images(tensors, part))
     return out
@@ -176,7 +176,7 @@ def _chunked(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale:
 def _chunked_backward(
     grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float
 ) -> list[Tensor]:
-    grads = [torch.zeros_like(t, memory_format=torch.contiguous_format) for t in tensors]
+    grads = [g.zero_() for g in _empty_gradients(tensors)]
     for part in _image_chunks(tensors[0], kernel_size):
         # Autograd is off inside an operator; torch.func is not.
         forward = partial(_from_list, kernel_size, num_heads, scale)
@@ -192,12 +192,15 @@ _attend_backward = _backend.operator("affine_attention_backward", _chunked_backw
 
 @_backend.register(_attend, "cpu", _chunked)
 def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
-    query, inputs = tensors[0], upcast(*tensors)
+    query = tensors[0]
+    inputs = _for_kernels(tensors)
     function = _cpu_function("affine_attention", inputs)
     if function is None:
         return NotImplemented
-    out = torch.empty(query.shape, dtype=inputs[0].dtype)
-    _backend.launch(function, *_with_gaps(inputs), out, *query.shape, kernel_size, num_heads, scale)
+    out = torch.empty_like(inputs[0])
+    last = _is_last(query)
+    arguments = [_in_memory(t) for t in [*_with_gaps(inputs), out]]
+    _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, last)
     return out.to(query.dtype)
 
 
@@ -205,13 +208,15 @@ def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
 def _native_backward(
     grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float
 ) -> list[Tensor]:
-    inputs = upcast(*tensors)
+    query = tensors[0]
+    inputs = _for_kernels(tensors)
     function = _cpu_function("affine_attention_backward", inputs)
     if function is None:
         return NotImplemented
     grads = [torch.empty_like(t) for t in inputs]
-    arguments = (grad.to(inputs[0].dtype).contiguous(), *_with_gaps(inputs), *_with_gaps(grads))
-    _backend.launch(function, *arguments, *tensors[0].shape, kernel_size, num_heads, scale)
+    grad = _laid_out(grad.to(inputs[0].dtype), _is_last(query))
+    arguments = [_in_memory(t) for t in [grad, *_with_gaps(inputs), *_with_gaps(grads)]]
+    _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, _is_last(query))
     return [g.to(t.dtype) for g, t in zip(grads, tensors, strict=True)]
 
 
@@ -221,7 +226,8 @@ def _triton(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
         return NotImplemented
     from .triton import affine_attention as kernels
 
-    return kernels.forward([t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    out = kernels.forward([t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    return _laid_out(out, _is_last(tensors[0]))
 
 
 @_backend.register(_attend_backward, "cuda", _chunked_backward)
@@ -232,17 +238,18 @@ def _triton_backward(
         return NotImplemented
     from .triton import affine_attention as kernels
 
-    return kernels.backward(grad.contiguous(), [t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    grads = kernels.backward(grad.contiguous(), [t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    return [_laid_out(g, g.ndim == 5 and _is_last(tensors[0])) for g in grads]
 
 
 @_attend.register_fake
 def _(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
-    return torch.empty_like(tensors[0], memory_format=torch.contiguous_format)
+    return _empty_field(tensors[0])
 
 
 @_attend_backward.register_fake
 def _(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> list[Tensor]:
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors]
+    return _empty_gradients(tensors)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -258,7 +265,51 @@ _attend.register_autograd(_gradients, setup_context=_keep)
 
 
 def _cpu_function(name: str, inputs: Sequence[Tensor]) -> Any:
-    return _backend.cpu_function("affine_attention", name, *inputs) if inputs[0].shape[2] in _ORDERS else None
+    if inputs[0].shape[2] not in _ORDERS or not all(t.is_cpu for t in inputs):
+        return None
+    fields = inputs[: len(inputs) // 3]
+    return _backend.cpu_function("affine_attention", name, *fields, scalars=_backend.WITH_BFLOAT16)
+
+
+# The fields that an operator returns, and those that its kernel reads, have the layout of the queries: channels last,
+# (B, height, width, |H|, C) in memory, or else contiguous.
+
+_LAST = (0, 3, 4, 2, 1)
+
+
+def _is_last(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.permute(_LAST).is_contiguous()
+
+
+def _in_memory(x: Tensor | None) -> Tensor | None:
+    """A view with its axes in the order of memory."""
+    return x if x is None or x.ndim != 5 or not _is_last(x) else x.permute(_LAST)
+
+
+def _laid_out(x: Tensor, last: bool) -> Tensor:
+    """A field in one of the two layouts, itself or a copy."""
+    return x.permute(_LAST).contiguous().permute(0, 4, 3, 1, 2) if last else x.contiguous()
+
+
+def _empty_field(query: Tensor) -> Tensor:
+    batch, channels, order, height, width = query.shape
+    if _is_last(query):
+        return query.new_empty((batch, height, width, order, channels)).permute(0, 4, 3, 1, 2)
+    return query.new_empty(query.shape)
+
+
+def _empty_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
+    fields = len(tensors) // 3
+    maps = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tensors[fields:]]
+    return [*(_empty_field(tensors[0]) for _ in range(fields)), *maps]
+
+
+def _for_kernels(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Fields in the layout of the queries, of a type that kernels read, and maps of the type that it is computed in."""
+    fields, query = len(tensors) // 3, tensors[0]
+    dtype = query.dtype if query.dtype in _backend.WITH_BFLOAT16 else accumulation_dtype(query.dtype)
+    maps = [t.to(accumulation_dtype(dtype)).contiguous() for t in tensors[fields:]]
+    return [*(_laid_out(t.to(dtype), _is_last(query)) for t in tensors[:fields]), *maps]
 
 
 def _with_gaps(tensors: Sequence[Tensor]) -> list[Tensor | None]:

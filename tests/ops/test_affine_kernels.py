@@ -142,16 +142,40 @@ def test_strides_do_not_matter():
     assert_same(with_gradients([*fields, *tensors[3:]]), expected, 1e-14)
 
 
+def channels_last(x):
+    return x.detach().permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2).requires_grad_(x.requires_grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("order", "channels", "sides"), [(4, 6, (5, 7)), (1, 16, (4, 8)), (8, 4, (3, 6)), (3, 4, (2, 3))]
+)
+def test_fields_with_channels_last_stay_so(dtype, order, channels, sides):
+    """Whole and partial blocks of the kernels' transposition, more images than it takes at a time."""
+    tensors = draw(order, sides, batch=10, channels=channels, dtype=dtype)
+    if dtype == torch.bfloat16:
+        tensors[3:] = [t.detach().float().requires_grad_() for t in tensors[3:]]
+    expected = with_gradients(tensors)
+    last = [channels_last(t) for t in tensors[:3]]
+    found = with_gradients([*last, *tensors[3:]])
+    assert_same(found[:4], expected[:4], 0)
+    assert_same(found[4:], expected[4:], 1e-14 if dtype == torch.float64 else 1e-5)
+    assert all(t.stride() == last[0].stride() for t in found[:4])
+
+
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("order", [4, 3])
-def test_the_operator_keeps_torchs_rules(order, values):
+@pytest.mark.parametrize("layout", [channels_last, torch.Tensor.contiguous])
+def test_the_operator_keeps_torchs_rules(layout, order, values):
     tensors = draw(order, (3, 2), values=values)
+    fields = len(tensors) // 3
+    tensors[:fields] = [layout(t) for t in tensors[:fields]]
     torch.library.opcheck(torch.ops.eqzoo.affine_attention, (tensors, 3, 2, 0.3))
 
 
 @pytest.mark.parametrize("order", [3, 4])
 def test_without_a_kernel_it_works_through_the_batch_in_parts(monkeypatch, order):
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_backend, "cpu_function", lambda *_, **__: None)
     monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 2 * 4 * order * 5 * 7 * 9)  # two images at a time
     tensors = draw(order, batch=3)
     found = with_gradients(tensors)

@@ -8,6 +8,8 @@
 // Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels.
 #include <algorithm>
 #include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "common.h"
@@ -16,6 +18,29 @@ namespace {
 
 // The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
 constexpr int64_t BAND_BYTES = 80 * 1024;
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+template <class T> inline void convert(const T *from, T *to, int64_t count) { std::memcpy(to, from, count * sizeof(T)); }
+
+// A bfloat16 is the upper half of a float, rounded to even.
+inline void convert(const bfloat16 *__restrict from, float *__restrict to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t bits = uint32_t(from[i].bits) << 16;
+        std::memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+inline void convert(const float *__restrict from, bfloat16 *__restrict to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        std::memcpy(&bits, from + i, sizeof bits);
+        const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        to[i].bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    }
+}
 
 // Zero-initialized memory, aligned to a cache line.
 template <class T> class Buffer {
@@ -56,18 +81,113 @@ template <class T> struct Sizes {
         return (image * channels + head * size) * order * plane();
     }
 
-    void pad(const T *from, T *to, int64_t pitch) const {
+    template <class S> void pad(const S *from, T *to, int64_t pitch) const {
         for (int64_t f = 0; f < size * order; f++)
             for (int64_t y = 0; y < height; y++)
-                std::memcpy(to + f * pitch + y * stride, from + (f * height + y) * width, width * sizeof(T));
+                convert(from + (f * height + y) * width, to + f * pitch + y * stride, width);
     }
 
-    void crop(const T *from, T *to, int64_t pitch) const {
+    template <class S> void crop(const T *from, S *to, int64_t pitch) const {
         for (int64_t f = 0; f < size * order; f++)
             for (int64_t y = 0; y < height; y++)
-                std::memcpy(to + (f * height + y) * width, from + f * pitch + y * stride, width * sizeof(T));
+                convert(from + f * pitch + y * stride, to + (f * height + y) * width, width);
     }
 };
+
+// Transposes a block of N x N numbers, a vector a row.
+template <class S> struct Block {
+    static constexpr int N = 16 / sizeof(S);
+    typedef std::conditional_t<sizeof(S) == 2, uint16_t, std::conditional_t<sizeof(S) == 4, uint32_t, uint64_t>> Bits;
+    typedef Bits Row __attribute__((vector_size(16)));
+
+    static void transpose(Row (&rows)[N]) {
+        for (int stage = 1; stage < N; stage *= 2) {
+            Row next[N];
+            for (int i = 0; i < N / 2; i++) {
+                next[2 * i] = interleaved(rows[i], rows[i + N / 2], 0, std::make_integer_sequence<int, N>());
+                next[2 * i + 1] = interleaved(rows[i], rows[i + N / 2], std::make_integer_sequence<int, N>());
+            }
+            for (int i = 0; i < N; i++) rows[i] = next[i];
+        }
+    }
+
+  private:
+    template <int... I> static Row interleaved(Row a, Row b, int, std::integer_sequence<int, I...>) {
+        return __builtin_shufflevector(a, b, (I % 2 * N + I / 2)...);
+    }
+    template <int... I> static Row interleaved(Row a, Row b, std::integer_sequence<int, I...>) {
+        return __builtin_shufflevector(a, b, (I % 2 * N + N / 2 + I / 2)...);
+    }
+};
+
+// One image from (C, R, pixels), planes first, to (pixels, R, C), planes last, or back.
+template <bool TO_LAST, class S>
+void lay_out(const S *from, S *to, int64_t channels, int64_t order, int64_t pixels) {
+    using B = Block<S>;
+    constexpr int N = B::N;
+    const int64_t planes = channels * order;
+    for (int64_t j = 0; j < planes; j += N) {
+        const int64_t columns = std::min<int64_t>(N, planes - j);
+        int64_t plane[N];
+        for (int64_t r = 0; r < columns; r++) plane[r] = ((j + r) % channels * order + (j + r) / channels) * pixels;
+        int64_t i = 0;
+        for (; columns == N && i + N <= pixels; i += N) {
+            typename B::Row rows[N];
+            for (int r = 0; r < N; r++)
+                std::memcpy(&rows[r], from + (TO_LAST ? plane[r] + i : (i + r) * planes + j), sizeof rows[r]);
+            B::transpose(rows);
+            for (int r = 0; r < N; r++)
+                std::memcpy(to + (TO_LAST ? (i + r) * planes + j : plane[r] + i), &rows[r], sizeof rows[r]);
+        }
+        for (int64_t r = 0; r < columns; r++)
+            for (int64_t x = i; x < pixels; x++)
+                to[TO_LAST ? x * planes + j + r : plane[r] + x] = from[TO_LAST ? plane[r] + x : x * planes + j + r];
+    }
+}
+
+// Fields of a block of images with planes first: where they lie in memory if they lie so there, or else in scratch.
+// Each function is called by all threads of a team, which share its work.
+template <class S> class Planes {
+  public:
+    template <class T>
+    Planes(const Sizes<T> &s, std::vector<S *> fields, int64_t images, bool last)
+        : fields(fields), channels(s.channels), order(s.order), pixels(s.plane()), images(images) {
+        if (last) scratch.reset(new S[fields.size() * images * numbers()]);
+    }
+
+    // The first image of the block that begins at an image.
+    S *at(int64_t field, int64_t begin) const {
+        if (fields[field] == nullptr) return nullptr;
+        return scratch ? scratch.get() + field * images * numbers() : fields[field] + begin * numbers();
+    }
+
+    void read(int64_t begin, int64_t end) const { copy<false>(begin, end); }
+
+    void write(int64_t begin, int64_t end) const { copy<true>(begin, end); }
+
+  private:
+    std::vector<S *> fields;
+    int64_t channels, order, pixels, images;
+    std::unique_ptr<S[]> scratch;
+
+    int64_t numbers() const { return channels * order * pixels; }
+
+    template <bool TO_LAST> void copy(int64_t begin, int64_t end) const {
+        if (!scratch) return;
+#pragma omp for collapse(2) schedule(static)
+        for (size_t field = 0; field < fields.size(); field++)
+            for (int64_t image = begin; image < end; image++) {
+                if (fields[field] == nullptr) continue;
+                S *last = fields[field] + image * numbers(), *first = at(field, begin) + (image - begin) * numbers();
+                lay_out<TO_LAST>(TO_LAST ? first : last, TO_LAST ? last : first, channels, order, pixels);
+            }
+    }
+};
+
+// The images of a block: enough to keep all threads busy, and few enough to stay in the cache.
+inline int64_t block_of_images(int64_t batch, int64_t threads, bool last) {
+    return last ? std::min(batch, 8 * threads) : batch;
+}
 
 // Tables with the offset before the elements, so that the loops read them contiguously:
 // psi (C, P, R, d) becomes (C, d, P, R), and beta (C, P, d) becomes (C, d, P).
@@ -255,13 +375,15 @@ void queries(const Sizes<T> &s, T *q, const T *raw, const Map<T> &map, int64_t f
         }
 }
 
-template <class T, int N>
+template <class T, int N, class S>
 void forward(
-    const Sizes<T> &s, const T *query, const T *key, const T *value, const Map<T> &query_map, const Map<T> &key_map,
-    const Map<T> &value_map, double scale, T *out, int64_t threads
+    const Sizes<T> &s, S *query, S *key, S *value, const Map<T> &query_map, const Map<T> &key_map,
+    const Map<T> &value_map, double scale, S *out, bool last, int64_t threads
 ) {
     using Own = Tile<T, N>;
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
+    const int64_t block = block_of_images(s.batch, threads, last);
+    const Planes<S> in(s, {query, key, value}, block, last), outs(s, {out}, block, last);
 #pragma omp parallel num_threads(threads)
     {
         const FlushSubnormals flush;
@@ -269,39 +391,44 @@ void forward(
         Buffer<T> raw(fields * s.pixels), q(fields * s.pixels), y(fields * s.pixels), keys(fields * s.padded);
         Buffer<T> values(value ? fields * s.padded : 0), kept(value ? 0 : s.size * per_beta * tile);
         Buffer<T> scores(per_beta * tile), inverse(N * tile), top(N * tile);
+        for (int64_t begin = 0; begin < s.batch; begin += block) {
+            const int64_t end = std::min(s.batch, begin + block);
+            in.read(begin, end);
 #pragma omp for collapse(2) schedule(static)
-        for (int64_t head = 0; head < s.heads; head++)
-            for (int64_t image = 0; image < s.batch; image++) {
-                const int64_t at = s.field(image, head), first = head * s.size;
-                s.pad(query + at, raw, s.pixels);
-                s.pad(key + at, keys + s.origin, s.padded);
-                if (value) s.pad(value + at, values + s.origin, s.padded);
-                queries<T, N>(s, q, raw, query_map, first, scale);
-                for (int64_t i = 0; i < s.pixels; i += tile) {
-                    for (int64_t c = 0; c < s.size; c++)
-                        Own::dots(
-                            scores, tile, c == 0, q + c * N * s.pixels + i, s.pixels, keys + c * N * s.padded + i,
-                            s.padded, key_map.psi.data() + (first + c) * per_psi,
-                            key_map.beta.data() + (first + c) * per_beta, s.shift,
-                            value ? nullptr : kept + c * per_beta * tile
-                        );
-                    Own::exponentials(scores, tile, inverse, top, s.offsets);
-                    for (int64_t c = 0; c < s.size; c++) {
-                        T *to = y + c * N * s.pixels + i;
-                        if (value)
-                            Own::mix(
-                                to, s.pixels, scores, tile, inverse, values + c * N * s.padded + i, s.padded,
-                                value_map.psi.data() + (first + c) * per_psi,
-                                value_map.beta.data() + (first + c) * per_beta, s.shift
+            for (int64_t head = 0; head < s.heads; head++)
+                for (int64_t image = begin; image < end; image++) {
+                    const int64_t at = s.field(image - begin, head), first = head * s.size;
+                    s.pad(in.at(0, begin) + at, raw, s.pixels);
+                    s.pad(in.at(1, begin) + at, keys + s.origin, s.padded);
+                    if (value) s.pad(in.at(2, begin) + at, values + s.origin, s.padded);
+                    queries<T, N>(s, q, raw, query_map, first, scale);
+                    for (int64_t i = 0; i < s.pixels; i += tile) {
+                        for (int64_t c = 0; c < s.size; c++)
+                            Own::dots(
+                                scores, tile, c == 0, q + c * N * s.pixels + i, s.pixels, keys + c * N * s.padded + i,
+                                s.padded, key_map.psi.data() + (first + c) * per_psi,
+                                key_map.beta.data() + (first + c) * per_beta, s.shift,
+                                value ? nullptr : kept + c * per_beta * tile
                             );
-                        else
-                            Own::mix_of_kept(
-                                to, s.pixels, scores, tile, inverse, kept + c * per_beta * tile, s.offsets
-                            );
+                        Own::exponentials(scores, tile, inverse, top, s.offsets);
+                        for (int64_t c = 0; c < s.size; c++) {
+                            T *to = y + c * N * s.pixels + i;
+                            if (value)
+                                Own::mix(
+                                    to, s.pixels, scores, tile, inverse, values + c * N * s.padded + i, s.padded,
+                                    value_map.psi.data() + (first + c) * per_psi,
+                                    value_map.beta.data() + (first + c) * per_beta, s.shift
+                                );
+                            else
+                                Own::mix_of_kept(
+                                    to, s.pixels, scores, tile, inverse, kept + c * per_beta * tile, s.offsets
+                                );
+                        }
                     }
+                    s.crop(y, outs.at(0, begin) + at, s.pixels);
                 }
-                s.crop(y, out + at, s.pixels);
-            }
+            outs.write(begin, end);
+        }
     }
 }
 
@@ -367,7 +494,7 @@ template <class T> struct Parts {
         : psi(parts * channels * order * order * offsets), beta(parts * channels * order * offsets),
           channels(channels), order(order), offsets(offsets) {}
 
-    // Stores the sums of one head, (c, d, P, R, lane) and (c, d, P, lane), and clears them.
+    // Adds the sums of one head, (c, d, P, R, lane) and (c, d, P, lane), and clears them.
     void take(T *lanes_psi, T *lanes_beta, int64_t part, int64_t first, int64_t size) {
         put(psi, lanes_psi, part, first, size, order * order);
         put(beta, lanes_beta, part, first, size, order);
@@ -384,7 +511,7 @@ template <class T> struct Parts {
         for (int64_t c = 0; c < size; c++)
             for (int64_t d = 0; d < offsets; d++)
                 for (int64_t e = 0; e < elements; e++)
-                    to[((part * channels + first + c) * elements + e) * offsets + d] =
+                    to[((part * channels + first + c) * elements + e) * offsets + d] +=
                         lane_sum<T>(sums + ((c * offsets + d) * elements + e) * L);
         std::fill(sums, sums + size * offsets * elements * L, T(0));
     }
@@ -395,15 +522,18 @@ template <class T> struct Parts {
     }
 };
 
-template <class T, int N>
+template <class T, int N, class S>
 void backward(
-    const Sizes<T> &s, const T *grad, const T *query, const T *key, const T *value, const Map<T> &query_map,
-    const Map<T> &key_map, const Map<T> &value_map, double scale, T *grad_query, T *grad_key, T *grad_value,
-    Parts<T> &query_parts, Parts<T> &key_parts, Parts<T> &value_parts, int64_t parts, int64_t threads
+    const Sizes<T> &s, S *grad, S *query, S *key, S *value, const Map<T> &query_map, const Map<T> &key_map,
+    const Map<T> &value_map, double scale, S *grad_query, S *grad_key, S *grad_value, Parts<T> &query_parts,
+    Parts<T> &key_parts, Parts<T> &value_parts, int64_t parts, bool last, int64_t threads
 ) {
     using Own = Tile<T, N>;
     constexpr int64_t L = lanes<T>;
     using V = Vector<T>;
+    const int64_t block = block_of_images(s.batch, threads, last);
+    const Planes<S> in(s, {grad, query, key, value}, block, last);
+    const Planes<S> outs(s, {grad_query, grad_key, grad_value}, block, last);
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
 #pragma omp parallel num_threads(threads)
     {
@@ -418,93 +548,99 @@ void backward(
         Buffer<T> key_psi(per_psi * in_lanes), key_beta(per_beta * in_lanes);
         Buffer<T> value_psi(value ? per_psi * in_lanes : 0), value_beta(value ? per_beta * in_lanes : 0);
         std::fill(factor + 0, factor + N * tile, T(scale));
+        for (int64_t begin = 0; begin < s.batch; begin += block) {
+            const int64_t end = std::min(s.batch, begin + block);
+            in.read(begin, end);
 #pragma omp for collapse(2) schedule(static)
-        for (int64_t head = 0; head < s.heads; head++)
-            for (int64_t part = 0; part < parts; part++) {
-                const int64_t first = head * s.size;
-                for (int64_t image = s.batch * part / parts; image < s.batch * (part + 1) / parts; image++) {
-                    const int64_t at = s.field(image, head);
-                    s.pad(query + at, raw, s.pixels);
-                    s.pad(grad + at, g, s.pixels);
-                    s.pad(key + at, keys + s.origin, s.padded);
-                    if (value) s.pad(value + at, values + s.origin, s.padded);
-                    queries<T, N>(s, q, raw, query_map, first, scale);
-                    std::fill(dkeys + 0, dkeys + fields * s.padded, T(0));
-                    if (value) std::fill(dvalues + 0, dvalues + fields * s.padded, T(0));
-                    for (int64_t start = 0; start < s.pixels; start += s.band) {
-                        for (int64_t i = start; i < start + s.band; i += tile) {
-                            T *a = weights + (i - start), *da = dscores + (i - start);
-                            for (int64_t c = 0; c < s.size; c++) {
-                                const int64_t own = c * N * s.pixels + i, pad = c * N * s.padded + i;
-                                T *keep = kept + c * per_beta * tile;
-                                Own::dots(
-                                    a, s.band, c == 0, q + own, s.pixels, keys + pad, s.padded,
-                                    key_map.psi.data() + (first + c) * per_psi,
-                                    key_map.beta.data() + (first + c) * per_beta, s.shift, keep
-                                );
-                                if (value)
+            for (int64_t head = 0; head < s.heads; head++)
+                for (int64_t part = 0; part < parts; part++) {
+                    const int64_t first = head * s.size;
+                    const int64_t images = end - begin;
+                    for (int64_t image = images * part / parts; image < images * (part + 1) / parts; image++) {
+                        const int64_t at = s.field(image, head);
+                        s.pad(in.at(0, begin) + at, g, s.pixels);
+                        s.pad(in.at(1, begin) + at, raw, s.pixels);
+                        s.pad(in.at(2, begin) + at, keys + s.origin, s.padded);
+                        if (value) s.pad(in.at(3, begin) + at, values + s.origin, s.padded);
+                        queries<T, N>(s, q, raw, query_map, first, scale);
+                        std::fill(dkeys + 0, dkeys + fields * s.padded, T(0));
+                        if (value) std::fill(dvalues + 0, dvalues + fields * s.padded, T(0));
+                        for (int64_t start = 0; start < s.pixels; start += s.band) {
+                            for (int64_t i = start; i < start + s.band; i += tile) {
+                                T *a = weights + (i - start), *da = dscores + (i - start);
+                                for (int64_t c = 0; c < s.size; c++) {
+                                    const int64_t own = c * N * s.pixels + i, pad = c * N * s.padded + i;
+                                    T *keep = kept + c * per_beta * tile;
                                     Own::dots(
-                                        da, s.band, c == 0, g + own, s.pixels, values + pad, s.padded,
-                                        value_map.psi.data() + (first + c) * per_psi,
-                                        value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr
+                                        a, s.band, c == 0, q + own, s.pixels, keys + pad, s.padded,
+                                        key_map.psi.data() + (first + c) * per_psi,
+                                        key_map.beta.data() + (first + c) * per_beta, s.shift, keep
                                     );
-                                else
-                                    Own::dots_of_kept(da, s.band, c == 0, g + own, s.pixels, keep, s.offsets);
+                                    if (value)
+                                        Own::dots(
+                                            da, s.band, c == 0, g + own, s.pixels, values + pad, s.padded,
+                                            value_map.psi.data() + (first + c) * per_psi,
+                                            value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr
+                                        );
+                                    else
+                                        Own::dots_of_kept(da, s.band, c == 0, g + own, s.pixels, keep, s.offsets);
+                                }
+                                Own::softmax_backward(a, da, s.band, inverse, top, mean, s.offsets);
+                                for (int64_t c = 0; c < s.size; c++)
+                                    Own::mix_of_kept(
+                                        dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
+                                        s.offsets
+                                    );
                             }
-                            Own::softmax_backward(a, da, s.band, inverse, top, mean, s.offsets);
-                            for (int64_t c = 0; c < s.size; c++)
-                                Own::mix_of_kept(
-                                    dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
-                                    s.offsets
-                                );
-                        }
-                        for (int64_t c = 0; c < s.size; c++) {
-                            const int64_t own = c * N * s.pixels + start, pad = c * N * s.padded + start;
-                            const T *psi = key_map.psi.data() + (first + c) * per_psi;
-                            T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
-                            if (value) {
-                                add_gradients<T, N, false>(
-                                    s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta
-                                );
-                                add_gradients<T, N, false>(
-                                    s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
-                                    value_map.psi.data() + (first + c) * per_psi, value_psi + c * per_psi * L,
-                                    value_beta + c * per_beta * L
-                                );
-                            } else {
-                                add_gradients<T, N, true>(
-                                    s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta
-                                );
-                            }
-                        }
-                    }
-                    // Through the map of the queries, in place.
-                    for (int64_t c = 0; c < s.size; c++) {
-                        const T *psi = query_map.psi.data() + (first + c) * N * N;
-                        T *x = raw + c * N * s.pixels, *dm = dq + c * N * s.pixels;
-                        for (int64_t i = 0; i < s.pixels; i += L) {
-                            V in[N], sum[N] = {};
-                            for (int r = 0; r < N; r++) in[r] = load(x + r * s.pixels + i);
-                            for (int p = 0; p < N; p++) {
-                                const V from = load(dm + p * s.pixels + i);
-                                T *dbeta = query_beta + (c * N + p) * L, *dpsi = query_psi + (c * N + p) * N * L;
-                                store<T>(dbeta, load(dbeta) + from);
-                                for (int r = 0; r < N; r++) {
-                                    store<T>(dpsi + r * L, load(dpsi + r * L) + from * in[r]);
-                                    sum[r] += from * psi[p * N + r];
+                            for (int64_t c = 0; c < s.size; c++) {
+                                const int64_t own = c * N * s.pixels + start, pad = c * N * s.padded + start;
+                                const T *psi = key_map.psi.data() + (first + c) * per_psi;
+                                T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
+                                if (value) {
+                                    add_gradients<T, N, false>(
+                                        s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                    );
+                                    add_gradients<T, N, false>(
+                                        s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
+                                        value_map.psi.data() + (first + c) * per_psi, value_psi + c * per_psi * L,
+                                        value_beta + c * per_beta * L
+                                    );
+                                } else {
+                                    add_gradients<T, N, true>(
+                                        s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                    );
                                 }
                             }
-                            for (int r = 0; r < N; r++) store<T>(dm + r * s.pixels + i, sum[r]);
                         }
+                        // Through the map of the queries, in place.
+                        for (int64_t c = 0; c < s.size; c++) {
+                            const T *psi = query_map.psi.data() + (first + c) * N * N;
+                            T *x = raw + c * N * s.pixels, *dm = dq + c * N * s.pixels;
+                            for (int64_t i = 0; i < s.pixels; i += L) {
+                                V in[N], sum[N] = {};
+                                for (int r = 0; r < N; r++) in[r] = load(x + r * s.pixels + i);
+                                for (int p = 0; p < N; p++) {
+                                    const V from = load(dm + p * s.pixels + i);
+                                    T *dbeta = query_beta + (c * N + p) * L, *dpsi = query_psi + (c * N + p) * N * L;
+                                    store<T>(dbeta, load(dbeta) + from);
+                                    for (int r = 0; r < N; r++) {
+                                        store<T>(dpsi + r * L, load(dpsi + r * L) + from * in[r]);
+                                        sum[r] += from * psi[p * N + r];
+                                    }
+                                }
+                                for (int r = 0; r < N; r++) store<T>(dm + r * s.pixels + i, sum[r]);
+                            }
+                        }
+                        s.crop(dq, outs.at(0, begin) + at, s.pixels);
+                        s.crop(dkeys + s.origin, outs.at(1, begin) + at, s.padded);
+                        if (value) s.crop(dvalues + s.origin, outs.at(2, begin) + at, s.padded);
                     }
-                    s.crop(dq, grad_query + at, s.pixels);
-                    s.crop(dkeys + s.origin, grad_key + at, s.padded);
-                    if (value) s.crop(dvalues + s.origin, grad_value + at, s.padded);
+                    query_parts.take(query_psi, query_beta, part, first, s.size);
+                    key_parts.take(key_psi, key_beta, part, first, s.size);
+                    if (value) value_parts.take(value_psi, value_beta, part, first, s.size);
                 }
-                query_parts.take(query_psi, query_beta, part, first, s.size);
-                key_parts.take(key_psi, key_beta, part, first, s.size);
-                if (value) value_parts.take(value_psi, value_beta, part, first, s.size);
-            }
+            outs.write(begin, end);
+        }
     }
 }
 
@@ -517,26 +653,27 @@ template <class T, class F> void with_order(const Sizes<T> &s, F function) {
 
 } // namespace
 
-#define DEFINE(T)                                                                                                      \
-    extern "C" void affine_attention_##T(                                                                              \
-        const T *query, const T *key, const T *value, const T *query_psi, const T *query_beta, const T *key_psi,       \
-        const T *key_beta, const T *value_psi, const T *value_beta, T *out, int64_t batch, int64_t channels,           \
-        int64_t order, int64_t height, int64_t width, int64_t k, int64_t heads, double scale, int64_t threads          \
+// S: the type of the fields in memory, T: what they are computed in; last: whether their layout is (pixels, R, C).
+#define DEFINE(S, T)                                                                                                   \
+    extern "C" void affine_attention_##S(                                                                              \
+        S *query, S *key, S *value, const T *query_psi, const T *query_beta, const T *key_psi, const T *key_beta,      \
+        const T *value_psi, const T *value_beta, S *out, int64_t batch, int64_t channels, int64_t order,               \
+        int64_t height, int64_t width, int64_t k, int64_t heads, double scale, int64_t last, int64_t threads           \
     ) {                                                                                                                \
         const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
         const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
         const Map<T> keys(key_psi, key_beta, channels, order, k * k);                                                  \
         const Map<T> values(value_psi, value_beta, channels, order, k * k);                                            \
         with_order(s, [&](auto n) {                                                                                    \
-            forward<T, decltype(n)::value>(s, query, key, value, queries, keys, values, scale, out, threads);          \
+            forward<T, decltype(n)::value>(s, query, key, value, queries, keys, values, scale, out, last, threads);    \
         });                                                                                                            \
     }                                                                                                                  \
-    extern "C" void affine_attention_backward_##T(                                                                     \
-        const T *grad, const T *query, const T *key, const T *value, const T *query_psi, const T *query_beta,          \
-        const T *key_psi, const T *key_beta, const T *value_psi, const T *value_beta, T *grad_query, T *grad_key,      \
-        T *grad_value, T *grad_query_psi, T *grad_query_beta, T *grad_key_psi, T *grad_key_beta, T *grad_value_psi,    \
+    extern "C" void affine_attention_backward_##S(                                                                     \
+        S *grad, S *query, S *key, S *value, const T *query_psi, const T *query_beta, const T *key_psi,                \
+        const T *key_beta, const T *value_psi, const T *value_beta, S *grad_query, S *grad_key, S *grad_value,         \
+        T *grad_query_psi, T *grad_query_beta, T *grad_key_psi, T *grad_key_beta, T *grad_value_psi,                   \
         T *grad_value_beta, int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k,  \
-        int64_t heads, double scale, int64_t threads                                                                   \
+        int64_t heads, double scale, int64_t last, int64_t threads                                                     \
     ) {                                                                                                                \
         const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
         const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
@@ -548,7 +685,7 @@ template <class T, class F> void with_order(const Sizes<T> &s, F function) {
         with_order(s, [&](auto n) {                                                                                    \
             backward<T, decltype(n)::value>(                                                                           \
                 s, grad, query, key, value, queries, keys, values, scale, grad_query, grad_key, grad_value,            \
-                query_parts, key_parts, value_parts, parts, threads                                                    \
+                query_parts, key_parts, value_parts, parts, last, threads                                              \
             );                                                                                                         \
         });                                                                                                            \
         query_parts.sum(grad_query_psi, grad_query_beta);                                                              \
@@ -556,5 +693,6 @@ template <class T, class F> void with_order(const Sizes<T> &s, F function) {
         if (value) value_parts.sum(grad_value_psi, grad_value_beta);                                                   \
     }
 
-DEFINE(float)
-DEFINE(double)
+DEFINE(float, float)
+DEFINE(double, double)
+DEFINE(bfloat16, float)
