@@ -33,7 +33,7 @@ _MNIST_VALUES: dict[str, Any] = {
 }
 _CIFAR = (
     "Our recipe, for {cores} of a CPU: {epochs} epochs in {precision} with Muon, batch size 64, a cosine learning "
-    "rate schedule from 0.03 (0.3 times that for parameters that are not matrices), weight decay 1e-2, label "
+    "rate schedule from {lr:g} (0.3 times that for parameters that are not matrices), weight decay 1e-2, label "
     "smoothing 0.1, a moving average of the weights, and augmentation by flips and by shifts of up to 4 pixels. 5,000 "
     "of the 50,000 training images for validation, as in the paper, drawn with a fixed seed. The paper uses SGD and "
     "100 epochs. "
@@ -65,7 +65,7 @@ _CIFAR_VALUES: dict[str, Any] = {
 def _ours(model: str, epochs: int, cores: str, more: str = "", **values: Any) -> dict[str, Entry]:
     """Our recipe for CIFAR-10; that of the paper has the variant "paper"."""
     values = _CIFAR_VALUES | values
-    text = (_CIFAR.format(epochs=epochs, cores=cores, precision=values["precision"]) + more).strip()
+    text = (_CIFAR.format(epochs=epochs, cores=cores, precision=values["precision"], lr=values["lr"]) + more).strip()
     return family((model,), "cifar10", text, epochs=epochs, **values)
 
 
@@ -77,11 +77,14 @@ OURS: dict[str, Entry] = {
     **_ours("p4_se_resnet29", 16, "two cores", _FEW, channels_last=True),
     **_ours(
         "p4_asc_resnet29",
-        14,
+        12,
         "one core",
-        "In the first eight epochs the images have half their side, 16 x 16, and no epoch is selected.",
+        "In the first six epochs the images have half their side, 16 x 16, and no epoch is selected. With a learning "
+        "rate of 0.03, the validation accuracy after the first epoch was 55.96 % instead of 62.80 %, and did not rise "
+        "in the third.",
         channels_last=True,
-        half_size_epochs=8,
+        half_size_epochs=6,
+        lr=0.01,
     ),
 }
 
