@@ -6,6 +6,7 @@
 // its gradients are 0 because that of the output is 0 there.
 //
 // Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels.
+#pragma GCC optimize("no-associative-math")
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -17,7 +18,9 @@
 namespace {
 
 // The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
-constexpr int64_t BAND_BYTES = 80 * 1024;
+constexpr int64_t BAND_BYTES = 240 * 1024;
+
+constexpr double LOG_2 = 0.69314718055994530942;
 
 struct bfloat16 {
     uint16_t bits;
@@ -189,6 +192,34 @@ inline int64_t block_of_images(int64_t batch, int64_t threads, bool last) {
     return last ? std::min(batch, 8 * threads) : batch;
 }
 
+template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
+
+// 2^x of numbers up to 0, to about 1 ulp; below the smallest normal number it gives that. The nearest integer n lies in
+// the last bits of x plus a number so large that no bits are left behind the point, 2^(x - n) is a polynomial, and n is
+// added to its exponent.
+inline Vector<float> power_of_two(Vector<float> x) {
+    typedef uint32_t Bits __attribute__((vector_size(vector_bytes)));
+    constexpr float large = 0x1.8p23f;
+    x = larger(x, Vector<float>{} - 126.0f);
+    const Vector<float> shifted = x + large, r = x - (shifted - large);
+    Vector<float> y = r * 1.3264727065e-3f + 9.6715126489e-3f;
+    y = y * r + 5.5507337437e-2f;
+    y = y * r + 2.4022242085e-1f;
+    y = y * r + 6.9314697760e-1f;
+    y = y * r + 1.0f;
+    return (Vector<float>)((Bits)y + ((Bits)shifted << 23));
+}
+
+inline Vector<double> power_of_two(Vector<double> x) {
+    typedef uint64_t Bits __attribute__((vector_size(vector_bytes)));
+    constexpr double large = 0x1.8p52;
+    x = larger(x, Vector<double>{} - 1022.0);
+    const Vector<double> shifted = x + large, r = (x - (shifted - large)) * LOG_2;
+    Vector<double> y = r / 13 + 1;  // the Taylor series: below 2^-53 for |r| <= ln(2) / 2
+    for (int k = 12; k > 0; k--) y = y * r * (1.0 / k) + 1.0;
+    return (Vector<double>)((Bits)y + ((Bits)shifted << 52));
+}
+
 // Tables with the offset before the elements, so that the loops read them contiguously:
 // psi (C, P, R, d) becomes (C, d, P, R), and beta (C, P, d) becomes (C, d, P).
 template <class T> std::vector<T> offset_first(const T *from, int64_t channels, int64_t elements, int64_t offsets) {
@@ -230,16 +261,20 @@ template <class T, int N> struct Tile {
         }
     }
 
-    // dots(d, P) (+)= u(P) m(d, P) for one channel; stores m in kept (d, P, tile) unless that is null.
+    // dots(d, P) (+)= u(P) m(d, P) for one channel; stores m in kept (d, P, tile) and the maxima over d in top (P, tile)
+    // unless these are null.
     static void dots(
         T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
         const T *__restrict x, int64_t x_pitch, const T *__restrict psi, const T *__restrict beta,
-        const std::vector<int64_t> &shift, T *__restrict kept
+        const std::vector<int64_t> &shift, T *__restrict kept, T *__restrict top
     ) {
         for (int b = 0; b < N; b += B) {
-            V own[B][W];
+            V own[B][W], most[B][W];
             for (int p = 0; p < B; p++)
-                for (int w = 0; w < W; w++) own[p][w] = load(u + (b + p) * u_pitch + w * L);
+                for (int w = 0; w < W; w++) {
+                    own[p][w] = load(u + (b + p) * u_pitch + w * L);
+                    most[p][w] = V{} - std::numeric_limits<T>::infinity();
+                }
             for (size_t d = 0; d < shift.size(); d++) {
                 V m[B][W];
                 map(m, x + shift[d], x_pitch, psi + (d * N + b) * N, beta + d * N + b);
@@ -247,10 +282,15 @@ template <class T, int N> struct Tile {
                     for (int w = 0; w < W; w++) {
                         int64_t row = d * N + b + p;
                         T *to = dots + row * dots_pitch + w * L;
-                        store<T>(to, first ? own[p][w] * m[p][w] : load(to) + own[p][w] * m[p][w]);
+                        const V dot = first ? own[p][w] * m[p][w] : load(to) + own[p][w] * m[p][w];
+                        store<T>(to, dot);
+                        if (top) most[p][w] = larger(most[p][w], dot);
                         if (kept) store<T>(kept + row * T_ + w * L, m[p][w]);
                     }
             }
+            if (!top) continue;
+            for (int p = 0; p < B; p++)
+                for (int w = 0; w < W; w++) store<T>(top + (b + p) * T_ + w * L, most[p][w]);
         }
     }
 
@@ -300,65 +340,59 @@ template <class T, int N> struct Tile {
             }
     }
 
-    static void maxima(T *__restrict m, const T *__restrict scores, int64_t pitch, int64_t offsets) {
-        std::fill(m, m + N * T_, -std::numeric_limits<T>::infinity());
-        for (int64_t d = 0; d < offsets; d++)
-            for (int p = 0; p < N; p++) {
-                const T *__restrict s = scores + (d * N + p) * pitch;
-                T *__restrict top = m + p * T_;
-#pragma omp simd
-                for (int64_t i = 0; i < T_; i++) top[i] = s[i] > top[i] ? s[i] : top[i];
-            }
-    }
-
-    // Scores become exponentials, and inverse the inverse of their sums.
+    // Scores become powers of two, top their maxima and inverse the inverse of their sums.
     static void exponentials(
-        T *__restrict scores, int64_t pitch, T *__restrict inverse, T *__restrict m, int64_t offsets
+        T *__restrict scores, int64_t pitch, const T *__restrict top, T *__restrict inverse, int64_t offsets
     ) {
-        maxima(m, scores, pitch, offsets);
-        std::fill(inverse, inverse + N * T_, T(0));
-        for (int64_t d = 0; d < offsets; d++)
-            for (int p = 0; p < N; p++) {
-                T *__restrict s = scores + (d * N + p) * pitch, *__restrict z = inverse + p * T_;
-                const T *__restrict top = m + p * T_;
-#pragma omp simd
-                for (int64_t i = 0; i < T_; i++) {
-                    s[i] = fast_exp(s[i] - top[i]);
-                    z[i] += s[i];
-                }
+        for (int64_t i = 0; i < N * T_; i += L) {
+            T *s = scores + i / T_ * pitch + i % T_;
+            const V most = load(top + i);
+            V sum{};
+            for (int64_t d = 0; d < offsets; d++) {
+                const V e = power_of_two(load(s + d * N * pitch) - most);
+                store<T>(s + d * N * pitch, e);
+                sum += e;
             }
-#pragma omp simd
-        for (int64_t i = 0; i < N * T_; i++) inverse[i] = 1 / inverse[i];
+            store<T>(inverse + i, 1 / sum);
+        }
     }
 
-    // In place: scores become weights a, and the gradients g of the weights those of the scores, a (g - sum_d a g).
+    // In place: scores become e, which the weights are times inverse, and the gradients g of the weights become
+    // e (g - sum_d e g inverse), which those of the scores are times inverse.
     static void softmax_backward(
-        T *__restrict scores, T *__restrict grads, int64_t pitch, T *__restrict inverse, T *__restrict m,
-        T *__restrict mean, int64_t offsets
+        T *__restrict scores, T *__restrict grads, int64_t pitch, const T *__restrict top, T *__restrict inverse,
+        int64_t offsets
     ) {
-        exponentials(scores, pitch, inverse, m, offsets);
-        std::fill(mean, mean + N * T_, T(0));
-        for (int64_t d = 0; d < offsets; d++)
-            for (int p = 0; p < N; p++) {
-                T *__restrict s = scores + (d * N + p) * pitch, *__restrict to = mean + p * T_;
-                const T *__restrict g = grads + (d * N + p) * pitch, *__restrict z = inverse + p * T_;
-#pragma omp simd
-                for (int64_t i = 0; i < T_; i++) {
-                    s[i] *= z[i];
-                    to[i] += s[i] * g[i];
-                }
+        for (int64_t i = 0; i < N * T_; i += L) {
+            const int64_t at = i / T_ * pitch + i % T_, step = N * pitch;
+            T *__restrict s = scores + at, *__restrict g = grads + at;
+            const V most = load(top + i);
+            V sum{}, mean{};
+            for (int64_t d = 0; d < offsets; d++) {
+                const V e = power_of_two(load(s + d * step) - most);
+                store<T>(s + d * step, e);
+                sum += e;
+                mean += e * load(g + d * step);
             }
-        for (int64_t d = 0; d < offsets; d++)
-            for (int p = 0; p < N; p++) {
-                const T *__restrict s = scores + (d * N + p) * pitch, *__restrict from = mean + p * T_;
-                T *__restrict g = grads + (d * N + p) * pitch;
-#pragma omp simd
-                for (int64_t i = 0; i < T_; i++) g[i] = s[i] * (g[i] - from[i]);
-            }
+            sum = 1 / sum;
+            mean *= sum;
+            store<T>(inverse + i, sum);
+            for (int64_t d = 0; d < offsets; d++)
+                store<T>(g + d * step, load(s + d * step) * (load(g + d * step) - mean));
+        }
+    }
+
+    // x(P) *= factor inverse(P)
+    static void multiply(T *__restrict x, int64_t pitch, const T *__restrict inverse, T factor) {
+        for (int64_t i = 0; i < N * T_; i += L) {
+            T *to = x + i / T_ * pitch + i % T_;
+            store<T>(to, load(to) * (load(inverse + i) * factor));
+        }
     }
 };
 
-// q(P) = scale (beta(P) + sum over R of Q(R) psi(P, R)) for one head.
+// q(P) = scale (beta(P) + sum over R of Q(R) psi(P, R)) for one head. Callers include log2(e) in the scale, so that
+// weights are powers of two.
 template <class T, int N>
 void queries(const Sizes<T> &s, T *q, const T *raw, const Map<T> &map, int64_t first, double scale) {
     for (int64_t c = 0; c < s.size; c++)
@@ -401,16 +435,16 @@ void forward(
                     s.pad(in.at(0, begin) + at, raw, s.pixels);
                     s.pad(in.at(1, begin) + at, keys + s.origin, s.padded);
                     if (value) s.pad(in.at(2, begin) + at, values + s.origin, s.padded);
-                    queries<T, N>(s, q, raw, query_map, first, scale);
+                    queries<T, N>(s, q, raw, query_map, first, scale / LOG_2);
                     for (int64_t i = 0; i < s.pixels; i += tile) {
                         for (int64_t c = 0; c < s.size; c++)
                             Own::dots(
                                 scores, tile, c == 0, q + c * N * s.pixels + i, s.pixels, keys + c * N * s.padded + i,
                                 s.padded, key_map.psi.data() + (first + c) * per_psi,
                                 key_map.beta.data() + (first + c) * per_beta, s.shift,
-                                value ? nullptr : kept + c * per_beta * tile
+                                value ? nullptr : kept + c * per_beta * tile, c + 1 == s.size ? top + 0 : nullptr
                             );
-                        Own::exponentials(scores, tile, inverse, top, s.offsets);
+                        Own::exponentials(scores, tile, top, inverse, s.offsets);
                         for (int64_t c = 0; c < s.size; c++) {
                             T *to = y + c * N * s.pixels + i;
                             if (value)
@@ -438,7 +472,8 @@ void forward(
 template <class T, int N, bool TWO>
 void add_gradients(
     const Sizes<T> &s, const T *__restrict a, const T *__restrict u, const T *__restrict b, const T *__restrict v,
-    const T *__restrict x, T *__restrict dx, const T *__restrict psi, T *__restrict dpsi, T *__restrict dbeta
+    const T *__restrict x, T *__restrict dx, const T *__restrict psi, T *__restrict dpsi, T *__restrict dbeta,
+    T *__restrict dm
 ) {
     constexpr int B = Tile<T, N>::B;
     constexpr int64_t L = lanes<T>;
@@ -447,30 +482,29 @@ void add_gradients(
     for (int64_t column = 0; column < s.k; column++)
         for (int64_t row = 0; row < s.k; row++) {
             const int64_t d = row * s.k + column;
-            for (int p0 = 0; p0 < N; p0 += B)
+            for (int p0 = 0; p0 < N; p0 += B) {
+                const T *__restrict as = a + (d * N + p0) * s.band, *__restrict us = u + p0 * s.pixels;
+                const T *__restrict bs = TWO ? b + (d * N + p0) * s.band : nullptr;
+                const T *__restrict vs = TWO ? v + p0 * s.pixels : nullptr;
+                // Two loops, each of which keeps its sums and factors in registers.
                 for (int r0 = 0; r0 < N; r0 += B) {
-                    const T *__restrict filter = psi + (d * N + p0) * N + r0;
-                    const T *__restrict as = a + (d * N + p0) * s.band, *__restrict us = u + p0 * s.pixels;
-                    const T *__restrict bs = TWO ? b + (d * N + p0) * s.band : nullptr;
-                    const T *__restrict vs = TWO ? v + p0 * s.pixels : nullptr;
                     const T *__restrict xs = x + r0 * s.padded + s.shift[d];
-                    T *__restrict dxs = dx + r0 * s.padded + s.shift[d];
                     V filters[B][B] = {}, shifts[B] = {};
                     for (int64_t i = 0; i < s.band; i += L) {
-                        V dm[B];
+                        V m[B];
                         for (int p = 0; p < B; p++) {
-                            dm[p] = load(as + p * s.band + i) * load(us + p * s.pixels + i);
-                            if (TWO) dm[p] += load(bs + p * s.band + i) * load(vs + p * s.pixels + i);
-                            shifts[p] += dm[p];
+                            if (r0 > 0) {
+                                m[p] = load(dm + p * s.band + i);
+                                continue;
+                            }
+                            m[p] = load(as + p * s.band + i) * load(us + p * s.pixels + i);
+                            if (TWO) m[p] += load(bs + p * s.band + i) * load(vs + p * s.pixels + i);
+                            store<T>(dm + p * s.band + i, m[p]);
+                            shifts[p] += m[p];
                         }
                         for (int r = 0; r < B; r++) {
                             const V in = load(xs + r * s.padded + i);
-                            V sum = load(dxs + r * s.padded + i);
-                            for (int p = 0; p < B; p++) {
-                                filters[p][r] += dm[p] * in;
-                                sum += dm[p] * filter[p * N + r];
-                            }
-                            store<T>(dxs + r * s.padded + i, sum);
+                            for (int p = 0; p < B; p++) filters[p][r] += m[p] * in;
                         }
                     }
                     for (int p = 0; p < B; p++) {
@@ -482,6 +516,22 @@ void add_gradients(
                         if (r0 == 0) store<T>(dbeta + at * L, load(dbeta + at * L) + shifts[p]);
                     }
                 }
+                for (int r0 = 0; r0 < N; r0 += B) {
+                    T *__restrict dxs = dx + r0 * s.padded + s.shift[d];
+                    V filter[B][B];
+                    for (int p = 0; p < B; p++)
+                        for (int r = 0; r < B; r++) filter[p][r] = V{} + psi[(d * N + p0 + p) * N + r0 + r];
+                    for (int64_t i = 0; i < s.band; i += L) {
+                        V m[B];
+                        for (int p = 0; p < B; p++) m[p] = load(dm + p * s.band + i);
+                        for (int r = 0; r < B; r++) {
+                            V sum = load(dxs + r * s.padded + i);
+                            for (int p = 0; p < B; p++) sum += m[p] * filter[p][r];
+                            store<T>(dxs + r * s.padded + i, sum);
+                        }
+                    }
+                }
+            }
         }
 }
 
@@ -543,11 +593,10 @@ void backward(
         Buffer<T> keys(fields * s.padded), dkeys(fields * s.padded);
         Buffer<T> values(value ? fields * s.padded : 0), dvalues(value ? fields * s.padded : 0);
         Buffer<T> weights(per_beta * s.band), dscores(per_beta * s.band), kept(s.size * per_beta * tile);
-        Buffer<T> inverse(N * tile), top(N * tile), mean(N * tile), factor(N * tile);
+        Buffer<T> inverse(N * tile), top(N * tile), factor(N * tile), mapped(Own::B * s.band);
         Buffer<T> query_psi(N * N * in_lanes), query_beta(N * in_lanes);
         Buffer<T> key_psi(per_psi * in_lanes), key_beta(per_beta * in_lanes);
         Buffer<T> value_psi(value ? per_psi * in_lanes : 0), value_beta(value ? per_beta * in_lanes : 0);
-        std::fill(factor + 0, factor + N * tile, T(scale));
         for (int64_t begin = 0; begin < s.batch; begin += block) {
             const int64_t end = std::min(s.batch, begin + block);
             in.read(begin, end);
@@ -562,7 +611,7 @@ void backward(
                         s.pad(in.at(1, begin) + at, raw, s.pixels);
                         s.pad(in.at(2, begin) + at, keys + s.origin, s.padded);
                         if (value) s.pad(in.at(3, begin) + at, values + s.origin, s.padded);
-                        queries<T, N>(s, q, raw, query_map, first, scale);
+                        queries<T, N>(s, q, raw, query_map, first, scale / LOG_2);
                         std::fill(dkeys + 0, dkeys + fields * s.padded, T(0));
                         if (value) std::fill(dvalues + 0, dvalues + fields * s.padded, T(0));
                         for (int64_t start = 0; start < s.pixels; start += s.band) {
@@ -574,23 +623,31 @@ void backward(
                                     Own::dots(
                                         a, s.band, c == 0, q + own, s.pixels, keys + pad, s.padded,
                                         key_map.psi.data() + (first + c) * per_psi,
-                                        key_map.beta.data() + (first + c) * per_beta, s.shift, keep
+                                        key_map.beta.data() + (first + c) * per_beta, s.shift, keep,
+                                        c + 1 == s.size ? top + 0 : nullptr
                                     );
                                     if (value)
                                         Own::dots(
                                             da, s.band, c == 0, g + own, s.pixels, values + pad, s.padded,
                                             value_map.psi.data() + (first + c) * per_psi,
-                                            value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr
+                                            value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr,
+                                            nullptr
                                         );
                                     else
                                         Own::dots_of_kept(da, s.band, c == 0, g + own, s.pixels, keep, s.offsets);
                                 }
-                                Own::softmax_backward(a, da, s.band, inverse, top, mean, s.offsets);
+                                Own::softmax_backward(a, da, s.band, top, inverse, s.offsets);
+                                for (int64_t j = 0; j < N * tile; j++) factor[j] = T(scale) * inverse[j];
                                 for (int64_t c = 0; c < s.size; c++)
                                     Own::mix_of_kept(
                                         dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
                                         s.offsets
                                     );
+                                // What the gradients of mapped neighbors are multiples of: q back in base e.
+                                for (int64_t c = 0; c < s.size; c++) {
+                                    Own::multiply(q + c * N * s.pixels + i, s.pixels, inverse, T(LOG_2));
+                                    Own::multiply(g + c * N * s.pixels + i, s.pixels, inverse, T(1));
+                                }
                             }
                             for (int64_t c = 0; c < s.size; c++) {
                                 const int64_t own = c * N * s.pixels + start, pad = c * N * s.padded + start;
@@ -598,16 +655,16 @@ void backward(
                                 T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
                                 if (value) {
                                     add_gradients<T, N, false>(
-                                        s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                        s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta, mapped
                                     );
                                     add_gradients<T, N, false>(
                                         s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
                                         value_map.psi.data() + (first + c) * per_psi, value_psi + c * per_psi * L,
-                                        value_beta + c * per_beta * L
+                                        value_beta + c * per_beta * L, mapped
                                     );
                                 } else {
                                     add_gradients<T, N, true>(
-                                        s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta
+                                        s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta, mapped
                                     );
                                 }
                             }
