@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, cast
 
 import timm
@@ -33,13 +34,17 @@ def check_rival(name: str, shape: Sequence[int]) -> None:
         shape: The channels, height and width of the images.
 
     Raises:
-        ValueError: If there is no such network, or it takes other images.
+        ValueError: If there is no such network or tag, or the network takes other images.
         OSError: If the name has a tag, and its weights are found nowhere.
     """
-    if not timm.is_model(name):
-        near = timm.list_models(f"*{name.partition('.')[0][:6]}*")[:3]
+    architecture = name.partition(".")[0]
+    if not timm.is_model(architecture):
+        near = get_close_matches(architecture, timm.list_models(), n=3)
         more = f"; near it are {', '.join(near)}" if near else ""
-        raise ValueError(f"there is no network {name!r} to compare with, in timm or here{more}")
+        raise ValueError(f"there is no network {architecture!r} to compare with, in timm or here{more}")
+    if "." in name and name not in (tagged := timm.list_pretrained(f"{architecture}.*")):
+        more = f"; there are {', '.join(tagged)}" if tagged else ""
+        raise ValueError(f"there are no trained weights {name!r} to compare with{more}; or leave the tag out")
     try:
         with torch.device("meta"):
             timm.create_model(name, num_classes=2, in_chans=shape[0])(torch.empty(2, *shape))
@@ -47,7 +52,12 @@ def check_rival(name: str, shape: Sequence[int]) -> None:
         size = " x ".join(map(str, shape))
         raise ValueError(f"{name} takes no images of {size} (channels, height, width): {error}") from error
     if "." in name:  # weights that are missing are missed before the training and not after it
-        timm.create_model(name, pretrained=True, num_classes=2, in_chans=shape[0])
+        try:
+            timm.create_model(name, pretrained=True, num_classes=2, in_chans=shape[0])
+        except (OSError, RuntimeError) as error:
+            raise OSError(
+                f"the weights {name} to compare with were not found ({error}); without a tag it starts from random ones"
+            ) from error
 
 
 def train_rival(
@@ -81,7 +91,7 @@ def train_rival(
 
     Returns:
         What report.json holds as ``against``: ``model``, ``start``, ``lr``, ``augment``, ``epochs``,
-        ``training_seconds``, ``accuracy`` and ``macro_f1`` in percent, and the ``rotation_curve``.
+        ``selected_epoch``, ``training_seconds``, ``accuracy`` and ``macro_f1`` in percent, and the ``rotation_curve``.
 
     Raises:
         ValueError: If the folder holds another run.
@@ -91,13 +101,15 @@ def train_rival(
     seconds = sum(row["seconds"] for row in directory.rows())
 
     def planned(epochs: int, **formats: Any) -> Recipe:
-        given = {"epochs": epochs, "lr": _RATES[start is not None], "augment": "affine", "start": start, **formats}
+        given = {"epochs": epochs, "lr": _RATES[start is not None], "augment": "affine", **formats}
         kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size")}
         return Recipe(name, own.dataset, **kept, **with_rules(given))
 
     def build() -> nn.Module:
         sizes = {"num_classes": len(settings["label_names"]), "in_chans": settings["input_size"][0]}
         model: Any = timm.create_model(name, pretrained=start is not None, **sizes)
+        if start:
+            model.reset_classifier(sizes["num_classes"])  # the trained one is of other classes
         model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
         return cast(nn.Module, model)
 

@@ -625,15 +625,42 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
 
 
+@pytest.mark.parametrize("name", ["test_resnet.r160_in1k", "z2_cnn.rotmnist"])
+def test_a_network_to_compare_with_starts_from_trained_weights_if_its_name_has_a_tag(tmp_path, monkeypatch, name):
+    create, asked = timm.create_model, []
+
+    def stored(name, pretrained=False, **kwargs):  # those of timm would be downloaded
+        asked.append((name, pretrained))
+        return create(name, pretrained and not name.startswith("test_resnet"), **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", stored)
+    images = save_shapes(tmp_path / "shapes", (6, 6, 6))
+    report = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, against=name, device="cpu").report
+    assert (report["against"]["start"], report["against"]["lr"]) == (name, 1e-3)
+    assert asked.count((name, True)) == 3  # before the training, for its speed, and to train it
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet_of_nobody", "there is no network 'resnet_of_nobody' to compare with, in timm or here; near it are "),
-        ("z2_cnn.cifar100", "z2_cnn.cifar100"),
+        ("resne18", "there is no network 'resne18' to compare with, in timm or here; near it are resnet18, "),
+        (
+            "z2_cnn.cifar100",
+            "there are no trained weights 'z2_cnn.cifar100' to compare with; there are z2_cnn.rotmnist",
+        ),
+        ("test_resnet.r160_in1k", "the weights test_resnet.r160_in1k to compare with were not found (no internet)"),
         ("vit_tiny_patch16_224", "vit_tiny_patch16_224 takes no images of 1 x 28 x 28 (channels, height, width): "),
     ],
 )
-def test_an_unknown_network_to_compare_with_is_an_error_before_training(tmp_path, capsys, name, message):
+def test_an_unknown_network_to_compare_with_is_an_error_before_training(tmp_path, capsys, monkeypatch, name, message):
+    create = timm.create_model
+
+    def offline(name, pretrained=False, **kwargs):
+        if pretrained and name.startswith("test_resnet"):
+            raise FileNotFoundError("no internet")
+        return create(name, pretrained, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", offline)
     images = save_shapes(tmp_path / "shapes", (6, 6, 6))
     code, _, said = run(capsys, "finetune", "p4_cnn", images, "--output", tmp_path / "out", "--against", name)
     assert code == 2
