@@ -75,8 +75,8 @@ def train_rival(
 
     AdamW by the rules of `eqzoo.engine.defaults`, with a learning rate of 4e-3 from random weights and of 1e-3 from
     trained ones; rotations by any angle, reflections and shifts as augmentation; the epochs that fit into the time, at
-    least one, and the most accurate on the validation images is kept. The folder ``against`` of the run holds the
-    files, so that it is resumed with it.
+    least one, and the most accurate on the validation images is kept. The folder ``against/<name>`` of the run holds
+    the files, so that it is resumed with it, and a finished run can be compared with several networks.
 
     Args:
         name: The network, as `check_rival` takes it.
@@ -97,7 +97,7 @@ def train_rival(
         ValueError: If the folder holds another run.
     """
     start = name if "." in name else None
-    folder = RunDirectory(directory.path / FOLDER)
+    folder = RunDirectory(directory.path / FOLDER / name)
     seconds = sum(row["seconds"] for row in directory.rows())
 
     def planned(epochs: int, **formats: Any) -> Recipe:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .._common import atomic
@@ -104,8 +105,6 @@ def write_report(
         "speed": speed.as_dict(),
         "settings": chosen(recipe, splits),
     }
-    if against is not None:
-        report["against"] = train_rival(against, recipe, splits, settings, directory, device, workers, split, metrics)
     weights = directory.weights.read_bytes()
     digest = hashlib.sha256(weights).hexdigest()
     atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
@@ -138,10 +137,18 @@ def write_report(
             timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
         )
         write_json(folder / RESULTS_NAME, results)
+    _write_pages(report, folder)
+    if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
+        report["against"] = train_rival(against, recipe, splits, settings, directory, device, workers, split, metrics)
+        _write_pages(report, folder)
+    return report
+
+
+def _write_pages(report: dict[str, Any], folder: Path) -> None:
+    """Writes report.json, report.md and its figures."""
     figures = write_figures(report, folder)
     atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), encoding="utf-8"))
     write_json(folder / REPORT_NAME, report)
-    return report
 
 
 def _shortened(metrics: Mapping[str, Any], count: int) -> list[str]:

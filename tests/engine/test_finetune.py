@@ -17,6 +17,7 @@ import eqzoo
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
+from eqzoo.engine import comparison, loop, speed
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
 from eqzoo.engine.report import command
@@ -623,6 +624,34 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+
+
+def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "measure", lambda *_: speed.Speed("float32", False, 1e9))
+    monkeypatch.setattr(comparison, "_MOST_EPOCHS", 3)
+    finish = loop._finish_epoch
+
+    def interrupted(directory, state, epoch, *rest):
+        best = finish(directory, state, epoch, *rest)
+        if directory.path.parent.name == "against" and epoch == 0:
+            raise KeyboardInterrupt
+        return best
+
+    monkeypatch.setattr(loop, "_finish_epoch", interrupted)
+    args = ["finetune", "p4_cnn", save_shapes(tmp_path / "shapes", (6, 6, 6)), "--output", tmp_path / "out"]
+    args += ["--epochs", 3, "--device", "cpu", "--against"]
+    assert run(capsys, *args, "test_resnet")[0] == 130
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert "against" not in report
+    assert (tmp_path / "out" / "results.json").is_file()
+    assert run(capsys, *args, "test_resnet")[0] == 0
+    other = json.loads((tmp_path / "out" / "report.json").read_text())["against"]
+    rows = RunDirectory(tmp_path / "out" / "against" / "test_resnet").rows()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert other["epochs"] == 3
+    monkeypatch.setattr(loop, "_finish_epoch", finish)
+    assert run(capsys, *args, "z2_cnn")[0] == 0  # another one, without training the first again
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["against"]["model"] == "z2_cnn"
 
 
 @pytest.mark.parametrize("name", ["test_resnet.r160_in1k", "z2_cnn.rotmnist"])
