@@ -74,5 +74,5 @@ def _against(other: dict[str, Any] | None) -> list[list[str]]:
     curve = other["rotation_curve"]["accuracy"]
     return [
         [f"{other['model']} in the same time", f"{other['accuracy']:.2f} %, {other['epochs']} epochs"],
-        ["on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
+        [f"{other['model']} on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
     ]

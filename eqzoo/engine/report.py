@@ -78,7 +78,9 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
 def write_figures(report: dict[str, Any], folder: Path) -> list[str]:
     """Draws the rotation curve and the confusion matrix; returns the file names, none if matplotlib is missing."""
     curve = report["rotation_curve"]
-    curves = {row["model"]: row["rotation_curve"]["accuracy"] for row in (report, report.get("against")) if row}
+    curves = {report["model"]: curve["accuracy"]}
+    if "against" in report:  # which may be the same network, from other weights
+        curves[_other_name(report)] = report["against"]["rotation_curve"]["accuracy"]
     try:
         figures = {
             "confusion.png": plot_confusion(report["confusion"], [row["name"] for row in report["classes"]]),
@@ -116,16 +118,22 @@ def command(name: str, data: str, options: Mapping[str, Any], recipe: Mapping[st
     return shlex.join([*words, "--set", *more] if more else words)
 
 
+def _other_name(report: dict[str, Any]) -> str:
+    """What the network that was trained in the same time is called beside this one."""
+    return f"against {report['against']['model']}"
+
+
 def _comparison(report: dict[str, Any]) -> list[str]:
-    """The network beside one without the symmetry."""
+    """The network beside the one that was trained in the same time."""
     other = report["against"]
     lines = [
         f"## Against {other['model']}",
         "",
-        f"Trained on the same images in the same time: from {other['start'] or 'random weights'}, with AdamW, learning "
-        f"rate {other['lr']:g}, on images that are rotated by any angle, reflected and shifted at random.",
+        f"{other['model']} was trained on the same images for as many epochs as fit into the same time: from "
+        f"{other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that are rotated "
+        "by any angle, reflected and shifted at random. Both are evaluated on the same images.",
         "",
-        f"| | {report['model']} | {other['model']} |",
+        f"| | {report['model']} | {_other_name(report)} |",
         "|---|---|---|",
     ]
     for title, key in (("accuracy", "accuracy"), ("mean F1 of the classes", "macro_f1")):

@@ -18,6 +18,7 @@ from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
 from eqzoo.engine import comparison, loop, speed
+from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
 from eqzoo.engine.report import command
@@ -624,6 +625,21 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+
+
+def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypatch):
+    own = json.loads((tuned.folder / "report.json").read_text())
+    other = {key: own[key] for key in ("model", "accuracy", "macro_f1", "epochs", "training_seconds", "rotation_curve")}
+    both = own | {"against": other | {"start": None, "lr": 4e-3}}
+    drawn, draw = [], pages.plot_rotation_curve
+    monkeypatch.setattr(
+        pages, "plot_rotation_curve", lambda curves, angles: drawn.append(curves) or draw(curves, angles)
+    )
+    pages.write_figures(both, tmp_path)
+    pages.write_figures(own, tmp_path)
+    assert [list(curves) for curves in drawn] == [["p4_cnn", "against p4_cnn"], ["p4_cnn"]]
+    assert "| | p4_cnn | against p4_cnn |" in pages.markdown(both)
+    assert "## Against" not in pages.markdown(own)
 
 
 def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):
