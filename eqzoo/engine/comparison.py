@@ -23,7 +23,6 @@ __all__ = ["check_rival", "train_rival"]
 FOLDER = "against"
 # AdamW on networks without the symmetry takes less than on equivariant ones (`eqzoo.engine.defaults`).
 _RATES = {True: 1e-3, False: 4e-3}  # from trained weights and from random ones
-_MOST_EPOCHS = 1_000
 
 
 def check_rival(name: str, shape: Sequence[int]) -> None:
@@ -117,9 +116,8 @@ def train_rival(
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
     speed = recorded_speed(folder, said, planned(own.epochs), build, splits, {}, device)
-    epochs = min(_MOST_EPOCHS, max(1, int(seconds / speed.epoch_seconds(splits))))
-    recipe = planned(epochs, precision=speed.precision, channels_last=speed.channels_last)
-    print(f"eqzoo: against {name}: {epochs} epochs in the same time", file=sys.stderr)
+    recipe = planned(speed.epochs_within(seconds, splits), precision=speed.precision, channels_last=speed.channels_last)
+    print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     model = train(recipe, build, parts, folder.path, device, workers).eval()
     split = splits[evaluated]
     curve = metrics["rotation_curve"]

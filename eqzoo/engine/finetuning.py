@@ -33,7 +33,6 @@ from .state import freeze as freeze_modules
 __all__ = ["FineTuned", "finetune", "trunk"]
 
 _FRACTION = 0.15
-_MOST_EPOCHS = 1_000  # of a run by time
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def finetune(
         speed = recorded_speed(directory, settings, plan, build, splits, given, device)
         measured = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:
-            measured["epochs"] = min(_MOST_EPOCHS, max(1, int(60 * minutes / speed.epoch_seconds(splits))))
+            measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
         advice = advice_before(splits, blank, None if size else native_side(data), side, balance)
         _say(*summary(plan, splits, settings, speed), *advice)

@@ -25,6 +25,7 @@ _GAIN = 1.05  # that another format must bring
 _LOSS_TOLERANCE = 0.02  # of bfloat16, relative to 1 + the loss in float32
 _TRIAL = 4  # a trial has this fraction of a batch
 _VALIDATION = 3  # images that are evaluated in the time in which one is trained
+_MOST_EPOCHS = 1_000  # of a run by time
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ class Speed:
         """The expected seconds of an epoch, validation included."""
         valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
         return (len(splits["train"]) + valid) / self.images_per_second
+
+    def epochs_within(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
+        """The number of epochs that fit into a time, 1 to 1,000."""
+        return min(_MOST_EPOCHS, max(1, int(seconds / self.epoch_seconds(splits))))
 
     def as_dict(self) -> dict[str, Any]:
         """The values as JSON."""

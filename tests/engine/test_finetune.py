@@ -17,7 +17,7 @@ import eqzoo
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
-from eqzoo.engine import comparison, loop, speed
+from eqzoo.engine import loop, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
@@ -644,7 +644,7 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
 
 def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(speed, "measure", lambda *_: speed.Speed("float32", False, 1e9))
-    monkeypatch.setattr(comparison, "_MOST_EPOCHS", 3)
+    monkeypatch.setattr(speed, "_MOST_EPOCHS", 3)
     finish = loop._finish_epoch
 
     def interrupted(directory, state, epoch, *rest):
