@@ -39,9 +39,10 @@ def flushed_subnormals() -> Iterator[None]:
     """Lets the processor take numbers below the smallest normal one (1e-38 in float32) for 0, in this thread.
 
     Gradients and moments of an optimizer that vanish become such numbers, and processors take over a hundred cycles for
-    each. Threads that are started meanwhile do the same.
+    each. Threads that are started meanwhile do the same, then and afterwards; those that run already do not. The other
+    threads of torch are started by its first operation that is large enough for them.
     """
-    before = not torch.any(torch.full((1,), 1e-39) * 1)
+    before = not torch.any(torch.full((1,), 1e-39, dtype=torch.float32) * 1)  # in float64 it is a normal number
     torch.set_flush_denormal(True)  # returns False, and does nothing, where the processor cannot
     try:
         yield

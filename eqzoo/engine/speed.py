@@ -13,7 +13,7 @@ from ..data import AnySplit, batches, draw
 from .allocator import keep_freed_memory
 from .defaults import AUTOMATIC
 from .loop import accelerator_of
-from .processor import has_bfloat16
+from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
 from .run_directory import SETTINGS_NAME, RunDirectory, write_json
 from .state import TrainingState
@@ -64,6 +64,7 @@ class Speed:
         return asdict(self)
 
 
+@flushed_subnormals()
 def measure(
     recipe: Recipe,
     build: Callable[[], nn.Module],
@@ -142,7 +143,8 @@ class _Trial:
             keep_freed_memory()
         self.state = TrainingState(recipe, build, splits, accelerator, 0)
         self.splits, self.whole = splits, recipe.batch_size // recipe.accumulate
-        self._take(max(1, self.whole // _TRIAL))
+        # Batch norms of a network that reduces the images to a pixel need two.
+        self._take(min(self.whole, max(2, self.whole // _TRIAL)))
 
     def grow(self) -> None:
         """Goes on with as many images as the run has in a pass."""

@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import timm
 import torch
 
 import eqzoo
@@ -151,6 +152,16 @@ def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     assert plain.images_per_second > 2 / 0.2
 
 
+def test_small_batches_are_measured_with_networks_that_reduce_images_to_a_pixel():
+    def build():
+        model = timm.create_model("test_resnet", num_classes=3, in_chans=1)
+        model.pretrained_cfg = model.pretrained_cfg | {"mean": (0.5,), "std": (0.5,)}
+        return model
+
+    recipe = Recipe("test_resnet", "own", epochs=1, batch_size=4)
+    assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second > 0
+
+
 def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
     rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
     monkeypatch.setattr(speed, "measure", lambda *_: rate[0])
@@ -272,6 +283,10 @@ def test_subnormal_numbers_are_zero_while_training_alone():
     small = torch.tensor([1e-39])
     with processor.flushed_subnormals():
         assert not torch.any(small * 1)
+        with processor.flushed_subnormals():
+            pass
+        assert not torch.any(small * 1)
+        torch.set_default_dtype(torch.float64)
         with processor.flushed_subnormals():
             pass
         assert not torch.any(small * 1)
