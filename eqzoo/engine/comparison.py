@@ -1,4 +1,4 @@
-"""A network without the symmetry, trained on the same images in the same time as a fine-tuned one."""
+"""Another network, trained on the same images in the same time as a fine-tuned one."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from ..analysis.rotation import inputs, rotation_curve, sample
 from ..data import AnySplit
 from .defaults import with_rules
 from .loop import train
-from .metrics import BATCH_SIZE, predict_split, scores
+from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
 from .recipe import Recipe
 from .run_directory import RunDirectory, best_row
 from .speed import recorded_speed
@@ -21,7 +21,7 @@ from .speed import recorded_speed
 __all__ = ["check_rival", "train_rival"]
 
 FOLDER = "against"
-# AdamW on networks without the symmetry takes less than on equivariant ones (`eqzoo.engine.defaults`).
+# Of AdamW; that of equivariant networks is higher (`eqzoo.engine.defaults`).
 _RATES = {True: 1e-3, False: 4e-3}  # from trained weights and from random ones
 
 
@@ -122,7 +122,8 @@ def train_rival(
     split = splits[evaluated]
     curve = metrics["rotation_curve"]
     rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
-    with torch.no_grad():
+    total = len(split) + len(curve["angles"]) * len(rotated)
+    with torch.no_grad(), evaluation_bar(model, total, recipe.channels_last):
         found = scores(split.labels, predict_split(model, split, workers), settings["label_names"])
         x = torch.cat(list(inputs(model, rotated, BATCH_SIZE, workers)))
         values_at = rotation_curve(model, x, rotated.labels.to(x.device), curve["angles"], BATCH_SIZE)

@@ -156,7 +156,8 @@ def finetune(
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
         advice = advice_before(splits, blank, None if size else native_side(data), side, balance)
-        _say(*summary(plan, splits, settings, speed), *advice)
+        later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
+        _say(*summary(plan, splits, settings, speed), *later, *advice)
         try:
             train_splits = {key: split for key, split in splits.items() if key != "test"}
             model = train(plan, build, train_splits, directory.path, device, workers).eval()

@@ -17,6 +17,7 @@ from ..groups import P4, transform
 __all__ = [
     "BATCH_SIZE",
     "evaluate",
+    "evaluation_bar",
     "predict_quarter_rotations",
     "predict_split",
     "predictions",
@@ -107,7 +108,7 @@ def evaluate(
         ``rotation_curve`` the ``accuracy`` at ``angles`` in degrees on ``images`` of these, see
         `eqzoo.analysis.accuracy_over_rotations`.
     """
-    with _progress(model, len(split), channels_last) as bar:
+    with evaluation_bar(model, len(split), channels_last) as bar:
         began = time.perf_counter()
         predicted = predict_split(model, split, workers)
         each = (time.perf_counter() - began) / len(split)
@@ -160,7 +161,7 @@ class _Rotations(NamedTuple):
 
 
 @contextmanager
-def _progress(model: nn.Module, count: int, channels_last: bool) -> Iterator["tqdm[Any]"]:
+def evaluation_bar(model: nn.Module, count: int, channels_last: bool) -> Iterator["tqdm[Any]"]:
     """A progress bar that advances by the images that the network is given, in the memory format asked for."""
 
     def before(_: nn.Module, args: tuple[Tensor]) -> Tensor:

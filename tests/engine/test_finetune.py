@@ -615,6 +615,8 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     assert code == 0
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     other, curve = report["against"], report["rotation_curve"]
+    assert "eqzoo: test_resnet is trained afterwards for as long" in said
+    assert said.count("report: 100%") == 2  # of either network
     assert f"eqzoo: against test_resnet: {other['epochs']} epochs in the same time" in said
     assert (other["model"], other["start"], other["augment"], other["lr"]) == ("test_resnet", None, "affine", 4e-3)
     assert other["rotation_curve"]["angles"] == curve["angles"]
