@@ -141,8 +141,8 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--against",
         metavar="NAME",
-        help="compare with a network of timm or z2_resnet29.cifar10 (with a tag: from trained weights), trained on the "
-        "same images, rotated at random, in the same time",
+        help="compare with a network of timm, such as resnet18, or of eqzoo, trained afterwards for the same time on "
+        "the same images, rotated at random; with a tag (resnet18.a1_in1k) from trained weights",
     )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
     sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer)")
@@ -154,8 +154,9 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--augment",
-        help="none, shifts (default), flips, quarter_rotations, quarter_rotations_flips, rotations, standard, "
-        "standard_pad2; or missing: the 90° rotations and reflections that are not in the network's group",
+        help="none, shifts (default), flips, quarter_rotations, quarter_rotations_flips, rotations, affine, "
+        "affine_color, standard, standard_pad2; or missing: the 90° rotations and reflections that are not in the "
+        "network's group",
     )
     sub.add_argument(
         "--precision",

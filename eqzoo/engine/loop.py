@@ -49,7 +49,8 @@ def train(
     its own share of a batch. The run directory has to be the same for all of them.
 
     On a CPU with glibc, the process keeps freed memory from then on (`eqzoo.engine.allocator.keep_freed_memory`);
-    ``EQZOO_MALLOC=0`` in the environment prevents it. Meanwhile numbers below the smallest normal one count as 0.
+    ``EQZOO_MALLOC=0`` in the environment prevents it. While it trains, this thread takes numbers below the smallest
+    normal one for 0 (`eqzoo.engine.processor.flushed_subnormals`).
 
     Args:
         recipe: The recipe.
