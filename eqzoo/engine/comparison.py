@@ -18,14 +18,14 @@ from .recipe import Recipe
 from .run_directory import RunDirectory, best_row
 from .speed import recorded_speed
 
-__all__ = ["check_rival", "train_rival"]
+__all__ = ["check_baseline", "train_baseline"]
 
 FOLDER = "against"
 # Of AdamW; that of equivariant networks is higher (`eqzoo.engine.defaults`).
 _RATES = {True: 1e-3, False: 4e-3}  # from trained weights and from random ones
 
 
-def check_rival(name: str, shape: Sequence[int]) -> None:
+def check_baseline(name: str, shape: Sequence[int]) -> None:
     """Checks that timm builds a network of this name, its own or the zoo's, that takes such images.
 
     Args:
@@ -59,7 +59,7 @@ def check_rival(name: str, shape: Sequence[int]) -> None:
             ) from error
 
 
-def train_rival(
+def train_baseline(
     name: str,
     own: Recipe,
     splits: Mapping[str, AnySplit],
@@ -78,7 +78,7 @@ def train_rival(
     the files, so that it is resumed with it, and a finished run can be compared with several networks.
 
     Args:
-        name: The network, as `check_rival` takes it.
+        name: The network, as `check_baseline` takes it.
         own: The recipe of the fine-tuning.
         splits: The images.
         settings: The content of finetune.json.

@@ -19,7 +19,7 @@ from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
-from .comparison import check_rival
+from .comparison import check_baseline
 from .defaults import fine_tuning_recipe, with_rules
 from .loop import check_device, train
 from .processor import limited_threads
@@ -123,7 +123,7 @@ def finetune(
         freeze_modules(weightless(source), tuple(freeze))
     splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
     if against is not None:
-        check_rival(against, splits["train"].shape)
+        check_baseline(against, splits["train"].shape)
     label = _label(data)
     directory = RunDirectory(Path(output))
     settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze)) | {"minutes": minutes}

@@ -12,7 +12,7 @@ from ..equivariance import equivariance_error
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
 from .advice import advice_after, chosen
-from .comparison import train_rival
+from .comparison import train_baseline
 from .metrics import STEPS, evaluate, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
@@ -139,7 +139,9 @@ def write_report(
         write_json(folder / RESULTS_NAME, results)
     _write_pages(report, folder)
     if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
-        report["against"] = train_rival(against, recipe, splits, settings, directory, device, workers, split, metrics)
+        report["against"] = train_baseline(
+            against, recipe, splits, settings, directory, device, workers, split, metrics
+        )
         _write_pages(report, folder)
     return report
 
