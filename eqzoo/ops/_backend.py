@@ -209,18 +209,18 @@ def _library(source: str) -> ctypes.CDLL | None:
     if compiler is None or os.environ.get("EQZOO_NATIVE") == "0":
         _log.info("no C++ compiler, or EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
-    files = [_SOURCES / "common.h", _SOURCES / f"{source}.cpp"]
+    files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))]
     flags = [*_FLAGS, *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
     ingredients = [compiler, _run([compiler, "--version"]).stdout, _cpu(), *flags, *(f.read_text() for f in files)]
     key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     try:
         target = _folder() / f"{source}-{key}.so"
         if not target.exists():
-            print(f"eqzoo: compiling {files[1].name} for this processor, once ({target.parent})", file=sys.stderr)
-            atomic(target, functools.partial(_compile, compiler, flags, files[1]))
+            print(f"eqzoo: compiling {files[0].name} for this processor, once ({target.parent})", file=sys.stderr)
+            atomic(target, functools.partial(_compile, compiler, flags, files[0]))
         return ctypes.CDLL(str(target))
     except OSError as error:
-        warnings.warn(f"eqzoo: {files[1].name} could not be built, eager torch is used instead: {error}", stacklevel=2)
+        warnings.warn(f"eqzoo: {files[0].name} could not be built, eager torch is used instead: {error}", stacklevel=2)
         return None
 
 
