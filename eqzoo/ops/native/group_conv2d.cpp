@@ -261,7 +261,7 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin);
-            locate<S, ORDER>(field, zeros, s, begin, pixels, places);
+            locate<S, ORDER>(field, zeros, s, begin, pixels, s.taps(), 1, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
                 gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);
@@ -342,7 +342,7 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
                     for (int j = 0; j < ORDER; j++) store<N>(to[j] + p * steps[j] + i, v[j]);
                 });
             }
-            locate<S, ORDER>(field, zeros, s, begin, pixels, places);
+            locate<S, ORDER>(field, zeros, s, begin, pixels, s.taps(), 1, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
                 gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);

@@ -265,12 +265,13 @@ void separate(const T *from, int64_t step, int64_t count, int64_t entries, S *fi
         for (int64_t q = 0; q < entries; q++) downcast(from[q * L + l], filters + l * step + q);
 }
 
-// Where the taps of a tile's pixels are in a field; `zeros` outside of it.
+// Where the taps of a tile's pixels are in a field, `zeros` outside of it; in steps from pixel to pixel and tap to tap.
 template <typename S, int ORDER>
-void locate(const S *field, const S *zeros, const Shape &s, int64_t first, int64_t count, const S **places) {
-    const int64_t unit = ORDER * s.in, taps = s.taps();
+void locate(const S *field, const S *zeros, const Shape &s, int64_t first, int64_t count, int64_t pixel_step,
+            int64_t tap_step, const S **places) {
+    const int64_t unit = ORDER * s.in;
     int64_t b = first / s.pixels(), y = first % s.pixels() / s.out_width, x = first % s.out_width;
-    for (int64_t p = 0; p < count; p++, places += taps) {
+    for (int64_t p = 0; p < count; p++, places += pixel_step) {
         const int64_t top = y * s.stride - s.padding, left = x * s.stride - s.padding;
         const S *corner = field + ((b * s.height + top) * s.width + left) * unit;
         const int64_t reach = (s.side - 1) * s.dilation;
@@ -278,12 +279,12 @@ void locate(const S *field, const S *zeros, const Shape &s, int64_t first, int64
         if (top >= 0 && left >= 0 && top + reach < s.height && left + reach < s.width) {
             for (int64_t i = 0; i < s.side; i++)
                 for (int64_t j = 0; j < s.side; j++)
-                    *place++ = corner + (i * s.width + j) * s.dilation * unit;
+                    *place = corner + (i * s.width + j) * s.dilation * unit, place += tap_step;
         } else {
             for (int64_t i = 0, row = top; i < s.side; i++, row += s.dilation)
                 for (int64_t j = 0, column = left; j < s.side; j++, column += s.dilation) {
                     const bool inside = row >= 0 && row < s.height && column >= 0 && column < s.width;
-                    *place++ = inside ? corner + (i * s.width + j) * s.dilation * unit : zeros;
+                    *place = inside ? corner + (i * s.width + j) * s.dilation * unit : zeros, place += tap_step;
                 }
         }
         if (++x == s.out_width) {

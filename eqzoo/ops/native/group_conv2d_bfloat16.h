@@ -21,6 +21,9 @@ namespace halves {
 
 using V = __m512;
 constexpr int64_t block = 512;  // numbers of a block
+constexpr int64_t deepest = 18;             // the most blocks of rows of the filters at a time
+constexpr int64_t held = int64_t(320) << 10;  // bytes that a tile may take of a thread's cache
+constexpr int64_t apart = 96;   // numbers between matrices, which must not share places in the first cache
 
 // What is in memory, to the eyes of a compiler whose AMX intrinsics do not say what they read and write.
 inline void settled(const void *p) { asm volatile("" : : "r"(p) : "memory"); }
@@ -56,15 +59,16 @@ class Registers {
 #endif
 };
 
-// Blocks of a product c += a b: where the next one along the rows, the columns and the sum is, and c's next row.
+// Blocks of a product c += a b, those of c of 16 x 16 numbers: where the next one along the rows, the columns and the
+// sum is.
 struct Steps {
-    int64_t a_row, a_sum, b_column, b_sum, c_row, c_column, c_line;
+    int64_t a_row, a_sum, b_column, b_sum, c_row, c_column;
 };
 
 #if defined(__AMX_BF16__) && defined(__linux__)
 template <int M, int N>
 inline void multiply_amx(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count, bool first) {
-    const int64_t line = s.c_line * sizeof(float);
+    constexpr int64_t line = 16 * sizeof(float);
     settled(a);
     if (first) {
         _tile_zero(0);
@@ -106,11 +110,11 @@ inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, con
     for (int m = 0; m < M; m++)
         for (int r = 0; r < 16; r += rows) {
             const uint16_t *left = a + m * s.a_row + r * 32, *right = b;
-            float *to = c + m * s.c_row + r * s.c_line;
+            float *to = c + m * s.c_row + r * 16;
             V acc[rows][N];
             for (int i = 0; i < rows; i++)
                 for (int n = 0; n < N; n++)
-                    acc[i][n] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to + i * s.c_line + n * s.c_column);
+                    acc[i][n] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to + i * 16 + n * s.c_column);
             for (int64_t k = 0; k < count; k++, left += s.a_sum, right += s.b_sum)
                 for (int q = 0; q < 16; q++) {
                     __m512bh columns[N];
@@ -124,7 +128,7 @@ inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, con
                     }
                 }
             for (int i = 0; i < rows; i++)
-                for (int n = 0; n < N; n++) _mm512_storeu_ps(to + i * s.c_line + n * s.c_column, acc[i][n]);
+                for (int n = 0; n < N; n++) _mm512_storeu_ps(to + i * 16 + n * s.c_column, acc[i][n]);
         }
 }
 
@@ -145,14 +149,15 @@ inline void multiply(const uint16_t *a, const uint16_t *b, float *c, const Steps
 }
 
 // 16 W channels as float32; W = 2: first those with even numbers. Where the mask has no bit, zero.
-template <int W>
+template <int W, bool FULL = false>
 inline void widen(const bfloat16 *from, uint32_t mask, V *to) {
     if constexpr (W == 2) {
-        const __m512i x = _mm512_maskz_loadu_epi16(mask, from);
+        const __m512i x = FULL ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(mask, from);
         to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
         to[1] = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000u))));
     } else {
-        const __m512i x = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(__mmask16(mask), from));
+        const __m512i x = _mm512_cvtepu16_epi32(FULL ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from))
+                                                     : _mm256_maskz_loadu_epi16(__mmask16(mask), from));
         to[0] = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
     }
 }
@@ -185,10 +190,7 @@ struct Sizes {
         channels = padded(s.in, 16), out = padded(s.out, 16);
         whole = channels % 32 == 0;
         rows = padded(s.taps() * channels, 32);
-        for (int b = 0; b < I::count; b++) {
-            start[b] = size, size += I::parts(b) * rows / 32 * columns(b);
-            sum[b] = sums, sums += I::copies(b) * I::parts(b) * out;
-        }
+        for (int b = 0; b < I::count; b++) start[b] = size, size += I::parts(b) * rows / 32 * columns(b);
     }
     int64_t columns(int b) const { return I::parts(b) * out / 16; }
     // Filters: pairs of columns (the last one maybe single); of each, the rows of all parts.
@@ -200,12 +202,6 @@ struct Sizes {
     int64_t gradient_at(int b, int part, int64_t row, int64_t column) const {
         return 2 * start[b] + (part * (rows / 16) + row) * columns(b) + column;
     }
-    // Where the sums of a component start, (pixels, columns), and from pixel to pixel; in numbers.
-    int64_t sum_of(int component, int64_t pixels, int64_t *step) const {
-        const int b = std::min(component, I::count - 1), left = component - b, parts = I::parts(b);
-        *step = parts * out;
-        return (sum[b] + left / parts * *step) * pixels + left % parts * out;
-    }
     // The channel of a place among those of a tap.
     int64_t channel(int64_t place) const {
         return whole ? place / 32 * 32 + place % 16 * 2 + place / 16 % 2 : place;
@@ -214,7 +210,7 @@ struct Sizes {
     int64_t channels, out;  // padded, in numbers
     bool whole;             // whether channels are read 32 at a time
     int64_t rows;           // of one part, in numbers
-    int64_t start[I::count], sum[I::count], size = 0, sums = 0;
+    int64_t start[I::count], size = 0;
 };
 
 // Transforms filters and packs them.
@@ -314,80 +310,82 @@ void unpack(const float *packed, const Shape &s, const Sizes<ORDER> &sizes, bflo
     }
 }
 
+// Where a group of 16 W channels of a tap is read: for each pose from the pixel's place, so many numbers behind it.
+template <int ORDER>
+struct Source {
+    Source(const bfloat16 *const *places, const Shape &s, int64_t tiled, int64_t tap, int64_t c) {
+        for (int g = 0; g < ORDER; g++) from[g] = places + s.reads[g * s.taps() + tap] * tiled, behind[g] = g * s.in + c;
+    }
+    template <int W, bool FULL>
+    void load(int64_t pixel, uint32_t mask, V (&v)[W][ORDER]) const {
+#pragma GCC unroll 8
+        for (int g = 0; g < ORDER; g++) {
+            V both[W];
+            widen<W, FULL>(from[g][pixel] + behind[g], mask, both);
+            for (int w = 0; w < W; w++) v[w][g] = both[w];
+        }
+        for (int w = 0; w < W; w++) transform<ORDER>(v[w]);
+    }
+    const bfloat16 *const *from[ORDER];
+    int64_t behind[ORDER];
+};
+
 // Gathers and transforms blocks first .. last of the rows of the patches of a tile: (|H|, pixels / 16, rows / 32).
-template <int ORDER, int W>
-void gather(const bfloat16 *const *places, const Shape &s, const Sizes<ORDER> &sizes, int64_t count, int64_t first,
-            int64_t last, int64_t component, uint16_t *patches) {
-    const int64_t taps = s.taps(), groups = sizes.channels / (16 * W), all = taps * groups, wide = last - first;
+template <int ORDER, int W, bool FULL>
+void gather(const bfloat16 *const *places, int64_t tiled, const Shape &s, const Sizes<ORDER> &sizes, int64_t count,
+            int64_t first, int64_t last, int64_t component, uint16_t *patches) {
+    const int64_t groups = sizes.channels / (16 * W), all = s.taps() * groups, step = (last - first) * block;
     const int64_t begin = first * 2 / W, end = std::min(last * 2 / W, all);
-    for (int64_t group = begin; group < end;) {
-        const int64_t e = group / groups, from_group = group % groups;
-        const int64_t to_group = std::min(groups, from_group + end - group);
-        int64_t reads[ORDER];
-        for (int g = 0; g < ORDER; g++) reads[g] = s.reads[g * taps + e];
-        for (int64_t p = 0; p < count; p++) {
-            const bfloat16 *from[ORDER];
-            for (int g = 0; g < ORDER; g++) from[g] = places[p * taps + reads[g]] + g * s.in;
-            uint16_t *line = patches + p / 16 * wide * block + p % 16 * 32;
-            for (int64_t i = from_group; i < to_group; i++) {
-                const int64_t c = i * 16 * W, at = (group - begin + i - from_group) * W;
-                const uint32_t mask = mask_of(s.in - c);
+    // Few pixels at a time, whose taps share what the first cache holds.
+    for (int64_t p = 0; p < count; p += 16)
+        for (int64_t group = begin; group < end; group++) {
+            const int64_t c = group % groups * 16 * W, at = (group - begin) * W;
+            const Source<ORDER> source(places, s, tiled, group / groups, c);
+            const uint32_t mask = mask_of(s.in - c);
+            uint16_t *to = patches + p / 16 * step + at / 2 * block + at % 2 * 16;
+            const int64_t until = std::min(p + 16, count);
+            for (int64_t i = p; i < until; i++, to += 32) {
                 V v[W][ORDER], both[W];
-                for (int g = 0; g < ORDER; g++) {
-                    widen<W>(from[g] + c, mask, both);
-                    for (int w = 0; w < W; w++) v[w][g] = both[w];
-                }
-                for (int w = 0; w < W; w++) transform<ORDER>(v[w]);
+                source.template load<W, FULL>(i, mask, v);
+#pragma GCC unroll 8
                 for (int j = 0; j < ORDER; j++) {
                     for (int w = 0; w < W; w++) both[w] = v[w][j];
-                    narrow<W>(both, line + j * component + at / 2 * block + at % 2 * 16);
+                    narrow<W>(both, to + j * component);
                 }
             }
         }
-        group += to_group - from_group;
-    }
     if (last * 2 / W > all)  // half a block is left
         for (int j = 0; j < ORDER; j++)
             for (int64_t p = 0; p < count; p++)
-                std::memset(patches + j * component + (p / 16 * wide + wide - 1) * block + p % 16 * 32 + 16, 0, 32);
+                std::memset(patches + j * component + p / 16 * step + step - block + p % 16 * 32 + 16, 0, 32);
 }
 
 // The same as right factors of sums over pixels, a multiple of 32: (|H|, rows / 16, pixels / 32).
-template <int ORDER, int W>
-void gather_pairs(const bfloat16 *const *places, const Shape &s, const Sizes<ORDER> &sizes, int64_t count,
-                  int64_t first, int64_t last, int64_t component, uint16_t *patches) {
-    const int64_t taps = s.taps(), groups = sizes.channels / (16 * W), deep = count / 32 * block;
-    for (int64_t group = first / W; group < last / W;) {
-        const int64_t e = group / groups, from_group = group % groups;
-        const int64_t to_group = std::min(groups, from_group + last / W - group);
-        int64_t reads[ORDER];
-        for (int g = 0; g < ORDER; g++) reads[g] = s.reads[g * taps + e];
-        for (int64_t p = 0; p < count; p += 2) {
-            const bfloat16 *one[ORDER], *two[ORDER];
-            for (int g = 0; g < ORDER; g++) {
-                one[g] = places[p * taps + reads[g]] + g * s.in;
-                two[g] = places[(p + 1) * taps + reads[g]] + g * s.in;
-            }
-            uint16_t *line = patches + (group * W - first) * deep + p / 32 * block + p % 32 * 16;
-            for (int64_t i = from_group; i < to_group; i++, line += W * deep) {
-                const int64_t c = i * 16 * W;
-                const uint32_t mask = mask_of(s.in - c);
-                V v[2][W][ORDER], both[W];
-                for (int g = 0; g < ORDER; g++) {
-                    widen<W>(one[g] + c, mask, both);
-                    for (int w = 0; w < W; w++) v[0][w][g] = both[w];
-                    widen<W>(two[g] + c, mask, both);
-                    for (int w = 0; w < W; w++) v[1][w][g] = both[w];
-                }
+template <int ORDER, int W, bool FULL>
+void gather_pairs(const bfloat16 *const *places, int64_t tiled, const Shape &s, const Sizes<ORDER> &sizes,
+                  int64_t count, int64_t first, int64_t last, int64_t line, int64_t component, uint16_t *patches) {
+    const int64_t groups = sizes.channels / (16 * W);
+    for (int64_t p = 0; p < count; p += 32)
+        for (int64_t group = first / W; group < last / W; group++) {
+            const int64_t c = group % groups * 16 * W;
+            const Source<ORDER> source(places, s, tiled, group / groups, c);
+            const uint32_t mask = mask_of(s.in - c);
+            uint16_t *to = patches + (group * W - first) * line + p * 16;
+            for (int64_t i = p; i < p + 32; i += 2, to += 32)
+#pragma GCC unroll 2
                 for (int w = 0; w < W; w++) {
-                    transform<ORDER>(v[0][w]), transform<ORDER>(v[1][w]);
+                    V v[2][ORDER];  // as many as there are registers for
+                    for (int n = 0; n < 2; n++) {
+                        V both[W][ORDER];
+                        source.template load<W, FULL>(i + n, mask, both);
+#pragma GCC unroll 8
+                        for (int j = 0; j < ORDER; j++) v[n][j] = both[w][j];
+                    }
+#pragma GCC unroll 8
                     for (int j = 0; j < ORDER; j++)
-                        _mm512_store_si512(line + j * component + w * deep, zip(v[0][w][j], v[1][w][j]));
+                        _mm512_store_si512(to + j * component + w * line, zip(v[0][j], v[1][j]));
                 }
-            }
         }
-        group += to_group - from_group;
-    }
 }
 
 // What a thread keeps from call to call.
@@ -402,68 +400,70 @@ inline Kept &kept_by_thread() {
     return kept;
 }
 
-inline int64_t setting(const char *name, int64_t value) {
-    const char *s = std::getenv(name);
-    return s ? std::atoll(s) : value;
+// Transforms 16 columns of the sums of a tile back, those from c on, and adds the bias.
+template <int ORDER>
+void scatter(const float *sums, int64_t component, int64_t pixels, const bfloat16 *bias, int64_t c, int64_t channels,
+             bfloat16 *out) {
+    const __mmask16 mask = __mmask16(mask_of(channels - c));
+    V offset = _mm512_setzero_ps();
+    if (bias) widen<1>(bias + c, mask, &offset);
+    out += c;
+    for (int64_t p = 0; p < pixels; p++, sums += 16, out += ORDER * channels) {
+        V v[ORDER];
+#pragma GCC unroll 8
+        for (int j = 0; j < ORDER; j++) v[j] = _mm512_load_ps(sums + j * component);
+        v[0] += offset;
+        transposed<ORDER>(v);
+#pragma GCC unroll 8
+        for (int g = 0; g < ORDER; g++)
+            _mm256_mask_storeu_epi16(out + g * channels, mask, (__m256i)_mm512_cvtneps_pbh(v[g]));
+    }
 }
 
-template <int ORDER, int W>
+template <int ORDER, int W, bool FULL>
 void correlate(const bfloat16 *field, const uint16_t *packed, const bfloat16 *bias, const bfloat16 *zeros,
                const Shape &s, const Sizes<ORDER> &sizes, bfloat16 *out, int threads) {
     using I = Irreps<ORDER>;
-    const int64_t total = s.batch * s.pixels(), most_deep = setting("DEEP", 18), bytes = setting("BYTES", 640) * 1024;
-    const int64_t parts = (sizes.rows / 32 + most_deep - 1) / most_deep;
+    const int64_t total = s.batch * s.pixels(), parts = (sizes.rows / 32 + deepest - 1) / deepest;
     const int64_t deep = (sizes.rows / 32 + parts - 1) / parts;
-    const int64_t each = ORDER * (deep * 64 + sizes.out * 4);
-    const int64_t most = std::clamp<int64_t>(bytes / each / 32 * 32, 32, 512);
+    const int64_t each = ORDER * (deep * 64 + sizes.out * 4);  // bytes of a pixel
+    const int64_t most = std::clamp<int64_t>(held / each / 32 * 32, 32, 512);
     const int64_t tiles = (total + most - 1) / most, size = std::min(most, padded((total + tiles - 1) / tiles, 16));
-    const int64_t count = (total + size - 1) / size, component = size * deep * 32;
+    const int64_t count = (total + size - 1) / size, component = size * deep * 32 + apart;
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
         Kept &kept = kept_by_thread();
         uint16_t *patches = kept.patches.reserve(ORDER * component);
-        float *sums = kept.sums.reserve(size * sizes.sums);
+        float *sums = kept.sums.reserve(ORDER * size * sizes.out);
         const bfloat16 **places = kept.places.reserve(size * s.taps());
         const Registers registers;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin), lines = (pixels + 15) / 16;
-            locate<bfloat16, ORDER>(field, zeros, s, begin, pixels, places);
+            locate<bfloat16, ORDER>(field, zeros, s, begin, pixels, 1, size, places);
             for (int64_t row = 0; row < sizes.rows / 32; row += deep) {
                 const int64_t end = std::min(row + deep, sizes.rows / 32), rows = end - row;
-                gather<ORDER, W>(places, s, sizes, pixels, row, end, component, patches);
+                gather<ORDER, W, FULL>(places, size, s, sizes, pixels, row, end, component, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < sizes.columns(b); n += 2) {
-                        const int64_t wide = std::min<int64_t>(2, sizes.columns(b) - n), line = sizes.columns(b) * 16;
-                        const Steps steps{rows * block, block, block, wide * block, 16 * line, 16, line};
+                        const int64_t wide = std::min<int64_t>(2, sizes.columns(b) - n);
+                        const Steps steps{rows * block, block, block, wide * block, 256, size * 16};
                         for (int part = 0; part < I::parts(b); part++)
                             for (int copy = 0; copy < I::copies(b); copy++) {
-                                const uint16_t *left = patches + (b + copy * I::parts(b) + part) * component;
+                                const int64_t first = b + copy * I::parts(b);
+                                const uint16_t *left = patches + (first + part) * component;
                                 const uint16_t *right = packed + sizes.at(b, part, row, n) * block;
-                                float *to = sums + (sizes.sum[b] + copy * line) * size + n * 16;
+                                float *to = sums + (first * sizes.out + n * 16) * size;
                                 for (int64_t m = 0; m < lines; m += 2)
-                                    multiply(left + m * rows * block, right, to + m * 16 * line, steps, lines - m, wide,
-                                             rows, row + part == 0);
+                                    multiply(left + m * rows * block, right, to + m * 256, steps, lines - m, wide, rows,
+                                             row + part == 0);
                             }
                     }
             }
-            const float *from[ORDER];
-            int64_t steps[ORDER];
-            for (int j = 0; j < ORDER; j++) from[j] = sums + sizes.sum_of(j, size, steps + j);
-            for (int64_t c = 0; c < s.out; c += 16) {
-                const __mmask16 mask = __mmask16(mask_of(s.out - c));
-                V offset = _mm512_setzero_ps();
-                if (bias) widen<1>(bias + c, mask, &offset);
-                for (int64_t p = 0; p < pixels; p++) {
-                    bfloat16 *to = out + (begin + p) * ORDER * s.out + c;
-                    V v[ORDER];
-                    for (int j = 0; j < ORDER; j++) v[j] = _mm512_load_ps(from[j] + p * steps[j] + c);
-                    v[0] += offset;
-                    transposed<ORDER>(v);
-                    for (int g = 0; g < ORDER; g++)
-                        _mm256_mask_storeu_epi16(to + g * s.out, mask, (__m256i)_mm512_cvtneps_pbh(v[g]));
-                }
-            }
+            for (int64_t p = 0; p < pixels; p += 16)
+                for (int64_t c = 0; c < s.out; c += 16)
+                    scatter<ORDER>(sums + c * size + p * 16, sizes.out * size, std::min<int64_t>(16, pixels - p), bias,
+                                   c, s.out, out + (begin + p) * ORDER * s.out);
         }
     }
 }
@@ -473,9 +473,9 @@ template <int ORDER>
 void gather_gradients(const bfloat16 *const *places, const Shape &s, const Sizes<ORDER> &sizes, int64_t count,
                       uint16_t *grads) {
     alignas(64) uint32_t lines[ORDER][256];
-    for (int64_t c = 0; c < sizes.out; c += 16) {
-        const uint32_t mask = mask_of(s.out - c) & 0xffff;
-        for (int64_t p = 0; p < count; p += 32) {
+    for (int64_t p = 0; p < count; p += 32)
+        for (int64_t c = 0; c < sizes.out; c += 16) {
+            const uint32_t mask = mask_of(s.out - c) & 0xffff;
             for (int i = 0; i < 16; i++) {
                 V one[ORDER], two[ORDER];
                 for (int g = 0; g < ORDER; g++) {
@@ -491,18 +491,17 @@ void gather_gradients(const bfloat16 *const *places, const Shape &s, const Sizes
                                  16);
             }
         }
-    }
 }
 
-template <int ORDER, int W>
+template <int ORDER, int W, bool FULL>
 void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat16 *zeros, const Shape &s,
                        const Sizes<ORDER> &sizes, float *sums, int threads) {
     using I = Irreps<ORDER>;
-    const int64_t total = s.batch * s.pixels(), most = setting("PIXELS", 256), bytes = setting("BYTES2", 640) * 1024;
+    const int64_t total = s.batch * s.pixels(), most = 256;
     const int64_t tiles = (total + most - 1) / most, size = padded((total + tiles - 1) / tiles, 32);
     const int64_t count = (total + size - 1) / size, all = sizes.rows / 16;
-    const int64_t deep = std::clamp<int64_t>(bytes / (ORDER * size * 32) / 2 * 2, 2, all);
-    const int64_t component = size * deep * 16;
+    const int64_t deep = std::clamp<int64_t>(held / (ORDER * size * 32) / 2 * 2, 2, all);
+    const int64_t line = size * 16 + apart, component = deep * line;
 #pragma omp parallel num_threads(threads)
     {
         Kept &kept = kept_by_thread();
@@ -517,26 +516,27 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin), filled = padded(pixels, 32);
-            locate<bfloat16, ORDER>(field, zeros, s, begin, pixels, places);
-            std::fill(places + pixels * s.taps(), places + filled * s.taps(), zeros);
+            locate<bfloat16, ORDER>(field, zeros, s, begin, pixels, 1, size, places);
+            for (int64_t e = 0; e < s.taps(); e++)
+                std::fill(places + e * size + pixels, places + e * size + filled, zeros);
             for (int64_t p = 0; p < filled; p++)
                 grad_places[p] = p < pixels ? grad + (begin + p) * ORDER * s.out : zeros;
             gather_gradients<ORDER>(grad_places, s, sizes, filled, grads);
             const int64_t used = s.taps() * sizes.channels / 16, sum = filled / 32;
             for (int64_t row = 0; row < used; row += deep) {
                 const int64_t end = std::min(row + deep, used);
-                gather_pairs<ORDER, W>(places, s, sizes, filled, row, end, component, patches);
+                gather_pairs<ORDER, W, FULL>(places, size, s, sizes, filled, row, end, line, component, patches);
                 for (int b = 0; b < I::count; b++) {
-                    const int64_t columns = sizes.columns(b), deep_step = sum * block;
-                    const Steps steps{deep_step, block, deep_step, block, 256, columns * 256, 16};
+                    const int64_t columns = sizes.columns(b), grad_line = sum * block;
+                    const Steps steps{grad_line, block, line, block, 256, columns * 256};
                     for (int part = 0; part < I::parts(b); part++)
                         for (int64_t n = 0; n < columns; n += 2)
                             for (int64_t k = row; k < end; k += 2) {
                                 float *to = own + sizes.gradient_at(b, part, k, n) * 256;
                                 for (int copy = 0; copy < I::copies(b); copy++) {
                                     const int first = b + copy * I::parts(b);
-                                    multiply(grads + (first * sizes.out / 16 + n) * deep_step,
-                                             patches + (first + part) * component + (k - row) * deep_step, to, steps,
+                                    multiply(grads + (first * sizes.out / 16 + n) * grad_line,
+                                             patches + (first + part) * component + (k - row) * line, to, steps,
                                              columns - n, end - k, sum, false);
                                 }
                             }
@@ -544,6 +544,15 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
             }
         }
     }
+}
+
+// Calls f(W, FULL): how many vectors of channels are read at a time, and whether all are full.
+template <int ORDER, typename F>
+void by_channels(const Sizes<ORDER> &sizes, int64_t channels, F &&f) {
+    using Two = std::integral_constant<int, 2>;
+    using One = std::integral_constant<int, 1>;
+    if (sizes.whole) return sizes.channels == channels ? f(Two{}, std::true_type{}) : f(Two{}, std::false_type{});
+    return sizes.channels == channels ? f(One{}, std::true_type{}) : f(One{}, std::false_type{});
 }
 
 template <typename S, typename T, int ORDER>
@@ -556,10 +565,9 @@ void run(const bfloat16 *field, const bfloat16 *filters, const bfloat16 *bias, b
     const bfloat16 *zeros = zeroed(kept.zeros, ORDER * s.in);
     pack<ORDER>(filters, s, swapped, sizes, packed, threads);
     const auto correlated = [&](const Shape &one, const bfloat16 *x, bfloat16 *y) {
-        if (sizes.whole)
-            correlate<ORDER, 2>(x, packed, bias, zeros, one, sizes, y, threads);
-        else
-            correlate<ORDER, 1>(x, packed, bias, zeros, one, sizes, y, threads);
+        by_channels(sizes, s.in, [&](auto vectors, auto full) {
+            correlate<ORDER, decltype(vectors)::value, decltype(full)::value>(x, packed, bias, zeros, one, sizes, y, threads);
+        });
     };
     if (last) return correlated(s, field, out);
     in_parts<bfloat16, float, ORDER>(field, out, s, threads, correlated);
@@ -576,10 +584,9 @@ void run_filters(const bfloat16 *field, const bfloat16 *grad, bfloat16 *filters,
     std::memset(sums, 0, threads * size * sizeof(float));
     const bfloat16 *zeros = zeroed(kept.zeros, ORDER * std::max(s.in, s.out));
     const auto add = [&](const Shape &one, const bfloat16 *x, const bfloat16 *dy) {
-        if (sizes.whole)
-            correlate_filters<ORDER, 2>(x, dy, zeros, one, sizes, sums, threads);
-        else
-            correlate_filters<ORDER, 1>(x, dy, zeros, one, sizes, sums, threads);
+        by_channels(sizes, s.in, [&](auto vectors, auto full) {
+            correlate_filters<ORDER, decltype(vectors)::value, decltype(full)::value>(x, dy, zeros, one, sizes, sums, threads);
+        });
     };
     if (last)
         add(s, field, grad);
