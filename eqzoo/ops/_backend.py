@@ -164,7 +164,6 @@ def cpu_function(
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def multiplies_bfloat16() -> bool:
     """Whether the processor has instructions that multiply bfloat16 (AVX512-BF16, AMX, Arm's), which oneDNN uses."""
     return "bf16" in _cpu()

@@ -20,13 +20,13 @@ from ._backend import (
     plain,
     register,
 )
-from ._group_convolution_choice import faster
+from ._group_convolution_choice import faster, faster_in_bfloat16
 from ._group_convolution_eager import expand_filters
 from ._transforms import is_transformed
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 
-# From how many fields where the processor multiplies bfloat16: kernels compute in float32, oneDNN does not.
+# From how many fields where oneDNN multiplies bfloat16 and kernels compute in float32, as on ARM.
 _LEAST_FIELDS_BFLOAT16 = {8: 40}
 
 
@@ -99,11 +99,13 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
         return dtype in WITH_BFLOAT16 or (field.is_cuda and dtype == torch.float16)
     if not field.is_cpu or dtype not in WITH_BFLOAT16:
         return False  # on a GPU nothing was measured yet
+    fields, layout = (field.shape[1], len(filters)), (_eager.is_last(field), torch.is_grad_enabled())
     if dtype == torch.bfloat16 and multiplies_bfloat16():
-        fields = min(field.shape[1], len(filters))
-        return fields >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
-    sizes = (field.shape[1], len(filters), filters.shape[-1], field.shape[-2] * field.shape[-1])
-    return faster(group, *sizes, _eager.is_last(field), torch.is_grad_enabled()) and _has_kernel(dtype)
+        if _multiplies():
+            return faster_in_bfloat16(group, *fields, filters.shape[-1], *layout)
+        return min(fields) >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
+    pixels = field.shape[-2] * field.shape[-1]
+    return faster(group, *fields, filters.shape[-1], pixels, *layout) and _has_kernel(dtype)
 
 
 def _is_transformed() -> bool:
@@ -117,6 +119,13 @@ def _has_irreps(group: Group) -> bool:
 @torch.compiler.assume_constant_result
 def _has_kernel(dtype: torch.dtype) -> bool:
     return _function("", torch.empty(0, dtype=dtype, device="cpu")) is not None
+
+
+@torch.compiler.assume_constant_result
+def _multiplies() -> bool:
+    """Whether kernels multiply in bfloat16, as they were compiled here."""
+    function = _function("_multiplies", torch.empty(0, dtype=torch.bfloat16, device="cpu"))
+    return function is not None and function() == 1
 
 
 def _computed_in(x: Tensor) -> torch.dtype:

@@ -5,9 +5,8 @@
 // 6 products instead of 16 for four rotations, 12 instead of 64 with reflections, 2 instead of 4 for a group of two.
 // Fields lie with channels last, (B, h, w, |H|, C), so that every transform is a few sums of whole vectors. A thread
 // works on a tile of pixels: it gathers and transforms a part of the patches into a buffer that stays in its cache,
-// multiplies it by the transformed filters (packed in panels, once a call), and transforms the sums back.
-#include <algorithm>
-#include <cstdlib>
+// multiplies it by the transformed filters (packed in panels, once a call), and transforms the sums back. Products are
+// computed in float32 and float64 here, and in group_conv2d_bfloat16.h in bfloat16.
 #include "group_conv2d.h"
 #include "group_conv2d_bfloat16.h"
 
@@ -447,6 +446,8 @@ DEFINE(float, float, float, )
 DEFINE(double, double, double, )
 #ifdef EQZOO_MULTIPLIES_BFLOAT16
 DEFINE(bfloat16, bfloat16, float, halves::)
+extern "C" int group_conv2d_multiplies_bfloat16() { return 1; }
 #else
 DEFINE(bfloat16, bfloat16, float, )
+extern "C" int group_conv2d_multiplies_bfloat16() { return 0; }
 #endif

@@ -1,5 +1,7 @@
 // What group convolutions through irreps share: vectors, the transforms over a group, the layout of fields.
 #pragma once
+#include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 

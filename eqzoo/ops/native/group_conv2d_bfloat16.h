@@ -314,7 +314,8 @@ void unpack(const float *packed, const Shape &s, const Sizes<ORDER> &sizes, bflo
 template <int ORDER>
 struct Source {
     Source(const bfloat16 *const *places, const Shape &s, int64_t tiled, int64_t tap, int64_t c) {
-        for (int g = 0; g < ORDER; g++) from[g] = places + s.reads[g * s.taps() + tap] * tiled, behind[g] = g * s.in + c;
+        for (int g = 0; g < ORDER; g++)
+            from[g] = places + s.reads[g * s.taps() + tap] * tiled, behind[g] = g * s.in + c;
     }
     template <int W, bool FULL>
     void load(int64_t pixel, uint32_t mask, V (&v)[W][ORDER]) const {
@@ -505,7 +506,8 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
 #pragma omp parallel num_threads(threads)
     {
         Kept &kept = kept_by_thread();
-        uint16_t *patches = kept.patches.reserve(ORDER * component), *grads = kept.grads.reserve(ORDER * size * sizes.out);
+        uint16_t *patches = kept.patches.reserve(ORDER * component);
+        uint16_t *grads = kept.grads.reserve(ORDER * size * sizes.out);
         const bfloat16 **places = kept.places.reserve(size * (s.taps() + 1)), **grad_places = places + size * s.taps();
         const Registers registers;
 #ifdef _OPENMP
@@ -566,7 +568,8 @@ void run(const bfloat16 *field, const bfloat16 *filters, const bfloat16 *bias, b
     pack<ORDER>(filters, s, swapped, sizes, packed, threads);
     const auto correlated = [&](const Shape &one, const bfloat16 *x, bfloat16 *y) {
         by_channels(sizes, s.in, [&](auto vectors, auto full) {
-            correlate<ORDER, decltype(vectors)::value, decltype(full)::value>(x, packed, bias, zeros, one, sizes, y, threads);
+            constexpr int W = decltype(vectors)::value;
+            correlate<ORDER, W, decltype(full)::value>(x, packed, bias, zeros, one, sizes, y, threads);
         });
     };
     if (last) return correlated(s, field, out);
@@ -585,7 +588,8 @@ void run_filters(const bfloat16 *field, const bfloat16 *grad, bfloat16 *filters,
     const bfloat16 *zeros = zeroed(kept.zeros, ORDER * std::max(s.in, s.out));
     const auto add = [&](const Shape &one, const bfloat16 *x, const bfloat16 *dy) {
         by_channels(sizes, s.in, [&](auto vectors, auto full) {
-            correlate_filters<ORDER, decltype(vectors)::value, decltype(full)::value>(x, dy, zeros, one, sizes, sums, threads);
+            constexpr int W = decltype(vectors)::value;
+            correlate_filters<ORDER, W, decltype(full)::value>(x, dy, zeros, one, sizes, sums, threads);
         });
     };
     if (last)
