@@ -14,8 +14,8 @@ _CACHED = 192 * 1024
 # last in inference and in training, and contiguous in both. From group_convolution_shapes_cpu_bfloat16.md there.
 _LEAST_IN_BFLOAT16 = {
     2: ((32, 24, 32, 24), (128, 64, 128, 64)),
-    4: ((16, 10.5, 10.5, 10.5), (48, 32, 6, 6)),
-    8: ((12.5, 7.4, 7.4, 7.4), (25, 19, 8, 8)),
+    4: ((18, 10.5, 10.5, 10.5), (48, 32, 6, 6)),
+    8: ((12.5, 7.4, 7.4, 7.4), (32, 19, 8, 8)),
 }
 
 

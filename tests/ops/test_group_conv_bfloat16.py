@@ -137,7 +137,7 @@ def test_many_fields_go_through_the_irreps_and_few_are_expanded():
             return MODULE.through_irreps(channels_last(x) if last else x, weight, group)
 
     for group, side, last, trains, few, many in [
-        (P4, 3, True, False, 24, 32),
+        (P4, 3, True, False, 32, 48),
         (P4, 3, True, True, 16, 32),
         (P4, 3, False, False, 16, 32),
         (P4, 1, True, False, 64, 96),
