@@ -222,6 +222,7 @@ void pack(const bfloat16 *filters, const Shape &s, bool swapped, const Sizes<ORD
     const int64_t out_step = swapped ? entries : s.in * entries, in_step = swapped ? s.out * entries : entries;
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Buffer<float> rotated(2 * entries * 16);
 #pragma omp for schedule(static) collapse(2)
         for (int64_t n = 0; n < sizes.out; n += 16)
@@ -273,6 +274,7 @@ void unpack(const float *packed, const Shape &s, const Sizes<ORDER> &sizes, bflo
     const int64_t entries = ORDER * s.taps();
 #pragma omp parallel num_threads(threads)
     {
+        const FlushSubnormals flush;
         Buffer<float> rotated(16 * entries * 16), values(ORDER * 256);
         alignas(64) float turned[256];
 #pragma omp for schedule(static) collapse(2)
@@ -437,6 +439,7 @@ void correlate(const bfloat16 *field, const uint16_t *packed, const bfloat16 *bi
         uint16_t *patches = kept.patches.reserve(ORDER * component);
         float *sums = kept.sums.reserve(ORDER * size * sizes.out);
         const bfloat16 **places = kept.places.reserve(size * s.taps());
+        const FlushSubnormals flush;
         const Registers registers;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
@@ -509,6 +512,7 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
         uint16_t *patches = kept.patches.reserve(ORDER * component);
         uint16_t *grads = kept.grads.reserve(ORDER * size * sizes.out);
         const bfloat16 **places = kept.places.reserve(size * (s.taps() + 1)), **grad_places = places + size * s.taps();
+        const FlushSubnormals flush;
         const Registers registers;
 #ifdef _OPENMP
         float *own = sums + omp_get_thread_num() * sizes.size * block;
