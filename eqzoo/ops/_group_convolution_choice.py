@@ -1,8 +1,17 @@
-"""Which group convolutions are faster through the irreps of the group, on a CPU."""
+"""Which group convolutions run through the irreps of the group: where there are kernels, and they are the faster."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..groups import Group
+from ._backend import WITH_BFLOAT16, cpu_function, forced, multiplies_bfloat16, plain
+from ._group_convolution_eager import is_last
+from ._transforms import is_transformed
 
-__all__ = ["faster", "faster_in_bfloat16"]
+__all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]
 
 # From how many fields in and out k x k filters are faster through the irreps, for each order of a group, and from how
 # many C·C' 1 x 1 filters, with channels last and contiguous. From docs/benchmarks/group_convolution_shapes_cpu.md.
@@ -17,6 +26,63 @@ _LEAST_IN_BFLOAT16 = {
     4: ((18, 10.5, 10.5, 10.5), (48, 32, 6, 6)),
     8: ((12.5, 7.4, 7.4, 7.4), (32, 19, 8, 8)),
 }
+# From how many fields where oneDNN multiplies bfloat16 and kernels compute in float32, as on ARM.
+_LEAST_FIELDS_BFLOAT16 = {8: 40}
+
+
+def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
+    """Whether a group convolution runs through the irreps: where there are kernels, and where they are the faster."""
+    dtype = computed_in(field)
+    if plain() or forced("reference") or forced("expanded") or _is_transformed() or not _has_irreps(group):
+        return False
+    if dtype != computed_in(filters) or field.device != filters.device:
+        return False
+    if not (field.is_cpu or field.is_cuda):
+        return False
+    if forced("irreps"):
+        return dtype in WITH_BFLOAT16 or (field.is_cuda and dtype == torch.float16)
+    if not field.is_cpu or dtype not in WITH_BFLOAT16:
+        return False  # on a GPU nothing was measured yet
+    fields, layout = (field.shape[1], len(filters)), (is_last(field), torch.is_grad_enabled())
+    if dtype == torch.bfloat16 and multiplies_bfloat16():
+        if multiplies():
+            return faster_in_bfloat16(group, *fields, filters.shape[-1], *layout)
+        return min(fields) >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
+    pixels = field.shape[-2] * field.shape[-1]
+    return faster(group, *fields, filters.shape[-1], pixels, *layout) and _has_kernel(dtype)
+
+
+def _is_transformed() -> bool:
+    return not torch.compiler.is_compiling() and is_transformed()
+
+
+def _has_irreps(group: Group) -> bool:
+    return group.order == 2 or group.rotations == 4
+
+
+@torch.compiler.assume_constant_result
+def _has_kernel(dtype: torch.dtype) -> bool:
+    return kernel("", torch.empty(0, dtype=dtype, device="cpu")) is not None
+
+
+@torch.compiler.assume_constant_result
+def multiplies() -> bool:
+    """Whether kernels multiply in bfloat16, as they were compiled here."""
+    function = kernel("_multiplies", torch.empty(0, dtype=torch.bfloat16, device="cpu"))
+    return function is not None and function() == 1
+
+
+def computed_in(x: Tensor) -> torch.dtype:
+    """The type of a field or of filters, also under autocast."""
+    device = x.device.type
+    if x.dtype != torch.float64 and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def kernel(name: str, *tensors: Tensor) -> Any:
+    """The C++ function ``group_conv2d<name>`` for the type of the tensors, or None."""
+    return cpu_function("group_conv2d", f"group_conv2d{name}", *tensors, scalars=WITH_BFLOAT16)
 
 
 def faster(

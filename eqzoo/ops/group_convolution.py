@@ -1,6 +1,5 @@
 """Group convolutions, expanded to plain ones or through the irreps of the group."""
 
-import math
 from functools import cache
 from typing import Any
 
@@ -10,24 +9,15 @@ from torch import Tensor
 from ..groups import Group, orbit
 from . import _group_convolution_eager as _eager
 from ._backend import (
-    WITH_BFLOAT16,
-    cpu_function,
-    forced,
     launch,
-    multiplies_bfloat16,
     on_cuda,
     operator,
-    plain,
     register,
 )
-from ._group_convolution_choice import faster, faster_in_bfloat16
+from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
-from ._transforms import is_transformed
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
-
-# From how many fields where oneDNN multiplies bfloat16 and kernels compute in float32, as on ARM.
-_LEAST_FIELDS_BFLOAT16 = {8: 40}
 
 
 def group_conv2d(
@@ -80,59 +70,10 @@ def group_conv2d(
     _check(field, filters, bias, group)
     if not through_irreps(field, filters, group):
         return _eager.expanded(field, filters, bias, group, stride, padding, dilation)
-    dtype = _computed_in(field)
+    dtype = computed_in(field)
     field, filters, bias = field.to(dtype), filters.to(dtype), None if bias is None else bias.to(dtype)
     out: Tensor = _group_conv2d(field, filters, bias, group.rotations, group.reflections, stride, padding, dilation)
     return out
-
-
-def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
-    """Whether a group convolution runs through the irreps: where there are kernels, and where they are the faster."""
-    dtype = _computed_in(field)
-    if plain() or forced("reference") or forced("expanded") or _is_transformed() or not _has_irreps(group):
-        return False
-    if dtype != _computed_in(filters) or field.device != filters.device:
-        return False
-    if not (field.is_cpu or field.is_cuda):
-        return False
-    if forced("irreps"):
-        return dtype in WITH_BFLOAT16 or (field.is_cuda and dtype == torch.float16)
-    if not field.is_cpu or dtype not in WITH_BFLOAT16:
-        return False  # on a GPU nothing was measured yet
-    fields, layout = (field.shape[1], len(filters)), (_eager.is_last(field), torch.is_grad_enabled())
-    if dtype == torch.bfloat16 and multiplies_bfloat16():
-        if _multiplies():
-            return faster_in_bfloat16(group, *fields, filters.shape[-1], *layout)
-        return min(fields) >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
-    pixels = field.shape[-2] * field.shape[-1]
-    return faster(group, *fields, filters.shape[-1], pixels, *layout) and _has_kernel(dtype)
-
-
-def _is_transformed() -> bool:
-    return not torch.compiler.is_compiling() and is_transformed()
-
-
-def _has_irreps(group: Group) -> bool:
-    return group.order == 2 or group.rotations == 4
-
-
-@torch.compiler.assume_constant_result
-def _has_kernel(dtype: torch.dtype) -> bool:
-    return _function("", torch.empty(0, dtype=dtype, device="cpu")) is not None
-
-
-@torch.compiler.assume_constant_result
-def _multiplies() -> bool:
-    """Whether kernels multiply in bfloat16, as they were compiled here."""
-    function = _function("_multiplies", torch.empty(0, dtype=torch.bfloat16, device="cpu"))
-    return function is not None and function() == 1
-
-
-def _computed_in(x: Tensor) -> torch.dtype:
-    device = x.device.type
-    if x.dtype != torch.float64 and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 # Σ G out(f, ψ) is linear in the gradient G, the field f and the filters ψ. Its three derivatives are an operator each:
@@ -259,7 +200,7 @@ def _native_output(
     padding: int,
     dilation: int,
 ) -> Tensor:
-    function = _function("", field)
+    function = kernel("", field)
     if function is None:
         return NotImplemented
     out = _empty(field, len(filters), *_sizes(field, filters.shape[-1], stride, padding, dilation))
@@ -279,7 +220,7 @@ def _native_field_gradient(
     padding: int,
     dilation: int,
 ) -> Tensor:
-    function = _function("", grad)
+    function = kernel("", grad)
     if function is None or stride > 1:
         return NotImplemented
     # The adjoint of an equivariant map is one: the same operation with transposed filters.
@@ -300,7 +241,7 @@ def _native_filters_gradient(
     padding: int,
     dilation: int,
 ) -> Tensor:
-    function = _function("_filters", grad, field)
+    function = kernel("_filters", grad, field)
     if function is None:
         return NotImplemented
     group, last = Group(rotations, reflections), _eager.is_last(field)
@@ -409,10 +350,6 @@ def _triton_filters_gradient(
     out = field.new_empty(grad.shape[1], field.shape[1] * group.order, side, side)
     triton.correlate_filters(field, grad, out, *_tables(group, side, False), stride, padding, dilation)
     return out
-
-
-def _function(name: str, *tensors: Tensor) -> Any:
-    return cpu_function("group_conv2d", f"group_conv2d{name}", *tensors, scalars=WITH_BFLOAT16)
 
 
 @cache

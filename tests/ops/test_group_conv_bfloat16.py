@@ -10,7 +10,7 @@ from eqzoo import groups
 from eqzoo.groups import P4, P4M, Z2M
 from eqzoo.layers import GroupConv2d
 from eqzoo.ops import group_conv2d, use_backend
-from tests.ops.test_group_conv_kernels import GROUPS, MODULE, assert_near, case, channels_last, with_gradients
+from tests.ops.test_group_conv_kernels import CHOICE, GROUPS, assert_near, case, channels_last, with_gradients
 
 # Batch, fields in and out, k, stride, padding, dilation, height, width: 32 channels at a time, 16, and parts of them;
 # half a block of rows left over; more rows than are multiplied at a time; tiles of few and of many pixels.
@@ -23,7 +23,7 @@ SHAPES = [
     (40, 16, 16, 3, 1, 1, 1, 6, 6),
 ]
 
-needs_products = pytest.mark.skipif(not MODULE._multiplies(), reason="no products in bfloat16 here")
+needs_products = pytest.mark.skipif(not CHOICE.multiplies(), reason="no products in bfloat16 here")
 
 
 def errors(found, expected):
@@ -128,13 +128,13 @@ def test_a_layer_compiled_checkpointed_and_in_evaluation_mode_under_autocast():
 @needs_products
 def test_many_fields_go_through_the_irreps_and_few_are_expanded():
     """By layout, and in inference by more fields than in training."""
-    assert MODULE.multiplies_bfloat16()
+    assert CHOICE.multiplies_bfloat16()
 
     def chosen(group, channels, side, last, trains):
         x = torch.empty(1, channels, group.order, 8, 8, dtype=torch.bfloat16)
         weight = torch.empty(channels, channels * group.order, side, side, dtype=torch.bfloat16)
         with torch.set_grad_enabled(trains):
-            return MODULE.through_irreps(channels_last(x) if last else x, weight, group)
+            return CHOICE.through_irreps(channels_last(x) if last else x, weight, group)
 
     for group, side, last, trains, few, many in [
         (P4, 3, True, False, 32, 48),

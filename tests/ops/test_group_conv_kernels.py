@@ -16,6 +16,7 @@ from eqzoo.ops import group_conv2d, use_backend
 from tests.layers import reference
 
 MODULE = sys.modules["eqzoo.ops.group_convolution"]
+CHOICE = sys.modules["eqzoo.ops._group_convolution_choice"]
 GROUPS = [Z2M, cyclic(2), P4, P4M]
 # Batch, fields in and out, k, stride, padding, dilation, height, width: fewer fields than a vector has lanes and more,
 # odd numbers of them, several parts of the rows (k²C > 240) and of the columns, even filters, padding beyond those,
@@ -65,8 +66,8 @@ def assert_near(found, expected, tolerance):
 def kernels(request, monkeypatch):
     """Runs a test with the C++ kernels, and with none."""
     if request.param == "torch":
-        monkeypatch.setattr(MODULE, "cpu_function", lambda *_, **__: None)
-    elif MODULE._function("", torch.ones(1)) is None:
+        monkeypatch.setattr(CHOICE, "cpu_function", lambda *_, **__: None)
+    elif CHOICE.kernel("", torch.ones(1)) is None:
         pytest.skip("no C++ compiler")
 
 
@@ -105,7 +106,7 @@ def test_the_comparison_sees_a_wrong_tap_and_a_wrong_pose(monkeypatch):
         monkeypatch.setattr(
             MODULE, "_tables", lambda *a, planted=planted: tuple(v.contiguous() for v in planted(*tables(*a)))
         )
-        if MODULE._function("", torch.ones(1)) is None:
+        if CHOICE.kernel("", torch.ones(1)) is None:
             pytest.skip("no C++ compiler")
         with pytest.raises(AssertionError):
             assert_near(with_gradients("irreps", arguments, P4, options)[:1], expected[:1], 1e-2)
@@ -261,7 +262,7 @@ def test_multiply_adds_are_those_of_the_expanded_convolution():
 def test_torch_func_sees_through_the_layer():
     """torch.func has no rule for the operators; the expanded convolution runs instead."""
     conv, x = GroupConv2d(P4, 16, 16, 3, padding=1), torch.randn(3, 16, 4, 5, 5)
-    assert MODULE.through_irreps(x, conv.weight, P4)
+    assert CHOICE.through_irreps(x, conv.weight, P4)
     torch.testing.assert_close(torch.vmap(lambda one: conv(one[None])[0])(x), conv(x))
     _, tangent = torch.func.jvp(conv, (x,), (torch.ones_like(x),))
     torch.testing.assert_close(tangent, conv(x + 1) - conv(x))
@@ -270,6 +271,6 @@ def test_torch_func_sees_through_the_layer():
 @pytest.mark.parametrize("backend", ["reference", "expanded"])
 def test_some_backends_expand_every_group_convolution(backend):
     (x, weight, _), _ = case(P4, (1, 16, 16, 3, 1, 1, 1, 5, 5))
-    assert MODULE.through_irreps(x, weight, P4)
+    assert CHOICE.through_irreps(x, weight, P4)
     with use_backend(backend):
-        assert not MODULE.through_irreps(x, weight, P4)
+        assert not CHOICE.through_irreps(x, weight, P4)
