@@ -5,13 +5,24 @@
 // rows, so that small images fill them too. The padding at the ends of rows is computed like queries and discarded;
 // its gradients are 0 because that of the output is 0 there.
 //
-// Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels.
+// Scratch is a few planes of one head, and the scores of a tile (forward) or of a band (backward) of pixels; for fields
+// with channels last also the planes of a few images.
+
+// Sums are taken in the order that is written: it is the fastest one here, and `power_of_two` depends on it.
+#if defined(__clang__)
+#pragma clang fp reassociate(off)
+#else
 #pragma GCC optimize("no-associative-math")
+#endif
+
 #include <algorithm>
 #include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include "common.h"
 
@@ -20,13 +31,18 @@ namespace {
 // The bytes of the weights of a band, and of the gradients of its scores: with the planes they fit a cache of 1 MB.
 constexpr int64_t BAND_BYTES = 240 * 1024;
 
+// The bytes of the fields of a block of images: they fit a cache of 2 MB.
+constexpr int64_t BLOCK_BYTES = 1024 * 1024;
+
 constexpr double LOG_2 = 0.69314718055994530942;
 
 struct bfloat16 {
     uint16_t bits;
 };
 
-template <class T> inline void convert(const T *from, T *to, int64_t count) { std::memcpy(to, from, count * sizeof(T)); }
+template <class T> inline void convert(const T *from, T *to, int64_t count) {
+    std::memcpy(to, from, count * sizeof(T));
+}
 
 // A bfloat16 is the upper half of a float, rounded to even.
 inline void convert(const bfloat16 *__restrict from, float *__restrict to, int64_t count) {
@@ -128,24 +144,29 @@ template <bool TO_LAST, class S>
 void lay_out(const S *from, S *to, int64_t channels, int64_t order, int64_t pixels) {
     using B = Block<S>;
     constexpr int N = B::N;
+    // Some cache lines of pixels at a time, so that what is read with gaps is read once.
+    constexpr int64_t RUN = 64 / sizeof(S);
     const int64_t planes = channels * order;
-    for (int64_t j = 0; j < planes; j += N) {
-        const int64_t columns = std::min<int64_t>(N, planes - j);
-        int64_t plane[N];
-        for (int64_t r = 0; r < columns; r++) plane[r] = ((j + r) % channels * order + (j + r) / channels) * pixels;
-        int64_t i = 0;
-        for (; columns == N && i + N <= pixels; i += N) {
-            typename B::Row rows[N];
-            for (int r = 0; r < N; r++)
-                std::memcpy(&rows[r], from + (TO_LAST ? plane[r] + i : (i + r) * planes + j), sizeof rows[r]);
-            B::transpose(rows);
-            for (int r = 0; r < N; r++)
-                std::memcpy(to + (TO_LAST ? (i + r) * planes + j : plane[r] + i), &rows[r], sizeof rows[r]);
+    for (int64_t begin = 0; begin < pixels; begin += RUN)
+        for (int64_t j = 0; j < planes; j += N) {
+            const int64_t columns = std::min<int64_t>(N, planes - j), end = std::min(pixels, begin + RUN);
+            int64_t plane[N], c = j % channels, element = j / channels, i = begin;
+            for (int64_t r = 0; r < columns; r++) {
+                plane[r] = (c * order + element) * pixels;
+                if (++c == channels) c = 0, element++;
+            }
+            for (; columns == N && i + N <= end; i += N) {
+                typename B::Row rows[N];
+                for (int r = 0; r < N; r++)
+                    std::memcpy(&rows[r], from + (TO_LAST ? plane[r] + i : (i + r) * planes + j), sizeof rows[r]);
+                B::transpose(rows);
+                for (int r = 0; r < N; r++)
+                    std::memcpy(to + (TO_LAST ? (i + r) * planes + j : plane[r] + i), &rows[r], sizeof rows[r]);
+            }
+            for (int64_t r = 0; r < columns; r++)
+                for (int64_t x = i; x < end; x++)
+                    to[TO_LAST ? x * planes + j + r : plane[r] + x] = from[TO_LAST ? plane[r] + x : x * planes + j + r];
         }
-        for (int64_t r = 0; r < columns; r++)
-            for (int64_t x = i; x < pixels; x++)
-                to[TO_LAST ? x * planes + j + r : plane[r] + x] = from[TO_LAST ? plane[r] + x : x * planes + j + r];
-    }
 }
 
 // Fields of a block of images with planes first: where they lie in memory if they lie so there, or else in scratch.
@@ -187,12 +208,18 @@ template <class S> class Planes {
     }
 };
 
-// The images of a block: enough to keep all threads busy, and few enough to stay in the cache.
-inline int64_t block_of_images(int64_t batch, int64_t threads, bool last) {
-    return last ? std::min(batch, 8 * threads) : batch;
+// The images of a block: the same number for all threads, with their planes in the cache.
+template <class S, class T> int64_t block_of_images(const Sizes<T> &s, int64_t fields, int64_t threads, bool last) {
+    const int64_t bytes = fields * s.channels * s.order * s.plane() * sizeof(S);
+    return last ? std::min(s.batch, threads * std::max<int64_t>(1, BLOCK_BYTES / bytes)) : s.batch;
 }
 
+// The larger numbers; b where a is not a number.
 template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
+#if defined(__AVX512F__)
+// GCC does not find the instruction.
+template <> inline Vector<float> larger(Vector<float> a, Vector<float> b) { return _mm512_max_ps(a, b); }
+#endif
 
 // 2^x of numbers up to 0, to about 1 ulp; below the smallest normal number it gives that. The nearest integer n lies in
 // the last bits of x plus a number so large that no bits are left behind the point, 2^(x - n) is a polynomial, and n is
@@ -200,7 +227,7 @@ template <class V> inline V larger(V a, V b) { return a > b ? a : b; }
 inline Vector<float> power_of_two(Vector<float> x) {
     typedef uint32_t Bits __attribute__((vector_size(vector_bytes)));
     constexpr float large = 0x1.8p23f;
-    x = larger(x, Vector<float>{} - 126.0f);
+    x = larger(Vector<float>{} - 126.0f, x);
     const Vector<float> shifted = x + large, r = x - (shifted - large);
     Vector<float> y = r * 1.3264727065e-3f + 9.6715126489e-3f;
     y = y * r + 5.5507337437e-2f;
@@ -213,7 +240,7 @@ inline Vector<float> power_of_two(Vector<float> x) {
 inline Vector<double> power_of_two(Vector<double> x) {
     typedef uint64_t Bits __attribute__((vector_size(vector_bytes)));
     constexpr double large = 0x1.8p52;
-    x = larger(x, Vector<double>{} - 1022.0);
+    x = larger(Vector<double>{} - 1022.0, x);
     const Vector<double> shifted = x + large, r = (x - (shifted - large)) * LOG_2;
     Vector<double> y = r / 13 + 1;  // the Taylor series: below 2^-53 for |r| <= ln(2) / 2
     for (int k = 12; k > 0; k--) y = y * r * (1.0 / k) + 1.0;
@@ -261,31 +288,34 @@ template <class T, int N> struct Tile {
         }
     }
 
-    // dots(d, P) (+)= u(P) m(d, P) for one channel; stores m in kept (d, P, tile) and the maxima over d in top (P, tile)
-    // unless these are null.
+    // dots(d, P) = sum over channels of u(P) m(d, P); stores m in kept (c, d, P, tile) and the maxima of dots over d in
+    // top (P, tile) unless these are null.
     static void dots(
-        T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
+        T *__restrict dots, int64_t dots_pitch, int64_t channels, const T *__restrict u, int64_t u_pitch,
         const T *__restrict x, int64_t x_pitch, const T *__restrict psi, const T *__restrict beta,
         const std::vector<int64_t> &shift, T *__restrict kept, T *__restrict top
     ) {
+        const int64_t offsets = shift.size();
         for (int b = 0; b < N; b += B) {
-            V own[B][W], most[B][W];
+            V most[B][W];
             for (int p = 0; p < B; p++)
-                for (int w = 0; w < W; w++) {
-                    own[p][w] = load(u + (b + p) * u_pitch + w * L);
-                    most[p][w] = V{} - std::numeric_limits<T>::infinity();
+                for (int w = 0; w < W; w++) most[p][w] = V{} - std::numeric_limits<T>::infinity();
+            for (int64_t d = 0; d < offsets; d++) {
+                V dot[B][W] = {};
+                for (int64_t c = 0; c < channels; c++) {
+                    V m[B][W];
+                    const int64_t row = (c * offsets + d) * N + b;
+                    map(m, x + c * N * x_pitch + shift[d], x_pitch, psi + row * N, beta + row);
+                    for (int p = 0; p < B; p++)
+                        for (int w = 0; w < W; w++) {
+                            dot[p][w] += load(u + (c * N + b + p) * u_pitch + w * L) * m[p][w];
+                            if (kept) store<T>(kept + (row + p) * T_ + w * L, m[p][w]);
+                        }
                 }
-            for (size_t d = 0; d < shift.size(); d++) {
-                V m[B][W];
-                map(m, x + shift[d], x_pitch, psi + (d * N + b) * N, beta + d * N + b);
                 for (int p = 0; p < B; p++)
                     for (int w = 0; w < W; w++) {
-                        int64_t row = d * N + b + p;
-                        T *to = dots + row * dots_pitch + w * L;
-                        const V dot = first ? own[p][w] * m[p][w] : load(to) + own[p][w] * m[p][w];
-                        store<T>(to, dot);
-                        if (top) most[p][w] = larger(most[p][w], dot);
-                        if (kept) store<T>(kept + row * T_ + w * L, m[p][w]);
+                        store<T>(dots + (d * N + b + p) * dots_pitch + w * L, dot[p][w]);
+                        most[p][w] = larger(most[p][w], dot[p][w]);
                     }
             }
             if (!top) continue;
@@ -294,17 +324,19 @@ template <class T, int N> struct Tile {
         }
     }
 
-    // dots(d, P) (+)= u(P) m(d, P) where m was kept.
+    // The same where m was kept.
     static void dots_of_kept(
-        T *__restrict dots, int64_t dots_pitch, bool first, const T *__restrict u, int64_t u_pitch,
+        T *__restrict dots, int64_t dots_pitch, int64_t channels, const T *__restrict u, int64_t u_pitch,
         const T *__restrict kept, int64_t offsets
     ) {
-        for (int64_t row = 0; row < offsets * N; row++)
-            for (int w = 0; w < W; w++) {
-                T *to = dots + row * dots_pitch + w * L;
-                V product = load(u + row % N * u_pitch + w * L) * load(kept + row * T_ + w * L);
-                store<T>(to, first ? product : load(to) + product);
-            }
+        for (int64_t row = 0; row < offsets * N; row++) {
+            V dot[W] = {};
+            for (int64_t c = 0; c < channels; c++)
+                for (int w = 0; w < W; w++)
+                    dot[w] += load(u + (c * N + row % N) * u_pitch + w * L) *
+                              load(kept + (c * offsets * N + row) * T_ + w * L);
+            for (int w = 0; w < W; w++) store<T>(dots + row * dots_pitch + w * L, dot[w]);
+        }
     }
 
     // out(P) = factor(P) times the sum over d of a(d, P) m(d, P), for one channel.
@@ -331,13 +363,18 @@ template <class T, int N> struct Tile {
         T *__restrict out, int64_t out_pitch, const T *__restrict a, int64_t a_pitch, const T *__restrict factor,
         const T *__restrict kept, int64_t offsets
     ) {
-        for (int p = 0; p < N; p++)
-            for (int w = 0; w < W; w++) {
-                V sum{};
-                for (int64_t d = 0; d < offsets; d++)
-                    sum += load(a + (d * N + p) * a_pitch + w * L) * load(kept + (d * N + p) * T_ + w * L);
-                store<T>(out + p * out_pitch + w * L, sum * load(factor + p * T_ + w * L));
-            }
+        for (int b = 0; b < N; b += B) {
+            V sum[B][W] = {};
+            for (int64_t d = 0; d < offsets; d++)
+                for (int p = 0; p < B; p++)
+                    for (int w = 0; w < W; w++) {
+                        const int64_t row = d * N + b + p;
+                        sum[p][w] += load(a + row * a_pitch + w * L) * load(kept + row * T_ + w * L);
+                    }
+            for (int p = 0; p < B; p++)
+                for (int w = 0; w < W; w++)
+                    store<T>(out + (b + p) * out_pitch + w * L, sum[p][w] * load(factor + (b + p) * T_ + w * L));
+        }
     }
 
     // Scores become powers of two, top their maxima and inverse the inverse of their sums.
@@ -416,7 +453,7 @@ void forward(
 ) {
     using Own = Tile<T, N>;
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
-    const int64_t block = block_of_images(s.batch, threads, last);
+    const int64_t block = block_of_images<S>(s, 4, threads, last);
     const Planes<S> in(s, {query, key, value}, block, last), outs(s, {out}, block, last);
 #pragma omp parallel num_threads(threads)
     {
@@ -437,13 +474,11 @@ void forward(
                     if (value) s.pad(in.at(2, begin) + at, values + s.origin, s.padded);
                     queries<T, N>(s, q, raw, query_map, first, scale / LOG_2);
                     for (int64_t i = 0; i < s.pixels; i += tile) {
-                        for (int64_t c = 0; c < s.size; c++)
-                            Own::dots(
-                                scores, tile, c == 0, q + c * N * s.pixels + i, s.pixels, keys + c * N * s.padded + i,
-                                s.padded, key_map.psi.data() + (first + c) * per_psi,
-                                key_map.beta.data() + (first + c) * per_beta, s.shift,
-                                value ? nullptr : kept + c * per_beta * tile, c + 1 == s.size ? top + 0 : nullptr
-                            );
+                        Own::dots(
+                            scores, tile, s.size, q + i, s.pixels, keys + i, s.padded,
+                            key_map.psi.data() + first * per_psi, key_map.beta.data() + first * per_beta, s.shift,
+                            value ? nullptr : kept + 0, top
+                        );
                         Own::exponentials(scores, tile, top, inverse, s.offsets);
                         for (int64_t c = 0; c < s.size; c++) {
                             T *to = y + c * N * s.pixels + i;
@@ -581,7 +616,7 @@ void backward(
     using Own = Tile<T, N>;
     constexpr int64_t L = lanes<T>;
     using V = Vector<T>;
-    const int64_t block = block_of_images(s.batch, threads, last);
+    const int64_t block = block_of_images<S>(s, 7, threads, last);
     const Planes<S> in(s, {grad, query, key, value}, block, last);
     const Planes<S> outs(s, {grad_query, grad_key, grad_value}, block, last);
     const int64_t per_psi = s.offsets * N * N, per_beta = s.offsets * N, tile = Own::T_;
@@ -617,31 +652,25 @@ void backward(
                         for (int64_t start = 0; start < s.pixels; start += s.band) {
                             for (int64_t i = start; i < start + s.band; i += tile) {
                                 T *a = weights + (i - start), *da = dscores + (i - start);
-                                for (int64_t c = 0; c < s.size; c++) {
-                                    const int64_t own = c * N * s.pixels + i, pad = c * N * s.padded + i;
-                                    T *keep = kept + c * per_beta * tile;
+                                Own::dots(
+                                    a, s.band, s.size, q + i, s.pixels, keys + i, s.padded,
+                                    key_map.psi.data() + first * per_psi, key_map.beta.data() + first * per_beta,
+                                    s.shift, kept, top
+                                );
+                                if (value)
                                     Own::dots(
-                                        a, s.band, c == 0, q + own, s.pixels, keys + pad, s.padded,
-                                        key_map.psi.data() + (first + c) * per_psi,
-                                        key_map.beta.data() + (first + c) * per_beta, s.shift, keep,
-                                        c + 1 == s.size ? top + 0 : nullptr
+                                        da, s.band, s.size, g + i, s.pixels, values + i, s.padded,
+                                        value_map.psi.data() + first * per_psi,
+                                        value_map.beta.data() + first * per_beta, s.shift, nullptr, nullptr
                                     );
-                                    if (value)
-                                        Own::dots(
-                                            da, s.band, c == 0, g + own, s.pixels, values + pad, s.padded,
-                                            value_map.psi.data() + (first + c) * per_psi,
-                                            value_map.beta.data() + (first + c) * per_beta, s.shift, nullptr,
-                                            nullptr
-                                        );
-                                    else
-                                        Own::dots_of_kept(da, s.band, c == 0, g + own, s.pixels, keep, s.offsets);
-                                }
+                                else
+                                    Own::dots_of_kept(da, s.band, s.size, g + i, s.pixels, kept, s.offsets);
                                 Own::softmax_backward(a, da, s.band, top, inverse, s.offsets);
                                 for (int64_t j = 0; j < N * tile; j++) factor[j] = T(scale) * inverse[j];
                                 for (int64_t c = 0; c < s.size; c++)
                                     Own::mix_of_kept(
-                                        dq + c * N * s.pixels + i, s.pixels, da, s.band, factor, kept + c * per_beta * tile,
-                                        s.offsets
+                                        dq + c * N * s.pixels + i, s.pixels, da, s.band, factor,
+                                        kept + c * per_beta * tile, s.offsets
                                     );
                                 // What the gradients of mapped neighbors are multiples of: q back in base e.
                                 for (int64_t c = 0; c < s.size; c++) {
@@ -655,7 +684,8 @@ void backward(
                                 T *dpsi = key_psi + c * per_psi * L, *dbeta = key_beta + c * per_beta * L;
                                 if (value) {
                                     add_gradients<T, N, false>(
-                                        s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi, dbeta, mapped
+                                        s, dscores, q + own, nullptr, nullptr, keys + pad, dkeys + pad, psi, dpsi,
+                                        dbeta, mapped
                                     );
                                     add_gradients<T, N, false>(
                                         s, weights, g + own, nullptr, nullptr, values + pad, dvalues + pad,
@@ -664,7 +694,8 @@ void backward(
                                     );
                                 } else {
                                     add_gradients<T, N, true>(
-                                        s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi, dbeta, mapped
+                                        s, dscores, q + own, weights, g + own, keys + pad, dkeys + pad, psi, dpsi,
+                                        dbeta, mapped
                                     );
                                 }
                             }
