@@ -102,8 +102,10 @@ def advice_after(
     gap = training_accuracy - valid_accuracy
     said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
     if gap >= OVERFIT:
-        other = "affine_color" if recipe.augment in ("affine", "rotations") else "affine"
-        found.append(f"{said}: add images, or augment them more with --augment {other}")
+        stronger = {"affine": "affine_color", "rotations": "affine_color", "affine_color": None}
+        other = stronger.get(recipe.augment, "affine")
+        more = f"augment them more with --augment {other}" if other else "regularize more with --set weight_decay=0.05"
+        found.append(f"{said}: add images, or {more}")
     elif gap <= -UNDERFIT or training_accuracy < NOT_FITTED:
         found.append(
             f"{said}: the network does not fit its images yet; train for longer with --epochs {2 * recipe.epochs}"

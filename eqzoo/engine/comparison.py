@@ -74,8 +74,10 @@ def train_baseline(
 
     AdamW by the rules of `eqzoo.engine.defaults`, with a learning rate of 4e-3 from random weights and of 1e-3 from
     trained ones; rotations by any angle, reflections and shifts as augmentation; the epochs that fit into the time, at
-    least one, and the most accurate on the validation images is kept. The folder ``against/<name>`` of the run holds
-    the files, so that it is resumed with it, and a finished run can be compared with several networks.
+    least one, and the most accurate on the validation images is kept. Mean and standard deviation are those of the
+    fine-tuning, but those of the weights in networks without batch norms that start from trained ones. The folder
+    ``against/<name>`` of the run holds the files, so that it is resumed with it, and a finished run can be compared
+    with several networks.
 
     Args:
         name: The network, as `check_baseline` takes it.
@@ -101,7 +103,9 @@ def train_baseline(
 
     def planned(epochs: int, **formats: Any) -> Recipe:
         given = {"epochs": epochs, "lr": _RATES[start is not None], "augment": "affine", **formats}
-        kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size")}
+        kept = {
+            key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")
+        }
         return Recipe(name, own.dataset, **kept, **with_rules(given))
 
     def build() -> nn.Module:
@@ -109,7 +113,9 @@ def train_baseline(
         model: Any = timm.create_model(name, pretrained=start is not None, **sizes)
         if start:
             model.reset_classifier(sizes["num_classes"])  # the trained one is of other classes
-        model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
+        adapts = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+        if not start or adapts or len(model.pretrained_cfg["mean"]) != sizes["in_chans"]:
+            model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
         return cast(nn.Module, model)
 
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
