@@ -24,7 +24,7 @@ SHIPPED = ROOT / "model_cards" / NAME / "model.safetensors"
 
 def zeros_checkpoint(folder, name=NAME):
     """A checkpoint that can be told from the shipped one: all zeros."""
-    model = eqzoo.create_model(name.partition(".")[0])
+    model = eqzoo.create_model(name)
     (folder / name).mkdir(parents=True)
     state = {key: torch.zeros_like(value) for key, value in model.state_dict().items()}
     save_file(state, folder / name / "model.safetensors")
@@ -60,18 +60,22 @@ def test_the_order_of_the_places(tmp_path, monkeypatch):
 
 
 def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_are(tmp_path, monkeypatch):
-    name = "p4_asc_resnet29"
+    from eqzoo.models import _builder
+
+    name = "z2_sasa_resnet29"
     fresh = eqzoo.create_model(name)
-    assert (fresh.in_chans, fresh.pretrained_cfg["tag"]) == (3, "cifar10")
+    assert (fresh.num_classes, fresh.pretrained_cfg["tag"]) == (10, "cifar10")
+    zeros_checkpoint(tmp_path, f"{name}.cifar100")
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
+    monkeypatch.setattr(_builder, "published_names", lambda: [f"{name}.cifar100"])
     for create in (eqzoo.create_model, timm.create_model):
         trained = create(name, pretrained=True)
-        assert (trained.in_chans, trained.pretrained_cfg["tag"]) == (1, "rotmnist")
-    assert eqzoo.create_model(name, pretrained=True, in_chans=3, num_classes=4).in_chans == 3
-    with pytest.raises(FileNotFoundError, match=r"no weights for p4_asc_resnet29\.cifar10"):
+        assert (trained.num_classes, trained.pretrained_cfg["tag"]) == (100, "cifar100")
+    assert eqzoo.create_model(name, pretrained=True, in_chans=1, num_classes=4).in_chans == 1
+    with pytest.raises(FileNotFoundError, match=r"no weights for z2_sasa_resnet29\.cifar10"):
         eqzoo.create_model(f"{name}.cifar10", pretrained=True)
     # Weights of the first data set come before those of another.
     zeros_checkpoint(tmp_path, f"{name}.cifar10")
-    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
     assert eqzoo.create_model(name, pretrained=True).pretrained_cfg["tag"] == "cifar10"
 
 
