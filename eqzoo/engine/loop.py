@@ -50,7 +50,7 @@ def train(
 
     On a CPU with glibc, the process keeps freed memory from then on (`eqzoo.engine.allocator.keep_freed_memory`);
     ``EQZOO_MALLOC=0`` in the environment prevents it. While it trains, this thread takes numbers below the smallest
-    normal one for 0 (`eqzoo.engine.processor.flushed_subnormals`).
+    normal one for 0.
 
     Args:
         recipe: The recipe.
