@@ -61,6 +61,7 @@ def _recipe(
 
 RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _SHARP, half_size_epochs=9),
+    **_recipe("p4m_resnet29", "eurosat", 21, 0.02, half_size_epochs=18, precision="bfloat16"),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9, precision="bfloat16"),
     **_recipe(
         "p4_resnet29",
