@@ -104,8 +104,7 @@ def advice_after(
     if gap >= OVERFIT:
         stronger = {"affine": "affine_color", "rotations": "affine_color", "affine_color": None}
         other = stronger.get(recipe.augment, "affine")
-        more = f"augment them more with --augment {other}" if other else "regularize more with --set weight_decay=0.05"
-        found.append(f"{said}: add images, or {more}")
+        found.append(f"{said}: add images" + (f", or augment them more with --augment {other}" if other else ""))
     elif gap <= -UNDERFIT or training_accuracy < NOT_FITTED:
         found.append(
             f"{said}: the network does not fit its images yet; train for longer with --epochs {2 * recipe.epochs}"

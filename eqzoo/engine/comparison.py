@@ -11,7 +11,7 @@ from torch import nn
 
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..data import AnySplit
-from .defaults import with_rules
+from .defaults import keeps_statistics, with_rules
 from .loop import train
 from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
 from .recipe import Recipe
@@ -113,8 +113,7 @@ def train_baseline(
         model: Any = timm.create_model(name, pretrained=start is not None, **sizes)
         if start:
             model.reset_classifier(sizes["num_classes"])  # the trained one is of other classes
-        adapts = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        if not start or adapts or len(model.pretrained_cfg["mean"]) != sizes["in_chans"]:
+        if not start or not keeps_statistics(model) or len(model.pretrained_cfg["mean"]) != sizes["in_chans"]:
             model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
         return cast(nn.Module, model)
 

@@ -4,12 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from ..data import AnySplit, num_classes
 from ..groups import P4, Group
 from ..models import EquivariantNet
 from .recipe import Recipe
 
-__all__ = ["AUTOMATIC", "fine_tuning_recipe", "least_epochs", "missing_symmetries", "with_rules"]
+__all__ = ["AUTOMATIC", "fine_tuning_recipe", "keeps_statistics", "least_epochs", "missing_symmetries", "with_rules"]
 
 # Measured on the machine, see `eqzoo.engine.speed`.
 AUTOMATIC = ("precision", "channels_last")
@@ -105,3 +107,11 @@ def missing_symmetries(group: Group) -> str:
     """The augmentation by the symmetries of the pixel grid that are not in a group."""
     rotations = any(group.element(P4.matrix(g)) is None for g in P4.elements)
     return "quarter_rotations_flips" if rotations else "none" if group.reflections else "flips"
+
+
+def keeps_statistics(model: nn.Module) -> bool:
+    """Whether images are normalized by the mean and deviation that the network's weights were trained with.
+
+    Batch norms adapt to the statistics of the images; a network without them keeps those of its weights.
+    """
+    return not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -20,7 +20,7 @@ from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
 from .comparison import check_baseline
-from .defaults import fine_tuning_recipe, with_rules
+from .defaults import fine_tuning_recipe, keeps_statistics, with_rules
 from .loop import check_device, train
 from .processor import limited_threads
 from .recipe import Recipe
@@ -111,7 +111,7 @@ def finetune(
         FileNotFoundError: If there are no such images.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         ImportError: If the packages of the training loop are missing.
-        OSError: If the folder cannot be written.
+        OSError: If the folder cannot be written, or weights of ``against`` are found nowhere.
     """
     _check_call(output, data, recipe, device)
     _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
@@ -295,11 +295,8 @@ def _settings(
         raise ValueError(f"there is one class, {classes[0]!r}; two or more are needed")
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
-    # Batch norms adapt to the statistics of the images, unless they are frozen; other networks keep those that their
-    # weights were trained with.
-    adapts = not frozen and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in blank.modules())
     fits = len(cfg["mean"]) in (1, train.shape[0]) and blank.in_chans == train.shape[0]
-    if start and fits and not adapts:
+    if start and fits and (frozen or keeps_statistics(blank)):
         mean, std = list(cfg["mean"]), list(cfg["std"])
         mean, std = (values * (train.shape[0] // len(values)) for values in (mean, std))
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..groups import Group
 from ._backend import WITH_BFLOAT16, cpu_function, forced, multiplies_bfloat16, plain
-from ._group_convolution_eager import is_last
+from ._layout import is_last
 from ._transforms import is_transformed
 
 __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]

@@ -5,15 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import Group, orbit
+from ._layout import is_last, laid_out
 
 __all__ = [
     "expand_filters",
     "expanded",
     "field_gradient",
     "filters_gradient",
-    "in_memory",
-    "is_last",
-    "laid_out",
     "output",
 ]
 
@@ -40,15 +38,6 @@ def expanded(
     if bias is not None:
         bias = bias.repeat(group.order) if last else bias.repeat_interleave(group.order)
     return _field(F.conv2d(_planes(field, last), bank, bias, stride, padding, dilation), group.order, last)
-
-
-def is_last(field: Tensor) -> bool:
-    """Whether a field lies in memory as (B, height, width, |H|, C)."""
-    _, channels, order, height, width = field.shape
-    strides = (height * width * order * channels, 1, channels, width * order * channels, order * channels)
-    return all(size == 1 or a == b for size, a, b in zip(field.shape, field.stride(), strides, strict=True)) and not (
-        field.is_contiguous()
-    )
 
 
 def output(
@@ -142,13 +131,3 @@ def _planes(field: Tensor, last: bool) -> Tensor:
 
 def _field(planes: Tensor, order: int, last: bool) -> Tensor:
     return planes.unflatten(1, (order, -1)).transpose(1, 2) if last else planes.unflatten(1, (-1, order))
-
-
-def in_memory(field: Tensor, last: bool) -> Tensor:
-    """A field as it lies in memory, copied if it does not lie so yet."""
-    return field.permute(0, 3, 4, 2, 1).contiguous() if last else field.contiguous()
-
-
-def laid_out(field: Tensor, last: bool) -> Tensor:
-    found = in_memory(field, last)
-    return found.permute(0, 4, 3, 1, 2) if last else found

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import _backend, reference
 from ._chunks import chunks
 from ._dtypes import accumulation_dtype
+from ._layout import empty, in_memory, is_last, laid_out
 from .reference import AffineBank, AffineBanks
 
 __all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
@@ -192,14 +193,13 @@ _attend_backward = _backend.operator("affine_attention_backward", _chunked_backw
 
 @_backend.register(_attend, "cpu", _chunked)
 def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float) -> Tensor:
-    query = tensors[0]
+    query, last = tensors[0], is_last(tensors[0])
     inputs = _for_kernels(tensors)
     function = _cpu_function("affine_attention", inputs)
     if function is None:
         return NotImplemented
     out = torch.empty_like(inputs[0])
-    last = _is_last(query)
-    arguments = [_in_memory(t) for t in [*_with_gaps(inputs), out]]
+    arguments = _in_memory([*_with_gaps(inputs), out], last)
     _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, last)
     return out.to(query.dtype)
 
@@ -208,15 +208,15 @@ def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
 def _native_backward(
     grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float
 ) -> list[Tensor]:
-    query = tensors[0]
+    query, last = tensors[0], is_last(tensors[0])
     inputs = _for_kernels(tensors)
     function = _cpu_function("affine_attention_backward", inputs)
     if function is None:
         return NotImplemented
     grads = [torch.empty_like(t) for t in inputs]
-    grad = _laid_out(grad.to(inputs[0].dtype), _is_last(query))
-    arguments = [_in_memory(t) for t in [grad, *_with_gaps(inputs), *_with_gaps(grads)]]
-    _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, _is_last(query))
+    grad = laid_out(grad.to(inputs[0].dtype), last)
+    arguments = _in_memory([grad, *_with_gaps(inputs), *_with_gaps(grads)], last)
+    _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, last)
     return [g.to(t.dtype) for g, t in zip(grads, tensors, strict=True)]
 
 
@@ -227,7 +227,7 @@ def _triton(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     from .triton import affine_attention as kernels
 
     out = kernels.forward([t.contiguous() for t in tensors], kernel_size, num_heads, scale)
-    return _laid_out(out, _is_last(tensors[0]))
+    return laid_out(out, is_last(tensors[0]))
 
 
 @_backend.register(_attend_backward, "cuda", _chunked_backward)
@@ -239,7 +239,7 @@ def _triton_backward(
     from .triton import affine_attention as kernels
 
     grads = kernels.backward(grad.contiguous(), [t.contiguous() for t in tensors], kernel_size, num_heads, scale)
-    return [_laid_out(g, g.ndim == 5 and _is_last(tensors[0])) for g in grads]
+    return [laid_out(g, g.ndim == 5 and is_last(tensors[0])) for g in grads]
 
 
 @_attend.register_fake
@@ -271,31 +271,16 @@ def _cpu_function(name: str, inputs: Sequence[Tensor]) -> Any:
     return _backend.cpu_function("affine_attention", name, *fields, scalars=_backend.WITH_BFLOAT16)
 
 
-# The fields that an operator returns, and those that its kernel reads, have the layout of the queries: channels last,
-# (B, height, width, |H|, C) in memory, or else contiguous.
-
-_LAST = (0, 3, 4, 2, 1)
-
-
-def _is_last(x: Tensor) -> bool:
-    return not x.is_contiguous() and x.permute(_LAST).is_contiguous()
-
-
-def _in_memory(x: Tensor | None) -> Tensor | None:
-    """A view with its axes in the order of memory."""
-    return x if x is None or x.ndim != 5 or not _is_last(x) else x.permute(_LAST)
-
-
-def _laid_out(x: Tensor, last: bool) -> Tensor:
-    """A field in one of the two layouts, itself or a copy."""
-    return x.permute(_LAST).contiguous().permute(0, 4, 3, 1, 2) if last else x.contiguous()
+# The fields that an operator returns, and those that its kernel reads, have the layout of the queries.
 
 
 def _empty_field(query: Tensor) -> Tensor:
-    batch, channels, order, height, width = query.shape
-    if _is_last(query):
-        return query.new_empty((batch, height, width, order, channels)).permute(0, 4, 3, 1, 2)
-    return query.new_empty(query.shape)
+    return empty(query, query.shape[1], *query.shape[3:])
+
+
+def _in_memory(tensors: Sequence[Tensor | None], last: bool) -> list[Tensor | None]:
+    """Fields as they lie in memory; maps, and what is missing, as they are."""
+    return [t if t is None or t.ndim != 5 else in_memory(t, last) for t in tensors]
 
 
 def _empty_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -309,7 +294,7 @@ def _for_kernels(tensors: Sequence[Tensor]) -> list[Tensor]:
     fields, query = len(tensors) // 3, tensors[0]
     dtype = query.dtype if query.dtype in _backend.WITH_BFLOAT16 else accumulation_dtype(query.dtype)
     maps = [t.to(accumulation_dtype(dtype)).contiguous() for t in tensors[fields:]]
-    return [*(_laid_out(t.to(dtype), _is_last(query)) for t in tensors[:fields]), *maps]
+    return [*(laid_out(t.to(dtype), is_last(query)) for t in tensors[:fields]), *maps]
 
 
 def _with_gaps(tensors: Sequence[Tensor]) -> list[Tensor | None]:

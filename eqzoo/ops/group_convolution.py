@@ -16,6 +16,7 @@ from ._backend import (
 )
 from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
+from ._layout import empty, in_memory, is_last, laid_out
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 
@@ -97,7 +98,7 @@ def _(
     dilation: int,
 ) -> Tensor:
     height, width = _sizes(field, filters.shape[-1], stride, padding, dilation)
-    return _empty(field, len(filters), height, width)
+    return empty(field, len(filters), height, width)
 
 
 @_field_gradient.register_fake
@@ -112,7 +113,7 @@ def _(
     padding: int,
     dilation: int,
 ) -> Tensor:
-    return _empty(grad, filters.shape[1] // grad.shape[2], height, width)
+    return empty(grad, filters.shape[1] // grad.shape[2], height, width)
 
 
 @_filters_gradient.register_fake
@@ -138,7 +139,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     field, filters = ctx.saved_tensors
     rotations, reflections, *steps = ctx.options
     needs_field, needs_filters, needs_bias = ctx.needs_input_grad[:3]
-    grad = _eager.laid_out(grad, _eager.is_last(field))
+    grad = laid_out(grad, is_last(field))
     return (
         _field_gradient(grad, filters, rotations, reflections, *field.shape[-2:], *steps) if needs_field else None,
         _filters_gradient(grad, field, filters.shape[-1], rotations, reflections, *steps) if needs_filters else None,
@@ -156,7 +157,7 @@ def _field_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _field_backward(ctx: Any, field: Tensor) -> tuple[Tensor | None, ...]:
     grad, filters = ctx.saved_tensors
     needs_grad, needs_filters = ctx.needs_input_grad[:2]
-    field = _eager.laid_out(field, _eager.is_last(grad))
+    field = laid_out(field, is_last(grad))
     return (
         _group_conv2d(field, filters, None, *ctx.options) if needs_grad else None,
         _filters_gradient(grad, field, filters.shape[-1], *ctx.options) if needs_filters else None,
@@ -203,7 +204,7 @@ def _native_output(
     function = kernel("", field)
     if function is None:
         return NotImplemented
-    out = _empty(field, len(filters), *_sizes(field, filters.shape[-1], stride, padding, dilation))
+    out = empty(field, len(filters), *_sizes(field, filters.shape[-1], stride, padding, dilation))
     _correlate(function, field, filters, bias, out, Group(rotations, reflections), stride, padding, dilation, False)
     return out
 
@@ -225,7 +226,7 @@ def _native_field_gradient(
         return NotImplemented
     # The adjoint of an equivariant map is one: the same operation with transposed filters.
     group, reach = Group(rotations, reflections), dilation * (filters.shape[-1] - 1)
-    out = _empty(grad, filters.shape[1] // group.order, height, width)
+    out = empty(grad, filters.shape[1] // group.order, height, width)
     _correlate(function, grad, filters, None, out, group, 1, reach - padding, dilation, True)
     return out
 
@@ -244,9 +245,9 @@ def _native_filters_gradient(
     function = kernel("_filters", grad, field)
     if function is None:
         return NotImplemented
-    group, last = Group(rotations, reflections), _eager.is_last(field)
+    group, last = Group(rotations, reflections), is_last(field)
     out = field.new_empty(grad.shape[1], field.shape[1] * group.order, side, side)
-    field, grad = _eager.in_memory(field, last), _eager.in_memory(grad, last)
+    field, grad = in_memory(field, last), in_memory(grad, last)
     channels, outs = (field.shape[-1], grad.shape[-1]) if last else (field.shape[1], grad.shape[1])
     sizes = (group.order, len(field), channels, outs, *_pixels(field, last), *_pixels(grad, last))
     launch(function, field, grad, out, *_tables(group, side, False), *sizes, side, stride, padding, dilation, last)
@@ -265,14 +266,14 @@ def _correlate(
     dilation: int,
     swapped: bool,
 ) -> None:
-    side, last = filters.shape[-1], _eager.is_last(field)
+    side, last = filters.shape[-1], is_last(field)
     sizes = (group.order, len(field), field.shape[1], out.shape[1], *field.shape[-2:], *out.shape[-2:])
     launch(
         function,
-        _eager.in_memory(field, last),
+        in_memory(field, last),
         filters.contiguous(),
         None if bias is None else bias.contiguous(),
-        out.permute(0, 3, 4, 2, 1) if last else out,
+        in_memory(out, last),
         *_tables(group, side, swapped),
         *sizes,
         side,
@@ -303,7 +304,7 @@ def _triton_output(
     from .triton import group_conv2d as triton
 
     group, side = Group(rotations, reflections), filters.shape[-1]
-    out = _empty(field, len(filters), *_sizes(field, side, stride, padding, dilation))
+    out = empty(field, len(filters), *_sizes(field, side, stride, padding, dilation))
     triton.correlate(field, filters, bias, out, *_tables(group, side, False), stride, padding, dilation, False)
     return out
 
@@ -325,7 +326,7 @@ def _triton_field_gradient(
     from .triton import group_conv2d as triton
 
     group, side = Group(rotations, reflections), filters.shape[-1]
-    out = _empty(grad, filters.shape[1] // group.order, height, width)
+    out = empty(grad, filters.shape[1] // group.order, height, width)
     padding = dilation * (side - 1) - padding
     triton.correlate(grad, filters, None, out, *_tables(group, side, True), 1, padding, dilation, True)
     return out
@@ -367,16 +368,8 @@ def _tables(group: Group, side: int, swapped: bool) -> tuple[Tensor, Tensor]:
     return reads, torch.stack([reads[j] + j * taps for j in group.elements], 1).contiguous()
 
 
-def _pixels(in_memory: Tensor, last: bool) -> torch.Size:
-    return in_memory.shape[1:3] if last else in_memory.shape[-2:]
-
-
-def _empty(field: Tensor, channels: int, height: int, width: int) -> Tensor:
-    """A field of other sizes with the layout of a field."""
-    batch, order = field.shape[0], field.shape[2]
-    if _eager.is_last(field):
-        return field.new_empty(batch, height, width, order, channels).permute(0, 4, 3, 1, 2)
-    return field.new_empty(batch, channels, order, height, width)
+def _pixels(stored: Tensor, last: bool) -> torch.Size:
+    return stored.shape[1:3] if last else stored.shape[-2:]
 
 
 def _sizes(field: Tensor, side: int, stride: int, padding: int, dilation: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from eqzoo.analysis import multiply_adds
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
 from eqzoo.layers import GroupConv2d
 from eqzoo.ops import group_conv2d, use_backend
+from eqzoo.ops._layout import is_last
 from tests.layers import reference
 
 MODULE = sys.modules["eqzoo.ops.group_convolution"]
@@ -88,7 +89,7 @@ def test_the_numbers_of_the_expanded_convolution(kernels, shape, group, last):
     expected = with_gradients("eager", arguments, group, options)
     found = with_gradients("irreps", arguments, group, options)
     assert_near(found, expected, 1e-12)
-    assert MODULE._eager.is_last(found[0]) == MODULE._eager.is_last(arguments[0]) == MODULE._eager.is_last(found[1])
+    assert is_last(found[0]) == is_last(arguments[0]) == is_last(found[1])
     single = [v.detach().float().requires_grad_() for v in arguments]
     assert_near(with_gradients("irreps", single, group, options), expected, 1e-5)
     half = [v.detach().bfloat16().requires_grad_() for v in arguments]

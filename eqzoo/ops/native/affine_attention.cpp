@@ -36,29 +36,16 @@ constexpr int64_t BLOCK_BYTES = 1024 * 1024;
 
 constexpr double LOG_2 = 0.69314718055994530942;
 
-struct bfloat16 {
-    uint16_t bits;
-};
-
 template <class T> inline void convert(const T *from, T *to, int64_t count) {
     std::memcpy(to, from, count * sizeof(T));
 }
 
-// A bfloat16 is the upper half of a float, rounded to even.
 inline void convert(const bfloat16 *__restrict from, float *__restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = uint32_t(from[i].bits) << 16;
-        std::memcpy(to + i, &bits, sizeof bits);
-    }
+    for (int64_t i = 0; i < count; i++) to[i] = widened(from[i]);
 }
 
 inline void convert(const float *__restrict from, bfloat16 *__restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        std::memcpy(&bits, from + i, sizeof bits);
-        const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-        to[i].bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-    }
+    for (int64_t i = 0; i < count; i++) to[i] = narrowed(from[i]);
 }
 
 // Zero-initialized memory, aligned to a cache line.

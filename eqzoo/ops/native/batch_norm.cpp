@@ -16,21 +16,12 @@
 #include <omp.h>
 #endif
 
+#include "common.h"
+
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int vector_bytes = 64;
-#elif defined(__AVX__)
-constexpr int vector_bytes = 32;
-#else
-constexpr int vector_bytes = 16;
-#endif
 constexpr int64_t block_numbers = 4096;  // numbers of a block: with its residual and gradient it stays in the L1 cache
 constexpr int group = 4;                 // vectors that are summed side by side, in registers
-
-struct bfloat16 {
-    uint16_t bits;
-};
 
 // What a type in memory is computed in, and a vector of so many numbers.
 template <typename T>
@@ -402,6 +393,7 @@ void forward(const T *x, const T *residual, T *y, const A *weight, const A *bias
     };
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        const FlushSubnormals flush;
         if (!running_mean) {
             found[thread()].resize(places);
             moments<T>(cut, x, found[thread()]);
@@ -514,6 +506,7 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
     };
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
+        const FlushSubnormals flush;
         const std::true_type yes;
         const std::false_type no;
         if (y) {

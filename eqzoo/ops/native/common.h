@@ -25,6 +25,25 @@ template <typename T, int Bytes = vector_bytes> struct VectorType {
 template <typename T, int Bytes = vector_bytes> using Vector = typename VectorType<T, Bytes>::type;
 template <typename T> constexpr int64_t lanes = vector_bytes / sizeof(T);
 
+// The upper half of a float, rounded to even; not-a-number stays so.
+struct bfloat16 {
+    uint16_t bits;
+};
+
+inline float widened(bfloat16 x) {
+    const uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline bfloat16 narrowed(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return {uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded)};
+}
+
 // Reads a vector or a single number, V, from any address.
 template <typename V, typename T> inline V load_as(const T *from) {
     V value;

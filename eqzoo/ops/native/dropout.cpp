@@ -6,13 +6,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common.h"
+
 namespace {
 
 constexpr int64_t step = 64;  // numbers of a block
-
-struct bfloat16 {
-    uint16_t bits;
-};
 
 inline uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -22,15 +20,7 @@ inline uint64_t mix(uint64_t z) {
 
 inline float scaled(float x, float scale) { return x * scale; }
 inline double scaled(double x, double scale) { return x * scale; }
-inline bfloat16 scaled(bfloat16 x, float scale) {
-    uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    value *= scale;
-    std::memcpy(&bits, &value, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return {static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40u : rounded)};
-}
+inline bfloat16 scaled(bfloat16 x, float scale) { return narrowed(widened(x) * scale); }
 
 template <typename T, typename A>
 void dropout(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold, double factor, int64_t threads) {

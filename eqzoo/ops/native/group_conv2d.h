@@ -40,11 +40,7 @@ using Vec = typename VectorOf<T, L>::type;
 template <typename T>
 constexpr int lanes = vector_bytes / sizeof(T);
 
-struct bfloat16 {
-    uint16_t bits;
-};
-
-// Loads and stores of L numbers; a bfloat16 is the upper half of a float, rounded to even.
+// Loads and stores of L numbers.
 template <typename T, int L>
 inline Vec<T, L> load(const T *from) {
     Vec<T, L> value;
@@ -84,15 +80,10 @@ inline void store(bfloat16 *to, Vec<float, L> value) {
 
 inline float upcast(float x) { return x; }
 inline double upcast(double x) { return x; }
-inline float upcast(bfloat16 x) {
-    const uint32_t bits = uint32_t(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
+inline float upcast(bfloat16 x) { return widened(x); }
 inline void downcast(float x, float *to) { *to = x; }
 inline void downcast(double x, double *to) { *to = x; }
-inline void downcast(float x, bfloat16 *to) { store<1>(to, Vec<float, 1>{x}); }
+inline void downcast(float x, bfloat16 *to) { *to = narrowed(x); }
 
 // Calls f.template operator()<L>(i) for blocks of L of n numbers, the last one overlapping the one before: f must assign.
 template <int L, typename F>

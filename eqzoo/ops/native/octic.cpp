@@ -87,6 +87,7 @@ template <class T>
 void gelu_forward(const T *ab, const T *e, T *out_ab, T *out_e, int64_t rows, int64_t n, int64_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
+        const FlushSubnormals flush;
         Row<const T> x(ab, e, row, rows, n);
         Row<T> out(out_ab, out_e, row, rows, n);
 #pragma omp simd
@@ -103,6 +104,7 @@ void gelu_backward(const T *grad_ab, const T *grad_e, const T *ab, const T *e, T
                    int64_t n, int64_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
+        const FlushSubnormals flush;
         Row<const T> x(ab, e, row, rows, n), grad(grad_ab, grad_e, row, rows, n);
         Row<T> out(out_ab, out_e, row, rows, n);
 #pragma omp simd
@@ -159,6 +161,7 @@ void norm_forward(const T *ab, const T *e, const T *weight, const T *bias, T *ou
                   int64_t c, T eps, int64_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
+        const FlushSubnormals flush;
         Norm<T> norm(ab, e, row, rows, c, eps);
         T inverse = T(1) / norm.scale;
         for (int64_t i = 0; i < 6; i++) {
@@ -182,6 +185,7 @@ void norm_backward(const T *grad_ab, const T *grad_e, const T *ab, const T *e, c
     int64_t block = (rows + threads - 1) / threads;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t part = 0; part < threads; part++) {
+        const FlushSubnormals flush;
         T *grad_weight = grad_weights + part * 6 * c, *grad_bias = grad_biases + part * c;
         for (int64_t row = part * block; row < std::min(rows, (part + 1) * block); row++) {
             Norm<T> norm(ab, e, row, rows, c, eps);
