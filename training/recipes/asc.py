@@ -82,7 +82,8 @@ OURS: dict[str, Entry] = {
         "In the first six epochs the images have half their side, 16 x 16, and no epoch is selected. The last five ran "
         "in two processes, whose batch norms see 32 images each, on two cores, and the kernels became faster between "
         "epochs. In a trial with a learning rate of 0.03 the accuracy on validation images was 55.96 % after the first "
-        "epoch, in one with 0.01 62.80 %, in this run 62.38 %. Few epochs are the likely reason for the difference to the paper.",
+        "epoch, in one with 0.01 62.80 %, in this run 62.38 %. Few epochs are the likely reason for the difference to "
+        "the paper.",
         channels_last=True,
         half_size_epochs=6,
         lr=0.01,
