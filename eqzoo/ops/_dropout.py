@@ -1,5 +1,6 @@
 """Dropout that keeps no mask: whether a number stays follows from a seed and its place in memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,38 +46,27 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         raise ValueError(f"p is a probability between 0 and 1, got {p}")
     if not training or p == 0:
         return x
-    if torch.compiler.is_compiling() or not _has_kernel(x) or round(p * _WORDS) == _WORDS:
+    if not _has_kernel(x) or round(p * _WORDS) == _WORDS:
         return F.dropout(x, p)
-    seed = int(torch.empty((), dtype=torch.int64).random_())
-    return _Dropout.apply(x, seed, p)
+    strides = x.stride() if _is_dense(x) else x.contiguous().stride()
+    if torch.compiler.is_compiling():
+        return _dropout(x, torch.randint(2**63 - 1, (), dtype=torch.int64), p, strides)
+    return _Dropout.apply(x, int(torch.empty((), dtype=torch.int64).random_()), p, strides)
 
 
 def _has_kernel(x: Tensor) -> bool:
-    if not x.is_cpu or type(x) is not Tensor or plain() or is_transformed():
+    if not x.is_cpu or x.dtype not in WITH_BFLOAT16:
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting() and _is_built()
+    if type(x) is not Tensor or plain() or is_transformed():
         return False
     return cpu_function("dropout", "dropout", x, scalars=WITH_BFLOAT16) is not None
 
 
-class _Dropout(torch.autograd.Function):
-    """A linear map, which is its own adjoint: both passes are the same product with the mask."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: int, p: float) -> Tensor:
-        x = x if _is_dense(x) else x.contiguous()
-        ctx.seed, ctx.p, ctx.strides = seed, p, x.stride()
-        y = torch.empty_like(x)
-        function = cpu_function("dropout", "dropout", x, scalars=WITH_BFLOAT16)
-        assert function is not None
-        # As numbers: `launch` takes contiguous tensors alone.
-        launch(function, x.data_ptr(), y.data_ptr(), x.numel(), seed, round(p * _WORDS), 1 / (1 - p))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        grad = grads[0]
-        if grad.stride() != ctx.strides:
-            grad = torch.empty_strided(grad.shape, ctx.strides, dtype=grad.dtype).copy_(grad)
-        return _Dropout.apply(grad, ctx.seed, ctx.p), None, None
+@torch.compiler.assume_constant_result
+def _is_built() -> bool:
+    return cpu_function("dropout", "dropout", torch.empty(0, dtype=torch.float32)) is not None
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -87,3 +77,54 @@ def _is_dense(x: Tensor) -> bool:
             return False
         step *= size
     return True
+
+
+def _drawn(x: Tensor, seed: int, p: float, strides: Sequence[int]) -> Tensor:
+    """The product with the mask; the place in memory that a number draws its bits by is that of these strides."""
+    if x.stride() != strides:
+        x = torch.empty_strided(x.shape, strides, dtype=x.dtype).copy_(x)
+    y = torch.empty_like(x)
+    function = cpu_function("dropout", "dropout", x, scalars=WITH_BFLOAT16)
+    if function is None:  # it was there when the graph was made
+        return x * y.bernoulli_(1 - p, generator=torch.Generator().manual_seed(seed)) / (1 - p)
+    # As numbers: `launch` takes contiguous tensors alone.
+    launch(function, x.data_ptr(), y.data_ptr(), x.numel(), seed, round(p * _WORDS), 1 / (1 - p))
+    return y
+
+
+class _Dropout(torch.autograd.Function):
+    """A linear map, which is its own adjoint: both passes are the same product with the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: int, p: float, strides: tuple[int, ...]) -> Tensor:
+        ctx.options = seed, p, strides
+        return _drawn(x, seed, p, strides)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Dropout.apply(grads[0], *ctx.options), None, None, None
+
+
+# The same for torch.compile, which takes operators as they are.
+
+
+@torch.library.custom_op("eqzoo::dropout", mutates_args=())
+def _dropout(x: Tensor, seed: Tensor, p: float, strides: Sequence[int]) -> Tensor:
+    return _drawn(x, int(seed), p, tuple(strides))
+
+
+@_dropout.register_fake
+def _(x: Tensor, seed: Tensor, p: float, strides: Sequence[int]) -> Tensor:
+    return x.new_empty_strided(x.shape, strides)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, seed, ctx.p, ctx.strides = inputs
+    ctx.save_for_backward(seed)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    return _dropout(grad, ctx.saved_tensors[0], ctx.p, ctx.strides), None, None, None
+
+
+_dropout.register_autograd(_backward, setup_context=_setup)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -122,6 +123,32 @@ def test_without_the_kernel_it_is_torch_s():
     assert torch.vmap(dropout, randomness="different")(torch.ones(4, 100)).unique().tolist() == [0.0, 2.0]
     torch._dynamo.reset()
     assert torch.compile(dropout, fullgraph=True, backend="aot_eager")(x).unique().tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_compiled_graphs_have_the_kernel(layout):
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return aot_module_simplified(graph, inputs, fw_compiler=lambda graph, _: make_boxed_func(graph))
+
+    run = torch.compile(lambda x: dropout(x.relu(), 0.25), fullgraph=True, backend=backend)
+    x = (torch.rand(4, 5, 6, 7) + 0.1).contiguous(memory_format=layout).requires_grad_()
+    first, second = run(x), run(x)
+    assert "eqzoo.dropout" in graphs[0].code
+    assert len(graphs) == 1
+    assert first.stride() == x.stride()
+    assert not torch.equal(first, second)
+    for y in (first, second):
+        torch.testing.assert_close(y, torch.where(y != 0, x / 0.75, 0.0))
+        assert 0.15 < (y == 0).double().mean() < 0.35
+        (grad,) = torch.autograd.grad(y, x, torch.ones(x.shape))  # in the other layout, if x is channels last
+        torch.testing.assert_close(grad, torch.where(y != 0, 1 / 0.75, 0.0))
+    with use_backend("eager"):  # a graph of the kernel, where it is not to be used
+        y = run(x)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0] != 0, y != 0)
 
 
 def test_networks_draw_no_other_dropout(monkeypatch):
