@@ -271,9 +271,9 @@ GROUP_CONVOLUTION_NETWORKS = [
 ]
 
 
-def _compiled(name: str, batch: int) -> list[Case]:
-    """A compiled network against the same in eager mode, in both layouts."""
-    eager = _network(name)
+def _compiled(name: str, batch: int, layouts: tuple[str, ...] = ("",)) -> list[Case]:
+    """A compiled network against the same in eager mode."""
+    eager = replace(_network(name), build=partial(timm.create_model, name))
     return [
         Case(
             replace(eager, name=f"{name}, compiled{layout}", compiled=True, channels_last=bool(layout)),
@@ -281,11 +281,27 @@ def _compiled(name: str, batch: int) -> list[Case]:
             batch,
             target=(1.0, 1.0),
         )
-        for layout in ("", ", channels last")
+        for layout in layouts
     ]
 
 
-COMPILED = [case for name, batch in (("p4_resnet29", 16), ("z2_resnet29", 16)) for case in _compiled(name, batch)]
+_LAYOUTS = ("", ", channels last")
+
+COMPILED = [
+    *_compiled("p4_resnet29", 8, _LAYOUTS),
+    *_compiled("z2_resnet29", 16, _LAYOUTS),
+    *_compiled("p4_cnn", 64, _LAYOUTS),
+    *_compiled("p4_allcnn", 4),
+    *_compiled("p4m_resnet18", 2),
+    *_compiled("p4_e4net", 32),
+    *_compiled("p4_alpha_f_cnn", 32),
+    *_compiled("p4_alpha_cnn", 16),
+    *_compiled("p4_asc_resnet29", 8),
+    *_compiled("r4_gsanet_t", 4),
+    *_compiled("p4m_densenet", 2),
+    *_compiled("p4m_convnext_atto", 2),
+    *_compiled("p4m_octic_vit_tiny_patch16_224", 2),
+]
 
 
 def registered_shapes() -> dict[tuple[Any, ...], list[str]]:
