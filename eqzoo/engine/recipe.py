@@ -237,7 +237,7 @@ def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
     if recipe.schedule == "cosine":
         length = recipe.epochs - recipe.warmup_epochs
         # Slightly more than 1: for a length of 1 timm warns that the rate never changes, which holds for whole epochs.
-        return CosineLRScheduler(optimizer, length if length > 1 else 1 + 1e-12, warmup_prefix=True, **warmup)
+        return CosineLRScheduler(optimizer, 1 + 1e-12 if length == 1 else length, warmup_prefix=True, **warmup)
     if recipe.schedule == "multistep":
         # timm decays an epoch early: when 1 + the epoch reaches a milestone.
         later = [milestone + 1 for milestone in recipe.milestones]

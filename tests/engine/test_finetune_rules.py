@@ -64,6 +64,8 @@ def test_a_warm_up_may_end_within_an_epoch():
     assert recipe.rate(0.3) == pytest.approx(0.5)
     assert recipe.rate(0.6) == pytest.approx(1)
     assert recipe.rate(2.3) == pytest.approx(0.5)  # half of the cosine
+    short = Recipe("p4_cnn", "own", epochs=1, lr=1.0, warmup_epochs=0.2)
+    assert [short.rate(t) for t in (0.1, 0.6, 1)] == pytest.approx([0.5, 0.5, 0])
     with pytest.raises(ValueError, match="warmup_epochs"):
         Recipe("p4_cnn", "own", epochs=4, warmup_epochs=4.5)
 
