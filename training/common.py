@@ -2,6 +2,7 @@
 
 import argparse
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from recipes import RECIPES, Entry
 
 from eqzoo._common import atomic
-from eqzoo.data import DATASETS, AnySplit, Split, load_splits
+from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
 from eqzoo.engine import Recipe
+from eqzoo.engine.processor import flushed_subnormals
+from eqzoo.engine.state import TrainingState
 from eqzoo.models._builder import configured_name
 
 __all__ = [
@@ -27,6 +30,8 @@ __all__ = [
     "shuffled",
     "splits_of",
     "spread",
+    "statistics_of",
+    "step_seconds",
     "write_text",
 ]
 
@@ -121,3 +126,32 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic(path, lambda temporary: temporary.write_text(text))
+
+
+def statistics_of(split: Split) -> dict[str, tuple[float, ...]]:
+    """The mean and the standard deviation of each channel, as a network's configuration has them."""
+    values = split.images.transpose(0, 1).flatten(1).double() / 255
+    return {"mean": tuple(values.mean(1).tolist()), "std": tuple(values.std(1).tolist())}
+
+
+@flushed_subnormals()
+def step_seconds(states: Mapping[str, TrainingState], rounds: int) -> dict[str, float]:
+    """The seconds of processor time that a training step takes: medians of steps taken alternately.
+
+    Args:
+        states: The networks that are compared; all training images of a state are a batch.
+        rounds: The timed steps of each network; the first is left out.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in states}
+    for turn in range(rounds):
+        for name, state in states.items():
+            split = state.splits["train"]
+            assert isinstance(split, Split)
+            numbers = draw(len(split), torch.Generator().manual_seed(0))
+            state.begin_epoch(0, [])
+            began = time.process_time()
+            state.backward(split.images, split.labels, numbers)
+            state.step(0, 0)
+            if turn:
+                taken[name].append(time.process_time() - began)
+    return {name: statistics.median(values) for name, values in taken.items()}

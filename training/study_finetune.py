@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from common import add_data_arguments
+from common import add_data_arguments, statistics_of
 from torch import nn
 
 import eqzoo
@@ -212,12 +212,6 @@ def accuracy(model: nn.Module, split: AnySplit) -> float:
 def starts_from_weights(cell: Cell) -> bool:
     """Whether there are trained weights of the network that have not seen the images of the cell."""
     return (cell.network, cell.data) not in SEEN and bool(timm.get_pretrained_cfg(cell.network).has_weights)
-
-
-def statistics_of(split: Split) -> dict[str, tuple[float, ...]]:
-    """The mean and the standard deviation of each channel."""
-    values = split.images.transpose(0, 1).flatten(1).double() / 255
-    return {"mean": tuple(values.mean(1).tolist()), "std": tuple(values.std(1).tolist())}
 
 
 def run_plain(args: argparse.Namespace, until: float) -> None:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import accelerate
 import torch
-from common import DOCS, add_data_arguments, read_splits, shuffled, spread, write_text
+from common import DOCS, add_data_arguments, read_splits, shuffled, spread, step_seconds, write_text
 from torch import Tensor, nn
 
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.analysis import machine
 from eqzoo.analysis.rotation import inputs
-from eqzoo.data import Split, draw, stratified
+from eqzoo.data import Split, stratified
 from eqzoo.engine import Recipe, train
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.engine.metrics import BATCH_SIZE, scores
@@ -163,7 +163,7 @@ def study(args: argparse.Namespace) -> None:
             continue
         pair = f"{cell.data}, {cell.arm.augment}"
         if pair not in table["step_seconds"]:
-            table["step_seconds"][pair] = step_seconds(splits(cell.data), cell.arm.augment)
+            table["step_seconds"][pair] = both_seconds(splits(cell.data), cell.arm.augment)
         if cell.arm.budget == "minutes":
             seconds = table["step_seconds"][pair]
             steps_here = round(steps * seconds[EQUIVARIANT] / seconds[PLAIN])
@@ -218,8 +218,8 @@ def recipe_of(data: str, arm: Arm, epochs: int, seed: int) -> Recipe:
     )  # fmt: skip
 
 
-def step_seconds(splits: dict[str, Split], augment: str) -> dict[str, float]:
-    """The seconds of processor time that a step of each network takes: medians of steps taken alternately."""
+def both_seconds(splits: dict[str, Split], augment: str) -> dict[str, float]:
+    """The seconds of processor time that a step of each network takes."""
     split = splits["train"][:BATCH]
     accelerator = accelerate.Accelerator(cpu=True)
     states = {
@@ -232,17 +232,7 @@ def step_seconds(splits: dict[str, Split], augment: str) -> dict[str, float]:
         )
         for network in (EQUIVARIANT, PLAIN)
     }
-    taken: dict[str, list[float]] = {network: [] for network in states}
-    numbers = draw(BATCH, torch.Generator().manual_seed(0))
-    for step in range(ROUNDS):
-        for network, state in states.items():
-            state.begin_epoch(0, [])
-            began = time.process_time()
-            state.backward(split.images, split.labels, numbers)
-            state.step(0, 0)
-            if step:
-                taken[network].append(time.process_time() - began)
-    return {network: statistics.median(values) for network, values in taken.items()}
+    return step_seconds(states, ROUNDS)
 
 
 def one_run(cell: Cell, splits: dict[str, Split], steps: int) -> dict[str, Any]:

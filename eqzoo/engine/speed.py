@@ -72,6 +72,7 @@ def measure(
     given: Mapping[str, Any],
     device: str | None = None,
     seconds: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Speed:
     """Times training steps in float32, with channels last, and in bfloat16 where the device multiplies it.
 
@@ -85,8 +86,9 @@ def measure(
         given: ``precision`` and ``channels_last``, where they are not to be chosen.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         seconds: The time that the run will take, if that is known; None for what its epochs take.
+        clock: The clock, in seconds; `time.process_time` for one thread on a core that it shares.
     """
-    trial = _Trial(recipe, build, splits, device)
+    trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
     each = trial.seconds(chosen, 2)
     if not recipe.compile and (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT:
@@ -136,12 +138,18 @@ class _Trial:
     """Steps of training on the first images, for their time."""
 
     def __init__(
-        self, recipe: Recipe, build: Callable[[], nn.Module], splits: Mapping[str, AnySplit], device: str | None
+        self,
+        recipe: Recipe,
+        build: Callable[[], nn.Module],
+        splits: Mapping[str, AnySplit],
+        device: str | None,
+        clock: Callable[[], float],
     ) -> None:
         accelerator = accelerator_of(device)
         if accelerator.device.type == "cpu":
             keep_freed_memory()
         self.state = TrainingState(recipe, build, splits, accelerator, 0)
+        self.clock = clock
         self.splits, self.whole = splits, recipe.batch_size // recipe.accumulate
         # Batch norms of a network that reduces the images to a pixel need two.
         self._take(min(self.whole, max(2, self.whole // _TRIAL)))
@@ -159,12 +167,12 @@ class _Trial:
         """The seconds of training for an image: the fastest step after one to warm up."""
         found = []
         for _ in range(1 + times):
-            began = time.perf_counter()
+            began = self.clock()
             self._backward(recipe)
             self.state.step(0, 0)
             if self.state.device.type == "cuda":
                 torch.cuda.synchronize()
-            found.append(time.perf_counter() - began)
+            found.append(self.clock() - began)
         return min(found[1:]) / len(self.batch[1])
 
     def _backward(self, recipe: Recipe) -> float:
