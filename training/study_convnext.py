@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,6 +42,7 @@ ROUNDS = 6  # timed steps of each network; the first is left out
 MINUTES = 6.0
 PLANES = (40, 80, 160, 320)  # of the networks named atto
 BOTH = ("eurosat", "cifar10")
+_WRAPPER = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
 
 _INTRODUCTION = """# ConvNeXt for p4m, and timm's, in the same minutes
 
@@ -57,17 +59,19 @@ makes it cheaper and the maps of all stages coarser. That network is a row too.
 - **rotated and reflected**: an image is rotated by a multiple of 90° and flipped with probability 1/2
   (`augment="quarter_rotations_flips"`). The p4m networks need no such images; no network has any other augmentation.
 - **maximum over the group**: `global_pool="max"`, instead of the mean.
-- **2 and 2.8 times the planes**: `planes={twice}` and `planes={eightfold}`; the latter has about as many parameters as
-  timm's network.
+- **2 and 2.8 times the planes**: `planes={twice}` and `planes={eightfold}`; the latter has
+  about as many parameters as timm's network.
+- **multiply-adds** are those of expanded group convolutions. Pointwise layers that are computed
+  [through the irreps of the group](speed.md#group-convolutions-through-irreps) have 12 of 64 of them.
 
 All runs have AdamW with weight decay 0.01, one cosine cycle that ends with the last step after a warm-up of 15 % of the
 steps, labels smoothed by 0.1, batches of {batch} images, and layer scale that starts at 1 on both sides: the 1e-6 of
-the paper is for schedules of hundreds of epochs. The learning rate is one of {rates} for `p4m_convnext_atto` with the
-mean over the group and for the rotated and reflected `convnext_atto`, each trained with both: the better on
-validation images is the row. The other rows take the learning rate of the one of these two that they vary.
+the paper is for schedules of hundreds of epochs. The learning rate is {rates} for `p4m_convnext_atto` with the mean
+over the group and for the rotated and reflected twin, each trained with both: the better on validation images is the
+row. The other rows take the learning rate of the one of these two that they vary.
 
-Splits are those of `eqzoo.data.load_splits`: {splits}. The weights of the last step are kept. Validation images choose
-the learning rate and nothing else, and all of them are used; test images are read once for each row. There is one seed,
+Splits are those of `eqzoo.data.load_splits`: {splits}. The weights of the last step are kept. All validation images are
+used, for the choice of the learning rate and of the head; test images are read once for each row. There is one seed,
 {seed}: by the number of images alone, a difference of less than about {noise:.1f} points is within chance, and other
 seeds add to that. The budget is small: this does not compare final accuracies.
 
@@ -277,10 +281,10 @@ def networks_of(data: str, splits: dict[str, Split], minutes: float) -> dict[str
             return build(arm, splits["train"])
 
         speed = measure(recipe, made, {"train": split}, {}, "cpu", 60 * minutes, time.process_time)
-        formats = {"precision": speed.precision, "channels_last": speed.channels_last}
+        formats: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
         states[key] = TrainingState(replace(recipe, **formats), made, {"train": split}, accelerator, 0)
         model = states[key].model
-        sizes = {"parameters": sum(p.numel() for p in model.parameters())}
+        sizes: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters())}
         sizes["multiply_adds"] = multiply_adds(model, tuple(split.shape))
         found[key] = sizes | formats
     for key, seconds in step_seconds(states, ROUNDS).items():
@@ -341,17 +345,25 @@ def page(table: dict[str, Any]) -> str:
         twice=tuple(planes(2)),
         eightfold=tuple(planes(math.sqrt(8))),
         batch=BATCH,
-        rates=" and ".join(f"{rate:g}" for rate in RATES),
+        rates=" or ".join(f"{rate:g}" for rate in RATES),
         splits="; ".join(sizes),
         seed=SEED,
         noise=2 * math.sqrt(2 * 0.2 * 0.8 / 5_000) * 100,
     )
-    parts = [text]
+    parts = [filled(text)]
     for data, title in TITLES.items():
-        parts += ["", f"## {title}", "", *network_table(table, data), "", *cost(table, data)]
+        run = data in table["networks"]
+        rows = [*network_table(table, data), "", filled(cost(table, data))] if run else ["Not run."]
+        parts += ["", f"## {title}", "", *rows]
     parts += ["", "## Learning rates", "", "Accuracy on validation images.", "", *rate_table(table)]
     parts += ["", "## Differences", "", "Percentage points on validation images / on test images.", ""]
     return "\n".join([*parts, *difference_table(table)]) + "\n"
+
+
+def filled(text: str) -> str:
+    """Paragraphs with lines of at most 120 characters; lists as they are."""
+    parts = text.split("\n\n")
+    return "\n\n".join(part if part[0] in "#-" else "\n".join(_WRAPPER.wrap(part)) for part in parts)
 
 
 def network_table(table: dict[str, Any], data: str) -> Iterator[str]:
@@ -364,14 +376,9 @@ def network_table(table: dict[str, Any], data: str) -> Iterator[str]:
     for key, arm in ARMS.items():
         if data not in arm.data:
             continue
-        network, run = table["networks"].get(data, {}).get(key), best_of(table, data, key)
-        cells = ["not measured"] * 3
-        if network:
-            cells = [
-                f"{network['parameters']:,}",
-                f"{network['multiply_adds'] / 1e6:.0f}",
-                f"{network['ms']:.1f}, {formats_of(network)}",
-            ]
+        network, run = table["networks"][data][key], best_of(table, data, key)
+        cells = [f"{network['parameters']:,}", f"{network['multiply_adds'] / 1e6:.0f}"]
+        cells.append(f"{network['ms']:.1f}, {formats_of(network)}")
         results = ["not run"] * 7
         if run:
             results = [f"{run['steps']:,}", f"{run['images']:,}", f"{run['epochs']:.1f}", f"{run['minutes']:.1f}"]
@@ -384,15 +391,13 @@ def formats_of(network: dict[str, Any]) -> str:
     return network["precision"] + (", channels last" if network["channels_last"] else "")
 
 
-def cost(table: dict[str, Any], data: str) -> Iterator[str]:
+def cost(table: dict[str, Any], data: str) -> str:
     """What the equivariant network costs, as multiples of what its twin does."""
-    if data not in table["networks"]:
-        return
     own, plain = (table["networks"][data][key] for key in ("p4m", "plain"))
     parameters, products, time = (own[key] / plain[key] for key in ("parameters", "multiply_adds", "ms"))
-    yield (
+    return (
         f"`p4m_convnext_atto` has {parameters:.2f} times the parameters of its twin and {products:.2f} times its "
-        f"multiply-adds, and a training step takes {time:.1f} times as long: in the same minutes it sees "
+        f"multiply-adds, and a training step takes {time:.2f} times as long: in the same minutes it sees "
         f"{1 / time:.2f} times as many images."
     )
 

@@ -86,11 +86,16 @@ def row(arm, lr, valid, test, data="eurosat"):
 
 
 def test_the_page_shows_the_better_learning_rate_and_what_was_not_run():
-    table = {"machine": "a machine", "torch": "2", "timm": "1", "minutes": 4.0, "splits": {}, "networks": {}}
+    table = {"machine": "a machine", "torch": "2", "timm": "1", "minutes": 4.0, "splits": {}}
+    network = {"parameters": 400, "multiply_adds": 10**8, "ms": 2.0, "precision": "float32", "channels_last": True}
+    table["networks"] = {"eurosat": {key: dict(network) for key in study.ARMS}}
+    table["networks"]["eurosat"]["plain"] |= {"parameters": 3_200, "ms": 1.0}
     low, high = study.RATES
     table["runs"] = [row("p4m", low, 80.0, 81.0), row("p4m", high, 79.0, None), row("plain", low, 70.5, 70.0)]
     page = study.page(table)
-    assert "| 0.001 | 80.0 | 81.0 |" in page
+    assert "| 400 | 100 | 2.0, float32, channels last | 480 | 15,360 | 0.9 | 4.0 | 0.001 | 80.0 | 81.0 |" in page
+    assert "takes 2.00 times as long: in the same minutes it sees 0.50 times as many images" in page.replace("\n", " ")
+    assert "## CIFAR-10, 32 x 32\n\nNot run.\n" in page
     assert "| p4m less plain, rotated and reflected | +9.5 / +11.0 | not run |" in page
     assert "| p4m less plain, not augmented | not part of the study | not run |" in page
     assert "| `p4m_convnext_atto` | EuroSAT, 64 x 64 | 80.0 | 79.0 |" in page
