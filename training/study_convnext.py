@@ -35,7 +35,8 @@ from eqzoo.engine.speed import measure
 from eqzoo.engine.state import TrainingState
 
 NAME = "convnext_study"
-TITLES = {"eurosat": "EuroSAT, 64 x 64", "cifar10": "CIFAR-10, 32 x 32"}
+TITLES = {"eurosat": "EuroSAT, 32 x 32", "cifar10": "CIFAR-10, 32 x 32"}
+SIDE = 32
 RATES = (1e-3, 3e-3)
 BATCH, SEED = 32, 0
 ROUNDS = 6  # timed steps of each network; the first is left out
@@ -47,7 +48,7 @@ _WRAPPER = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=Fa
 _INTRODUCTION = """# ConvNeXt for p4m, and timm's, in the same minutes
 
 What is `p4m_convnext_atto` worth to someone who trains it on one core for a few minutes? It is trained from random
-weights on EuroSAT (satellite tiles, which have no canonical orientation) and on CIFAR-10 (photographs, which have one),
+weights on EuroSAT (satellite tiles scaled to 32 x 32 pixels, which have no canonical orientation) and on CIFAR-10 (photographs, which have one),
 and so is its plain twin, timm's `convnext_atto`: the same planes, depths and sides of all maps, with eight times the
 weights in its pointwise layers. Both have patches of 2 pixels instead of 4, for these images are small. In timm's
 network the patches are exchanged by hand: with timm's own `patch_size=2`, its first stage halves the sides again, which
@@ -229,7 +230,7 @@ def table_of(folder: Path, minutes: float) -> dict[str, Any]:
 def read(data: str, args: argparse.Namespace) -> dict[str, Split]:
     """The splits of a data set."""
     found = {}
-    for name, split in read_splits(data, args).items():
+    for name, split in read_splits(data, args, input_size=(3, SIDE, SIDE)).items():
         assert isinstance(split, Split)
         found[name] = split
     return found
