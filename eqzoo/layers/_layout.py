@@ -10,10 +10,10 @@ def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of an image or field are its fastest axis in memory, followed by the group axis.
 
     A field ``(B, C, |H|, height, width)`` in this layout is stored as ``(B, height, width, |H|, C)``, so its planes
-    ``(B, |H|·C, height, width)`` are in `torch.channels_last`. False while torch compiles or exports: strides are then
-    only guesses, and the compiler chooses layouts itself.
+    ``(B, |H|·C, height, width)`` are in `torch.channels_last`. False while torch exports, as a file has no layouts, and
+    while it compiles for one image: the strides that the compiler expects of convolutions are then not those they have.
     """
-    if x.ndim not in (4, 5) or torch.compiler.is_compiling():
+    if x.ndim not in (4, 5) or torch.compiler.is_exporting() or (torch.compiler.is_compiling() and len(x) == 1):
         return False
     stride = 1
     for axis in (1, 2, 4, 3) if x.ndim == 5 else (1, 3, 2):

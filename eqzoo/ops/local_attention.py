@@ -264,7 +264,7 @@ def _(qkv: Tensor, position: Tensor, *_: Any) -> Tensor:
 @_attention_backward.register_fake
 def _(grad: Tensor, qkv: Tensor, position: Tensor, pose: Tensor | None, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     grad_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
-    return grad_qkv, torch.empty_like(position), qkv.new_empty(_pose_shape(qkv, pose))
+    return grad_qkv, position.new_empty(position.shape), qkv.new_empty(_pose_shape(qkv, pose))
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

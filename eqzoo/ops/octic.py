@@ -266,10 +266,8 @@ def _split_empty(x: Tensor) -> Pair:
 
 
 def _derivative(function: Callable[..., Any], grads: tuple[Tensor, ...], *inputs: Tensor) -> Any:
-    """The gradients of a formula by torch's own differentiation."""
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        return torch.autograd.grad(function(*leaves), leaves, grads)
+    """The gradients of a formula by torch's own differentiation; below an operator autograd alone would see nothing."""
+    return torch.func.vjp(function, *inputs)[1](grads)
 
 
 @_gelu_op.register_fake
