@@ -48,11 +48,11 @@ _WRAPPER = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=Fa
 _INTRODUCTION = """# ConvNeXt for p4m, and timm's, in the same minutes
 
 What is `p4m_convnext_atto` worth to someone who trains it on one core for a few minutes? It is trained from random
-weights on EuroSAT (satellite tiles scaled to 32 x 32 pixels, which have no canonical orientation) and on CIFAR-10 (photographs, which have one),
-and so is its plain twin, timm's `convnext_atto`: the same planes, depths and sides of all maps, with eight times the
-weights in its pointwise layers. Both have patches of 2 pixels instead of 4, for these images are small. In timm's
-network the patches are exchanged by hand: with timm's own `patch_size=2`, its first stage halves the sides again, which
-makes it cheaper and the maps of all stages coarser. That network is a row too.
+weights on EuroSAT (satellite tiles scaled to 32 x 32 pixels, which have no canonical orientation) and on CIFAR-10
+(photographs, which have one), and so is its plain twin, timm's `convnext_atto`: the same planes, depths and sides of
+all maps, with eight times the weights in its pointwise layers. Both have patches of 2 pixels instead of 4, for these
+images are small. In timm's network the patches are exchanged by hand: with timm's own `patch_size=2`, its first stage
+halves the sides again, which makes it cheaper and the maps of all stages coarser. That network is a row too.
 
 - **same minutes**: every run has {minutes:g} minutes of processor time for its training steps. How many steps that
   makes follows from the time of one step: the median of steps that all networks took alternately, each in the fastest
