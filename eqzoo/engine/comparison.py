@@ -69,6 +69,7 @@ def train_baseline(
     workers: int,
     evaluated: str,
     metrics: Mapping[str, Any],
+    formats: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Trains another network on the same images for the time that a fine-tuning took, and evaluates it likewise.
 
@@ -89,6 +90,7 @@ def train_baseline(
         workers: The processes that read images that are not in memory.
         evaluated: The split that is evaluated.
         metrics: The metrics of the fine-tuned network: the same images are rotated by the same angles.
+        formats: ``precision`` and ``channels_last`` of the recipe; what is left out is measured.
 
     Returns:
         What report.json holds as ``against``: ``model``, ``start``, ``lr``, ``augment``, ``epochs``,
@@ -120,7 +122,7 @@ def train_baseline(
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
-    speed = recorded_speed(folder, said, planned(own.epochs), build, splits, {}, device)
+    speed = recorded_speed(folder, said, planned(own.epochs), build, splits, formats, device)
     recipe = planned(speed.epochs_within(seconds, splits), precision=speed.precision, channels_last=speed.channels_last)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     model = train(recipe, build, parts, folder.path, device, workers).eval()

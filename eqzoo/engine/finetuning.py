@@ -20,7 +20,7 @@ from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
 from .comparison import check_baseline
-from .defaults import fine_tuning_recipe, keeps_statistics, with_rules
+from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
 from .loop import check_device, train
 from .processor import limited_threads
 from .recipe import Recipe
@@ -191,6 +191,7 @@ def finetune(
             made_by=line,
             advice=advice,
             against=against,
+            formats={key: given[key] for key in AUTOMATIC if key in given},
             device=device,
         )
     return FineTuned(model, report, directory.path)

@@ -41,6 +41,7 @@ def write_report(
     made_by: str,
     advice: list[str],
     against: str | None = None,
+    formats: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
     """Evaluates a fine-tuned network and writes the files of its checkpoint.
@@ -56,6 +57,7 @@ def write_report(
         made_by: The command of the run.
         advice: What was said before the run.
         against: A network to train in the same time and to compare with; None for none.
+        formats: ``precision`` and ``channels_last`` of that one; what is left out is measured.
         device: Where that one is trained; None for a GPU where there is one.
 
     Returns:
@@ -140,7 +142,7 @@ def write_report(
     _write_pages(report, folder)
     if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
         report["against"] = train_baseline(
-            against, recipe, splits, settings, directory, device, workers, split, metrics
+            against, recipe, splits, settings, directory, device, workers, split, metrics, formats or {}
         )
         _write_pages(report, folder)
     return report

@@ -682,7 +682,10 @@ def test_a_network_to_compare_with_starts_from_trained_weights_if_its_name_has_a
 
     monkeypatch.setattr(timm, "create_model", stored)
     images = save_shapes(tmp_path / "shapes", (6, 6, 6))
-    report = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, against=name, device="cpu").report
+    options = {"epochs": 1, "device": "cpu", "precision": "bfloat16"}
+    report = eqzoo.finetune("p4_cnn", images, tmp_path / "out", against=name, **options).report
+    recipe = json.loads((tmp_path / "out" / "against" / name / "recipe.json").read_text())
+    assert (recipe["precision"], recipe["channels_last"]) == ("bfloat16", False)  # as said; as is faster
     assert (report["against"]["start"], report["against"]["lr"]) == (name, 1e-3)
     assert asked.count((name, True)) == 3  # before the training, for its speed, and to train it
 
