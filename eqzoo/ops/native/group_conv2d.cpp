@@ -14,9 +14,8 @@ namespace {
 
 // How filters are packed: of each block, panels of two vectors (the last one maybe of one) of columns; in a panel the
 // parts of the rows one after the other.
-template <typename T, int ORDER>
+template <typename T, typename I>
 struct Panels {
-    using I = Irreps<ORDER>;
     Panels(int64_t rows, int64_t out) : rows(padded(rows, rows_of_one)), out(out) {
         for (int b = 0; b < I::count; b++) {
             start[b] = size, size += this->rows * I::parts(b) * columns(b);
@@ -105,12 +104,11 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
 }
 
 // Transforms filters and packs them. Those of the gradient of the input are stored the other way round, (in, out).
-template <typename S, typename T, int ORDER>
-void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER> &panels, T *packed, int threads) {
-    using I = Irreps<ORDER>;
+template <typename S, typename T, typename I>
+void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, I> &panels, T *packed, int threads) {
     constexpr int L = lanes<T>;
     using V = Vec<T, L>;
-    const int64_t entries = ORDER * s.taps(), blocks = (s.out + L - 1) / L;
+    const int64_t entries = I::order * s.taps(), blocks = (s.out + L - 1) / L;
     const int64_t out_step = swapped ? entries : s.in * entries, in_step = swapped ? s.out * entries : entries;
 #pragma omp parallel num_threads(threads)
     {
@@ -123,10 +121,10 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER>
                 const S *from = filters + n0 * out_step + c * in_step;
                 interleave<S, T>(from, out_step, count, entries, rotated.data());
                 for (int64_t e = 0; e < s.taps(); e++) {
-                    V v[ORDER];
-                    for (int j = 0; j < ORDER; j++) v[j] = load<T, L>(rotated.data() + s.places[e * ORDER + j] * L);
-                    transform<ORDER>(v);
-                    for (int j = 0; j < ORDER; j++) v[j] *= T(I::scale(j));
+                    V v[I::components];
+                    for (int j = 0; j < I::order; j++)
+                        v[j] = load<T, L>(rotated.data() + s.places[e * I::order + j] * L);
+                    I::filters(v);
                     const int64_t row = e * s.in + c;
                     for (int b = 0; b < I::count; b++)
                         for (int i = 0; i < I::parts(b); i++)
@@ -150,12 +148,11 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, ORDER>
 }
 
 // The inverse of `pack` for gradients: out of all threads' sums into filters.
-template <typename S, typename T, int ORDER>
-void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *filters, int threads) {
-    using I = Irreps<ORDER>;
+template <typename S, typename T, typename I>
+void unpack(const T *packed, const Shape &s, const Panels<T, I> &panels, S *filters, int threads) {
     constexpr int L = lanes<T>;
     using V = Vec<T, L>;
-    const int64_t entries = ORDER * s.taps(), blocks = (s.out + L - 1) / L;
+    const int64_t entries = I::order * s.taps(), blocks = (s.out + L - 1) / L;
 #pragma omp parallel num_threads(threads)
     {
         const FlushSubnormals flush;
@@ -166,8 +163,8 @@ void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *
                 const int64_t n0 = block * L, count = std::min<int64_t>(L, s.out - n0);
                 for (int64_t e = 0; e < s.taps(); e++) {
                     const int64_t row = e * s.in + c;
-                    V v[ORDER];
-                    for (int j = 0; j < ORDER; j++) v[j] = V{};
+                    V v[I::components];
+                    for (int j = 0; j < I::components; j++) v[j] = V{};
                     for (int b = 0; b < I::count; b++)
                         for (int i = 0; i < I::parts(b); i++)
                             for (int j = 0; j < I::parts(b); j++) {
@@ -184,9 +181,9 @@ void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *
                                 }
                                 v[I::component(b, i, j)] += value * T(I::sign(b, i, j));
                             }
-                    for (int j = 0; j < ORDER; j++) v[j] *= T(I::scale(j));
-                    transposed<ORDER>(v);
-                    for (int j = 0; j < ORDER; j++) store<L>(rotated.data() + s.places[e * ORDER + j] * L, v[j]);
+                    I::filter_gradients(v);
+                    for (int j = 0; j < I::order; j++)
+                        store<L>(rotated.data() + s.places[e * I::order + j] * L, v[j]);
                 }
                 separate<S, T>(rotated.data(), s.in * entries, count, entries, filters + (n0 * s.in + c) * entries);
             }
@@ -194,25 +191,25 @@ void unpack(const T *packed, const Shape &s, const Panels<T, ORDER> &panels, S *
 }
 
 // Gathers and transforms the rows first .. last of the patches of a tile: (|H|, pixels, LEADING).
-template <typename S, typename T, int ORDER, int LEADING>
+template <typename S, typename T, typename I, int LEADING>
 void gather(const S *const *places, const Shape &s, int64_t count, int64_t first, int64_t last, T *patches) {
     constexpr int64_t component = tile * LEADING;
     constexpr int L = lanes<T>;
     const int64_t taps = s.taps();
     for (int64_t row = first; row < last;) {
         const int64_t e = row / s.in, c = row % s.in, n = std::min(s.in - c, last - row);
-        int64_t reads[ORDER];
-        for (int g = 0; g < ORDER; g++) reads[g] = s.reads[g * taps + e];
+        int64_t reads[I::order];
+        for (int g = 0; g < I::order; g++) reads[g] = s.reads[g * taps + e];
         T *to = patches + row - first;
         for (int64_t p = 0; p < count; p++, to += LEADING) {
-            const S *from[ORDER];
-            for (int g = 0; g < ORDER; g++) from[g] = places[p * taps + reads[g]] + g * s.in + c;
+            const S *from[I::order];
+            for (int g = 0; g < I::order; g++) from[g] = places[p * taps + reads[g]] + g * s.in + c;
             spans<L>(n, [&](auto size, int64_t i) {
                 constexpr int N = decltype(size)::value;
-                Vec<T, N> v[ORDER];
-                for (int g = 0; g < ORDER; g++) v[g] = load<T, N>(from[g] + i);
-                transform<ORDER>(v);
-                for (int g = 0; g < ORDER; g++) store<N>(to + g * component + i, v[g]);
+                Vec<T, N> v[I::components];
+                for (int g = 0; g < I::order; g++) v[g] = load<T, N>(from[g] + i);
+                I::factors(v);
+                for (int j = 0; j < I::components; j++) store<N>(to + j * component + i, v[j]);
             });
         }
         row += n;
@@ -239,10 +236,9 @@ void by_leading(int64_t rows, F &&f) {
 }
 
 // Fields with channels last to fields with channels last.
-template <typename S, typename T, int ORDER, int LEADING>
+template <typename S, typename T, typename I, int LEADING>
 void correlate(const S *field, const T *packed, const S *bias, const S *zeros, const Shape &s,
-               const Panels<T, ORDER> &panels, S *out, int threads) {
-    using I = Irreps<ORDER>;
+               const Panels<T, I> &panels, S *out, int threads) {
     constexpr int L = lanes<T>;
     constexpr int64_t component = tile * LEADING;
     const int64_t total = s.batch * s.pixels();
@@ -254,16 +250,16 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
     {
         const FlushSubnormals flush;
         Scratch<S, T> &kept = scratch<S, T>();
-        T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
+        T *patches = kept.patches.reserve(I::components * component + LEADING * rows_of_one);
         T *sums = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));
         const S **places = kept.places.reserve(tile * s.taps());
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin);
-            locate<S, ORDER>(field, zeros, s, begin, pixels, s.taps(), 1, places);
+            locate<S, I::order>(field, zeros, s, begin, pixels, s.taps(), 1, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
-                gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);
+                gather<S, T, I, LEADING>(places, s, pixels, row, row + rows, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < panels.columns(b); n += 2 * L) {
                         const int parts = I::parts(b);
@@ -286,18 +282,18 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
                         }
                     }
             }
-            const T *from[ORDER];
-            int64_t steps[ORDER];
-            for (int j = 0; j < ORDER; j++) from[j] = sums + panels.sum_of(j, steps + j);
+            const T *from[I::components];
+            int64_t steps[I::components];
+            for (int j = 0; j < I::components; j++) from[j] = sums + panels.sum_of(j, steps + j);
             for (int64_t p = 0; p < pixels; p++) {
-                S *to = out + (begin + p) * ORDER * s.out;
+                S *to = out + (begin + p) * I::order * s.out;
                 spans<L>(s.out, [&](auto size, int64_t i) {
                     constexpr int N = decltype(size)::value;
-                    Vec<T, N> v[ORDER];
-                    for (int j = 0; j < ORDER; j++) v[j] = load<T, N>(from[j] + p * steps[j] + i);
+                    Vec<T, N> v[I::components];
+                    for (int j = 0; j < I::components; j++) v[j] = load<T, N>(from[j] + p * steps[j] + i);
                     if (bias) v[0] += load<T, N>(bias + i);
-                    transposed<ORDER>(v);
-                    for (int g = 0; g < ORDER; g++) store<N>(to + g * s.out + i, v[g]);
+                    I::outputs(v);
+                    for (int g = 0; g < I::order; g++) store<N>(to + g * s.out + i, v[g]);
                 });
             }
         }
@@ -305,10 +301,9 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
 }
 
 // Adds what fields and gradients with channels last give to the transformed filters' gradients, `sums` of each thread.
-template <typename S, typename T, int ORDER, int LEADING>
-void correlate_filters(const S *field, const S *grad, const S *zeros, const Shape &s, const Panels<T, ORDER> &panels,
+template <typename S, typename T, typename I, int LEADING>
+void correlate_filters(const S *field, const S *grad, const S *zeros, const Shape &s, const Panels<T, I> &panels,
                        T *sums, int threads) {
-    using I = Irreps<ORDER>;
     constexpr int L = lanes<T>;
     constexpr int64_t component = tile * LEADING;
     const int64_t most = tile_of(s);
@@ -317,12 +312,12 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
     {
         const FlushSubnormals flush;
         Scratch<S, T> &kept = scratch<S, T>();
-        T *patches = kept.patches.reserve(ORDER * component + LEADING * rows_of_one);
+        T *patches = kept.patches.reserve(I::components * component + LEADING * rows_of_one);
         T *grads = kept.sums.reserve(panels.sums + rows_of_one * panels.columns(I::count - 1));
         const S **places = kept.places.reserve(tile * s.taps());
-        T *to[ORDER];
-        int64_t steps[ORDER];
-        for (int j = 0; j < ORDER; j++) to[j] = grads + panels.sum_of(j, steps + j);
+        T *to[I::components];
+        int64_t steps[I::components];
+        for (int j = 0; j < I::components; j++) to[j] = grads + panels.sum_of(j, steps + j);
 #ifdef _OPENMP
         T *own = sums + omp_get_thread_num() * panels.size;
 #else
@@ -332,19 +327,19 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * most, pixels = std::min(most, total - begin);
             for (int64_t p = 0; p < pixels; p++) {
-                const S *from = grad + (begin + p) * ORDER * s.out;
+                const S *from = grad + (begin + p) * I::order * s.out;
                 spans<L>(s.out, [&](auto size, int64_t i) {
                     constexpr int N = decltype(size)::value;
-                    Vec<T, N> v[ORDER];
-                    for (int g = 0; g < ORDER; g++) v[g] = load<T, N>(from + g * s.out + i);
-                    transform<ORDER>(v);
-                    for (int j = 0; j < ORDER; j++) store<N>(to[j] + p * steps[j] + i, v[j]);
+                    Vec<T, N> v[I::components];
+                    for (int g = 0; g < I::order; g++) v[g] = load<T, N>(from + g * s.out + i);
+                    I::gradients(v);
+                    for (int j = 0; j < I::components; j++) store<N>(to[j] + p * steps[j] + i, v[j]);
                 });
             }
-            locate<S, ORDER>(field, zeros, s, begin, pixels, s.taps(), 1, places);
+            locate<S, I::order>(field, zeros, s, begin, pixels, s.taps(), 1, places);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
-                gather<S, T, ORDER, LEADING>(places, s, pixels, row, row + rows, patches);
+                gather<S, T, I, LEADING>(places, s, pixels, row, row + rows, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < panels.columns(b); n += 2 * L)
                         for (int part = 0; part < I::parts(b); part++) {
@@ -369,44 +364,69 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
     }
 }
 
-template <typename S, typename T, int ORDER>
-void run(const S *field, const S *filters, const S *bias, S *out, const Shape &s, bool last, bool swapped, int threads) {
-    const Panels<T, ORDER> panels(s.rows(), s.out);
+template <typename S, typename T, typename I>
+void run_in(const S *field, const S *filters, const S *bias, S *out, const Shape &s, bool last, bool swapped, int threads) {
+    const Panels<T, I> panels(s.rows(), s.out);
     Scratch<S, T> &kept = scratch<S, T>();
     Buffer<T> more_packed;
     T *packed = room(kept.packed, more_packed, panels.size);
-    const S *zeros = zeroed(kept.zeros, ORDER * s.in);
-    pack<S, T, ORDER>(filters, s, swapped, panels, packed, threads);
+    const S *zeros = zeroed(kept.zeros, I::order * s.in);
+    pack<S, T, I>(filters, s, swapped, panels, packed, threads);
     const auto correlated = [&](const Shape &one, const S *x, S *y) {
         by_leading<S>(s.rows(), [&](auto leading) {
-            correlate<S, T, ORDER, decltype(leading)::value>(x, packed, bias, zeros, one, panels, y, threads);
+            correlate<S, T, I, decltype(leading)::value>(x, packed, bias, zeros, one, panels, y, threads);
         });
     };
     if (last) return correlated(s, field, out);
-    in_parts<S, T, ORDER>(field, out, s, threads, correlated);
+    in_parts<S, T, I::order>(field, out, s, threads, correlated);
 }
 
-template <typename S, typename T, int ORDER>
-void run_filters(const S *field, const S *grad, S *filters, const Shape &s, bool last, int threads) {
-    const Panels<T, ORDER> panels(s.rows(), s.out);
+template <typename S, typename T, typename I>
+void run_filters_in(const S *field, const S *grad, S *filters, const Shape &s, bool last, int threads) {
+    const Panels<T, I> panels(s.rows(), s.out);
     Scratch<S, T> &kept = scratch<S, T>();
     Buffer<T> more_sums;
     T *sums = room(kept.packed, more_sums, threads * panels.size);
     std::memset(sums, 0, threads * panels.size * sizeof(T));
-    const S *zeros = zeroed(kept.zeros, ORDER * s.in);
+    const S *zeros = zeroed(kept.zeros, I::order * s.in);
     const auto add = [&](const Shape &one, const S *x, const S *dy) {
         by_leading<S>(s.rows(), [&](auto leading) {
-            correlate_filters<S, T, ORDER, decltype(leading)::value>(x, dy, zeros, one, panels, sums, threads);
+            correlate_filters<S, T, I, decltype(leading)::value>(x, dy, zeros, one, panels, sums, threads);
         });
     };
     if (last) {
         add(s, field, grad);
     } else {
-        in_parts<S, T, ORDER>(field, grad, s, threads, add);
+        in_parts<S, T, I::order>(field, grad, s, threads, add);
     }
     for (int64_t thread = 1; thread < threads; thread++)
         for (int64_t i = 0; i < panels.size; i++) sums[i] += sums[thread * panels.size + i];
-    unpack<S, T, ORDER>(sums, s, panels, filters, threads);
+    unpack<S, T, I>(sums, s, panels, filters, threads);
+}
+
+#ifndef THREE_FROM
+#define THREE_FROM 16
+#endif
+// Calls f with the irreps in the form of fewer products, where these take longer than one more transform.
+template <int ORDER, typename F>
+void by_products(const Shape &s, F &&f) {
+    if constexpr (ORDER == 4) {
+        if (s.out >= THREE_FROM) return f(Irreps<4, true>{});
+    }
+    f(Irreps<ORDER>{});
+}
+
+template <typename S, typename T, int ORDER>
+void run(const S *field, const S *filters, const S *bias, S *out, const Shape &s, bool last, bool swapped, int threads) {
+    by_products<ORDER>(s, [&](auto irreps) {
+        run_in<S, T, decltype(irreps)>(field, filters, bias, out, s, last, swapped, threads);
+    });
+}
+
+template <typename S, typename T, int ORDER>
+void run_filters(const S *field, const S *grad, S *filters, const Shape &s, bool last, int threads) {
+    by_products<ORDER>(
+        s, [&](auto irreps) { run_filters_in<S, T, decltype(irreps)>(field, grad, filters, s, last, threads); });
 }
 
 template <typename F>

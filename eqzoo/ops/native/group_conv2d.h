@@ -134,11 +134,16 @@ inline void transposed(V *v) {
 }
 
 // The irreps: `count` blocks; a block multiplies `parts` transforms, side by side along the rows of the filters, by
-// filters of `parts` times as many columns, once for each of `copies` rows of the representation.
-template <int ORDER>
+// filters of `parts` times as many columns, once for each of `copies` rows of the representation. The complex product of
+// four rotations, (re kr + im ki, im kr - re ki), is one such block of four real products, or, with THREE, three blocks:
+// with w = -re (kr + ki), u = im (ki - kr) and t = (re + im) kr it is (t + u, t + w).
+template <int ORDER, bool THREE = false>
 struct Irreps {
-    static constexpr int count = ORDER == 8 ? 5 : ORDER == 4 ? 3 : 2;
-    static constexpr int parts(int block) { return ORDER > 2 && block == count - 1 ? 2 : 1; }
+    static_assert(ORDER == 4 || !THREE);
+    static constexpr int order = ORDER;
+    static constexpr int count = ORDER == 8 || THREE ? 5 : ORDER == 4 ? 3 : 2;
+    static constexpr int components = THREE ? 5 : ORDER;  // of a transform
+    static constexpr int parts(int block) { return ORDER > 2 && !THREE && block == count - 1 ? 2 : 1; }
     static constexpr int copies(int block) { return ORDER == 8 && block == 4 ? 2 : 1; }
     // What the filters are multiplied by, so that the transposed transform undoes the transform.
     static constexpr double scale(int component) {
@@ -146,11 +151,55 @@ struct Irreps {
     }
     // Where filters of each transform stand: in the part of the rows, the part of the columns, and with which sign.
     static constexpr int component(int block, int row, int column) {
-        if (block < count - 1 || ORDER == 2) return block;
+        if (block < count - 1 || ORDER == 2 || THREE) return block;
         return ORDER == 4 ? 2 + (row ^ column) : 4 + 2 * column + row;
     }
     static constexpr int sign(int block, int row, int column) {
-        return ORDER == 4 && block == 2 && row == 0 && column == 1 ? -1 : 1;
+        return ORDER == 4 && !THREE && block == 2 && row == 0 && column == 1 ? -1 : 1;
+    }
+
+    // From the poses of a field to the left factors of the products, and from sums of products to the poses of the
+    // output, each in place.
+    template <typename V>
+    static void factors(V *v) {
+        transform<ORDER>(v);
+        if constexpr (THREE) v[4] = v[2] + v[3];
+    }
+    template <typename V>
+    static void outputs(V *v) {
+        if constexpr (THREE) {
+            const V w = v[2];
+            v[2] = v[4] + v[3], v[3] = v[4] + w;
+        }
+        transposed<ORDER>(v);
+    }
+    // The transpose of `outputs`.
+    template <typename V>
+    static void gradients(V *v) {
+        transform<ORDER>(v);
+        if constexpr (THREE) {
+            const V re = v[2];
+            v[2] = v[3], v[3] = re, v[4] = v[2] + v[3];
+        }
+    }
+    // From the poses of a filter to the right factors, and the transpose of that.
+    template <typename V>
+    static void filters(V *v) {
+        transform<ORDER>(v);
+        for (int j = 0; j < ORDER; j++) v[j] = v[j] * float(scale(j));
+        if constexpr (THREE) {
+            const V kr = v[2], ki = v[3];
+            v[2] = -kr - ki, v[3] = ki - kr, v[4] = kr;
+        }
+    }
+    template <typename V>
+    static void filter_gradients(V *v) {
+        if constexpr (THREE) {
+            const V w = v[2], u = v[3];
+            v[2] = v[4] - u - w, v[3] = u - w;
+        }
+        for (int j = 0; j < ORDER; j++) v[j] = v[j] * float(scale(j));
+        transposed<ORDER>(v);
     }
 };
 
