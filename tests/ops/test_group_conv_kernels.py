@@ -21,7 +21,7 @@ CHOICE = sys.modules["eqzoo.ops._group_convolution_choice"]
 GROUPS = [Z2M, cyclic(2), P4, P4M]
 # Batch, fields in and out, k, stride, padding, dilation, height, width: fewer fields than a vector has lanes and more,
 # odd numbers of them, several parts of the rows (k²C > 240) and of the columns, even filters, padding beyond those,
-# tiles that span images, one pixel.
+# tiles that span images, one pixel, the three products of complex irreps in both directions (from 32 fields).
 SHAPES = [
     (2, 3, 5, 3, 1, 1, 1, 5, 7),
     (1, 10, 13, 3, 1, 0, 1, 6, 4),
@@ -31,6 +31,7 @@ SHAPES = [
     (3, 33, 20, 1, 1, 0, 1, 4, 3),
     (1, 3, 2, 1, 2, 1, 1, 5, 5),
     (1, 32, 40, 3, 2, 1, 2, 7, 7),
+    (1, 34, 33, 3, 1, 1, 1, 4, 3),
     (25, 8, 16, 3, 1, 1, 1, 2, 2),
     (1, 1, 1, 1, 1, 0, 1, 1, 1),
 ]

@@ -2,8 +2,8 @@
 //
 // With taps renamed by the pose that reads them, d = R_g e, a k x k group convolution is k·k·C copies of one convolution
 // over the group alone, out(h) = Σ_g κ(h⁻¹ g) v(g), which the Fourier transform over the group makes block diagonal:
-// 6 products instead of 16 for four rotations, 12 instead of 64 with reflections, 2 instead of 4 for a group of two.
-// Fields lie with channels last, (B, h, w, |H|, C), so that every transform is a few sums of whole vectors. A thread
+// 6 products instead of 16 for four rotations (5 with the complex one in three), 12 instead of 64 with reflections, 2
+// instead of 4 for a group of two. Fields lie with channels last, (B, h, w, |H|, C), so that every transform is a few sums of whole vectors. A thread
 // works on a tile of pixels: it gathers and transforms a part of the patches into a buffer that stays in its cache,
 // multiplies it by the transformed filters (packed in panels, once a call), and transforms the sums back. Products are
 // computed in float32 and float64 here, and in group_conv2d_bfloat16.h in bfloat16.
@@ -20,6 +20,7 @@ struct Panels {
         for (int b = 0; b < I::count; b++) {
             start[b] = size, size += this->rows * I::parts(b) * columns(b);
             sum[b] = sums, sums += tile * I::copies(b) * columns(b);
+            products += I::parts(b) * I::copies(b) * ((columns(b) + 2 * lanes<T> - 1) / (2 * lanes<T>));
         }
     }
     int64_t columns(int block) const { return padded(I::parts(block) * out, lanes<T>); }
@@ -27,6 +28,13 @@ struct Panels {
     int64_t at(int block, int part, int64_t column) const {
         const int64_t first = column / (2 * lanes<T>) * (2 * lanes<T>), width = wide(block, first);
         return start[block] + I::parts(block) * rows * first + part * rows * width + column - first;
+    }
+    // The rows of the panel that is multiplied after this one: its part of that number, if it has one.
+    const T *after(const T *packed, int block, int64_t column, int part, int64_t row, int64_t count) const {
+        column += 2 * lanes<T>;
+        if (column >= columns(block)) column = 0, block++;
+        if (block == I::count) block = 0, row = row + count < rows ? row + count : 0;
+        return packed + at(block, std::min(part, I::parts(block) - 1), column) + row * wide(block, column);
     }
     int64_t wide(int block, int64_t column) const { return std::min<int64_t>(2 * lanes<T>, columns(block) - column); }
     // The sums of a tile, (copies, pixels, columns) for each block: where a component's stand.
@@ -39,12 +47,50 @@ struct Panels {
 
     const int64_t rows, out;
     int64_t start[I::count], sum[I::count], size = 0, sums = 0;
+    int64_t products = 0;  // of panels and parts, all copies
 };
+
+// A run of memory. During products, `bytes` for each step of their sums are fetched into the caches.
+struct Run {
+    const char *from;
+    int64_t bytes;
+};
+
+// What is needed soon: two runs, one after the other, divided among so many steps.
+class Ahead {
+   public:
+    Ahead(Run first, Run second, int64_t steps)
+        : first_(first), second_(second), bytes_(first.bytes + second.bytes), steps_(steps) {}
+    Run next(int64_t steps) {
+        const int64_t at = bytes_ * done_ / steps_;
+        done_ += steps;
+        const char *from = at < first_.bytes ? first_.from + at : second_.from + (at - first_.bytes);
+        return {from, (bytes_ + steps_ - 1) / steps_};
+    }
+
+   private:
+    const Run first_, second_;
+    const int64_t bytes_, steps_;
+    int64_t done_ = 0;
+};
+
+template <typename S>
+Run pixels_of(const S *x, int64_t unit, int64_t first, int64_t count) {
+    return {reinterpret_cast<const char *>(x + first * unit), count * unit * int64_t(sizeof(S))};
+}
+
+// What a tile reads of a field and the tile before it did not, about: each has its share, half the filters' reach below.
+template <typename S>
+Run field_of_tile(const S *field, int64_t order, const Shape &s, int64_t begin, int64_t pixels) {
+    const int64_t all = s.batch * s.height * s.width, total = s.batch * s.pixels();
+    const int64_t first = std::min(all, all * begin / total + (s.side - 1) * s.dilation * s.width / 2);
+    return pixels_of(field, order * s.in, first, std::min(all - first, all * pixels / total));
+}
 
 // c (MR, NV vectors) += Σ over parts and rows a (MR, rows) b (rows, NV vectors).
 template <typename T, int LEADING, int MR, int NV>
 void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts, int64_t rows, T *c, int64_t step,
-              bool first) {
+              bool first, Run ahead) {
     constexpr int L = lanes<T>;
     using V = Vec<T, L>;
     V acc[MR][NV];
@@ -54,7 +100,8 @@ void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts,
         for (int j = 0; j < NV; j++) acc[i][j] = first ? V{} : load<T, L>(c + i * step + j * L);
     for (int part = 0; part < parts; part++) {
         const T *pa = a + part * a_part, *pb = b + part * b_part;
-        for (int64_t k = 0; k < rows; k++, pa++, pb += NV * L) {
+        for (int64_t k = 0; k < rows; k++, pa++, pb += NV * L, ahead.from += ahead.bytes) {
+            __builtin_prefetch(ahead.from);
             V right[NV];
 #pragma GCC unroll 2
             for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
@@ -75,7 +122,7 @@ void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts,
 // c (MR, NV vectors) += Σ over pixels aᵀ (pixels, MR) b (pixels, NV vectors), for each of the copies.
 template <typename T, int LEADING, int MR, int NV>
 void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy, int copies, int64_t step,
-                         int64_t pixels, T *c) {
+                         int64_t pixels, T *c, Run ahead) {
     constexpr int L = lanes<T>;
     using V = Vec<T, L>;
     V acc[MR][NV];
@@ -85,7 +132,10 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
         for (int j = 0; j < NV; j++) acc[i][j] = load<T, L>(c + (i * NV + j) * L);
     for (int copy = 0; copy < copies; copy++) {
         const T *pa = a + copy * a_copy, *pb = b + copy * b_copy;
-        for (int64_t p = 0; p < pixels; p++, pa += LEADING, pb += step) {
+        const T *following = c + MR * NV * L;  // the sums of the next product
+        for (int64_t p = 0; p < pixels; p++, pa += LEADING, pb += step, ahead.from += ahead.bytes) {
+            __builtin_prefetch(ahead.from);
+            __builtin_prefetch(following + p * (16 / int64_t(sizeof(T))));
             V right[NV];
 #pragma GCC unroll 2
             for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
@@ -190,10 +240,14 @@ void unpack(const T *packed, const Shape &s, const Panels<T, I> &panels, S *filt
     }
 }
 
+// From a component of a tile to the next: not a multiple of half a page, or they would share places in the cache.
+template <int LEADING>
+constexpr int64_t component_of = tile * LEADING + 80;
+
 // Gathers and transforms the rows first .. last of the patches of a tile: (|H|, pixels, LEADING).
 template <typename S, typename T, typename I, int LEADING>
 void gather(const S *const *places, const Shape &s, int64_t count, int64_t first, int64_t last, T *patches) {
-    constexpr int64_t component = tile * LEADING;
+    constexpr int64_t component = component_of<LEADING>;
     constexpr int L = lanes<T>;
     const int64_t taps = s.taps();
     for (int64_t row = first; row < last;) {
@@ -240,12 +294,13 @@ template <typename S, typename T, typename I, int LEADING>
 void correlate(const S *field, const T *packed, const S *bias, const S *zeros, const Shape &s,
                const Panels<T, I> &panels, S *out, int threads) {
     constexpr int L = lanes<T>;
-    constexpr int64_t component = tile * LEADING;
+    constexpr int64_t component = component_of<LEADING>;
     const int64_t total = s.batch * s.pixels();
     // Tiles of equal size, in whole rows of accumulators.
     const int64_t most = tile_of(s), tiles = (total + most - 1) / most;
     const int64_t size = std::min(most, padded((total + tiles - 1) / tiles, rows_of_two));
     const int64_t count = (total + size - 1) / size, step = chunk(s.rows());
+    const bool far = panels.size * int64_t(sizeof(T)) > near;  // the filters
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
         const FlushSubnormals flush;
@@ -257,6 +312,10 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin);
             locate<S, I::order>(field, zeros, s, begin, pixels, s.taps(), 1, places);
+            const int64_t steps_ahead = padded(pixels, rows_of_two) / rows_of_two * panels.products * s.rows();
+            Ahead ahead(pixels_of(out, I::order * s.out, begin, pixels),
+                        field_of_tile(field, I::order, s, begin + pixels, pixels),
+                        far ? (steps_ahead + 1) / 2 : steps_ahead);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
                 gather<S, T, I, LEADING>(places, s, pixels, row, row + rows, patches);
@@ -269,16 +328,24 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
                             const T *left = patches + (b + copy * parts) * component;
                             T *to = sums + panels.sum[b] + copy * tile * panels.columns(b) + n;
                             const int64_t wide = panels.columns(b);
+                            const T *panel = far ? panels.after(packed, b, n, copy, row, rows) : nullptr;
+                            // During the first half of the pixels the next panel, if it is far, then what is ahead.
+                            const auto fetched = [&](int64_t p, int64_t at_once) {
+                                if (!far || 2 * p >= pixels) return ahead.next(parts * rows);
+                                const int64_t bytes = 4 * lanes<T> * sizeof(T) * at_once / (pixels * parts);
+                                const char *start = reinterpret_cast<const char *>(panel);
+                                return Run{start + p / at_once * bytes * parts * rows, bytes};
+                            };
                             if (width == 2 * L)
                                 for (int64_t p = 0; p < pixels; p += rows_of_two)
                                     multiply<T, LEADING, rows_of_two, 2>(left + p * LEADING, component, right,
                                                                 panels.rows * width, parts, rows, to + p * wide, wide,
-                                                                row == 0);
+                                                                row == 0, fetched(p, rows_of_two));
                             else
                                 for (int64_t p = 0; p < pixels; p += rows_of_one)
                                     multiply<T, LEADING, rows_of_one, 1>(left + p * LEADING, component, right,
                                                                 panels.rows * width, parts, rows, to + p * wide, wide,
-                                                                row == 0);
+                                                                row == 0, fetched(p, rows_of_one));
                         }
                     }
             }
@@ -305,7 +372,7 @@ template <typename S, typename T, typename I, int LEADING>
 void correlate_filters(const S *field, const S *grad, const S *zeros, const Shape &s, const Panels<T, I> &panels,
                        T *sums, int threads) {
     constexpr int L = lanes<T>;
-    constexpr int64_t component = tile * LEADING;
+    constexpr int64_t component = component_of<LEADING>;
     const int64_t most = tile_of(s);
     const int64_t total = s.batch * s.pixels(), count = (total + most - 1) / most, step = chunk(s.rows());
 #pragma omp parallel num_threads(threads)
@@ -337,6 +404,10 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
                 });
             }
             locate<S, I::order>(field, zeros, s, begin, pixels, s.taps(), 1, places);
+            const int64_t end = begin + pixels;
+            Ahead ahead(pixels_of(grad, I::order * s.out, end, std::min(pixels, total - end)),
+                        field_of_tile(field, I::order, s, end, pixels),
+                        padded(s.rows(), rows_of_two) / rows_of_two * panels.products * pixels);
             for (int64_t row = 0; row < s.rows(); row += step) {
                 const int64_t rows = std::min(step, s.rows() - row);
                 gather<S, T, I, LEADING>(places, s, pixels, row, row + rows, patches);
@@ -352,12 +423,14 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
                                 for (int64_t k = 0; k < rows; k += rows_of_two)
                                     multiply_transposed<T, LEADING, rows_of_two, 2>(left + k, next, right, tile * wide,
                                                                            I::copies(b), wide, pixels,
-                                                                           into + k * width);
+                                                                           into + k * width,
+                                                                           ahead.next(pixels * I::copies(b)));
                             else
                                 for (int64_t k = 0; k < rows; k += rows_of_one)
                                     multiply_transposed<T, LEADING, rows_of_one, 1>(left + k, next, right, tile * wide,
                                                                            I::copies(b), wide, pixels,
-                                                                           into + k * width);
+                                                                           into + k * width,
+                                                                           ahead.next(pixels * I::copies(b)));
                         }
             }
         }
@@ -404,14 +477,11 @@ void run_filters_in(const S *field, const S *grad, S *filters, const Shape &s, b
     unpack<S, T, I>(sums, s, panels, filters, threads);
 }
 
-#ifndef THREE_FROM
-#define THREE_FROM 16
-#endif
-// Calls f with the irreps in the form of fewer products, where these take longer than one more transform.
+// Calls f with the irreps in the form of fewer products, from where these take longer than one more transform.
 template <int ORDER, typename F>
 void by_products(const Shape &s, F &&f) {
     if constexpr (ORDER == 4) {
-        if (s.out >= THREE_FROM) return f(Irreps<4, true>{});
+        if (s.out >= 32) return f(Irreps<4, true>{});
     }
     f(Irreps<ORDER>{});
 }

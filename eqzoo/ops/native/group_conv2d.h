@@ -29,6 +29,7 @@ constexpr int rows_of_two = 6, rows_of_one = 12;
 
 constexpr int64_t tile = 96;         // pixels at a time, a multiple of all numbers of rows
 constexpr int64_t depth = 240;       // the most rows of the filters at a time, a multiple of all numbers of rows
+constexpr int64_t near = 600000;     // bytes of filters that a cache holds beside a tile
 constexpr int64_t slack = 64;        // numbers behind each buffer that a vector may touch
 
 template <typename T, int L>
