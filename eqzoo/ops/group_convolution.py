@@ -39,8 +39,9 @@ def group_conv2d(
     pixel. With the taps renamed by the pose that reads them, ``d = R_g e``, ``v_{c,e}(g, x) = f(c, g, x + R_g e)`` and
     ``κ_{c',c,e}(j) = ψ(c', c, j, R_j e)``, it is ``out(c', h, x) = Σ_{c,e} Σ_g κ_{c',c,e}(h⁻¹g) v_{c,e}(g, x)``: k²C
     convolutions over the group alone, which its Fourier transform makes block diagonal (Schur). That leaves 6 C C' k²
-    multiplications of 16 for four rotations, 12 of 64 with reflections, 2 of 4 for a group of two elements. Which of
-    the two runs is chosen by shape from measurements; both give the same numbers up to round-off.
+    multiplications of 16 for four rotations (5 where the complex product takes three real ones), 12 of 64 with
+    reflections, 2 of 4 for a group of two elements. Which of the two runs is chosen by shape from measurements; both
+    give the same numbers up to round-off.
 
     Args:
         field: The regular field, ``(B, C, |H|, height, width)``, contiguous or with channels last (its memory in the
