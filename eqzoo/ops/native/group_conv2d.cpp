@@ -3,10 +3,11 @@
 // With taps renamed by the pose that reads them, d = R_g e, a k x k group convolution is k·k·C copies of one convolution
 // over the group alone, out(h) = Σ_g κ(h⁻¹ g) v(g), which the Fourier transform over the group makes block diagonal:
 // 6 products instead of 16 for four rotations (5 with the complex one in three), 12 instead of 64 with reflections, 2
-// instead of 4 for a group of two. Fields lie with channels last, (B, h, w, |H|, C), so that every transform is a few sums of whole vectors. A thread
-// works on a tile of pixels: it gathers and transforms a part of the patches into a buffer that stays in its cache,
-// multiplies it by the transformed filters (packed in panels, once a call), and transforms the sums back. Products are
-// computed in float32 and float64 here, and in group_conv2d_bfloat16.h in bfloat16.
+// instead of 4 for a group of two. Fields lie with channels last, (B, h, w, |H|, C), so that every transform is a few
+// sums of whole vectors. A thread works on a tile of pixels: it gathers and transforms a part of the patches into a
+// buffer that stays in its cache, multiplies it by the transformed filters (packed in panels, once a call), and
+// transforms the sums back. Products are computed in float32 and float64 here, and in group_conv2d_bfloat16.h in
+// bfloat16.
 #include "group_conv2d.h"
 #include "group_conv2d_bfloat16.h"
 
