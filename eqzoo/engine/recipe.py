@@ -72,6 +72,8 @@ class Recipe:
         compile: Whether `torch.compile` compiles the network.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
+        full_size_lr: The learning rate at which a cosine schedule starts anew behind them, so that it falls to 0 twice;
+            None for one cycle.
         accumulate: The passes that a batch is split into, to use less memory; batch norms see the parts.
         checkpointing: Whether blocks are recomputed in the backward pass, to use less memory; batch norms then count
             each batch twice in their running statistics.
@@ -115,6 +117,7 @@ class Recipe:
     channels_last: bool = False
     compile: bool = False
     half_size_epochs: int = 0
+    full_size_lr: float | None = None
     accumulate: int = 1
     checkpointing: bool = False
     deterministic: bool = True
@@ -192,6 +195,7 @@ class Recipe:
             "ema_decay": self.ema_decay is None or 0 < self.ema_decay < 1,
             "clip_grad": self.clip_grad is None or self.clip_grad > 0,
             "half_size_epochs": 0 <= self.half_size_epochs < self.epochs,
+            "full_size_lr": self.full_size_lr is None or self.full_size_lr > 0,
             "accumulate": self.accumulate >= 1 and self.batch_size % self.accumulate == 0,
             "valid_size": self.valid_size is None or self.valid_size >= 0,
             "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
@@ -203,6 +207,11 @@ class Recipe:
             raise ValueError(f"{wrong[0]} is out of range, got {getattr(self, wrong[0])!r}")
         if bool(self.milestones) != (self.schedule == "multistep"):
             raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
+        if self.full_size_lr is not None and (self.schedule != "cosine" or self.half_size_epochs <= self.warmup_epochs):
+            raise ValueError(
+                "full_size_lr needs a cosine schedule, and more epochs at half size than in the warm-up; got "
+                f"{self.schedule!r}, {self.half_size_epochs} and {self.warmup_epochs}"
+            )
         if self.class_weights and self.loss != "ce":
             raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
         if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
@@ -235,7 +244,11 @@ def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
     """The scheduler of a recipe, one of timm, stepped with a number of epochs that may be fractional."""
     warmup: dict[str, Any] = {"warmup_t": recipe.warmup_epochs, "warmup_lr_init": 0.0}
     if recipe.schedule == "cosine":
+        full = recipe.epochs - recipe.half_size_epochs
         length = recipe.epochs - recipe.warmup_epochs
+        if recipe.full_size_lr is not None:
+            length -= full
+            warmup |= {"cycle_mul": full / length, "cycle_decay": recipe.full_size_lr / recipe.lr, "cycle_limit": 2}
         # Slightly more than 1: for a length of 1 timm warns that the rate never changes, which holds for whole epochs.
         return CosineLRScheduler(optimizer, 1 + 1e-12 if length == 1 else length, warmup_prefix=True, **warmup)
     if recipe.schedule == "multistep":

@@ -141,6 +141,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_best_weights(tmp_
 def test_learning_rates():
     cosine = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2)
     assert [cosine.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    twice = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2, half_size_epochs=8, full_size_lr=0.4)
+    assert [twice.rate(epoch) for epoch in (1, 2, 5, 8, 9, 10)] == pytest.approx([0.5, 1, 0.5, 0.4, 0.2, 0])
+    with pytest.raises(ValueError, match="full_size_lr needs a cosine schedule, and more epochs at half size"):
+        Recipe("p4_cnn", "bars", epochs=10, warmup_epochs=2, half_size_epochs=2, full_size_lr=0.4)
     assert Recipe("p4_cnn", "bars", epochs=10, lr=1.0, schedule="constant").rate(9) == 1
 
 

@@ -18,6 +18,11 @@ _SHARP = (
     "the first epoch at full size, the accuracy was 88.91 % on validation images, and 98.0 % on 450 of them "
     "interpolated."
 )
+_TWICE = (
+    " The learning rate starts anew at full size, from 0.006. This run did so after its 21st epoch only, and had one "
+    "cycle of 21 epochs until then, whose last three, at full size, had rates below 0.001 and an accuracy of "
+    "98.26 % on validation images."
+)
 _PUBLISHED = (
     " Cells are scaled to 40 x 40 pixels. The paper of the data set has 92.1 % accuracy with a pretrained "
     "EfficientNet-B1, on another split and cells that were separated first."
@@ -62,7 +67,9 @@ def _recipe(
 
 RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _SHARP, half_size_epochs=9),
-    **_recipe("p4m_resnet29", "eurosat", 21, 0.02, half_size_epochs=18, precision="bfloat16"),
+    **_recipe(
+        "p4m_resnet29", "eurosat", 23, 0.02, None, _TWICE, half_size_epochs=18, full_size_lr=0.006, precision="bfloat16"
+    ),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", half_size_epochs=9, precision="bfloat16"),
     **_recipe(
         "p4_resnet29",
