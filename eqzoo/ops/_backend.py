@@ -110,9 +110,13 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
-def operator(name: str, eager: Callable[..., Any]) -> CustomOpDef:
-    """A custom operator ``eqzoo::name``, which runs the eager form on devices that no kernel is registered for."""
-    return torch.library.custom_op(f"eqzoo::{name}", eager, mutates_args=())
+def operator(name: str, eager: Callable[..., Any], any_strides: bool = False) -> CustomOpDef:
+    """A custom operator ``eqzoo::name``, which runs the eager form on devices that no kernel is registered for.
+
+    With ``any_strides`` torch.compile may change the strides of its inputs; those of its outputs must not depend on them.
+    """
+    tags = (torch.Tag.flexible_layout,) if any_strides else ()
+    return torch.library.custom_op(f"eqzoo::{name}", eager, mutates_args=(), tags=tags)
 
 
 def register(op: CustomOpDef, device: str, eager: Callable[..., Any]) -> Callable[[F], F]:

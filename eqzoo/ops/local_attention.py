@@ -162,8 +162,8 @@ def _chunked_backward(
     return grad_qkv.to(qkv.dtype), grad_position.to(position.dtype), grad_pose.to(qkv.dtype)
 
 
-_attention = _backend.operator("local_group_attention", _chunked)
-_attention_backward = _backend.operator("local_group_attention_backward", _chunked_backward)
+_attention = _backend.operator("local_group_attention", _chunked, any_strides=True)
+_attention_backward = _backend.operator("local_group_attention_backward", _chunked_backward, any_strides=True)
 
 
 @_backend.register(_attention, "cpu", _chunked)
