@@ -113,7 +113,8 @@ def exporting() -> bool:
 def operator(name: str, eager: Callable[..., Any], any_strides: bool = False) -> CustomOpDef:
     """A custom operator ``eqzoo::name``, which runs the eager form on devices that no kernel is registered for.
 
-    With ``any_strides`` torch.compile may change the strides of its inputs; those of its outputs must not depend on them.
+    With ``any_strides`` torch.compile may change the strides of its inputs, and those of its outputs must not depend on
+    them.
     """
     tags = (torch.Tag.flexible_layout,) if any_strides else ()
     return torch.library.custom_op(f"eqzoo::{name}", eager, mutates_args=(), tags=tags)

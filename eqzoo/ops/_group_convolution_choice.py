@@ -13,14 +13,18 @@ from ._transforms import is_transformed
 
 __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]
 
-# From how many fields in and out k x k filters are faster through the irreps, for each order of a group, and from how
-# many C·C' 1 x 1 filters, with channels last and contiguous. From docs/benchmarks/group_convolution_shapes_cpu.md.
-_LEAST_FIELDS = {2: 32, 4: 12, 8: 7}
-_LEAST_PRODUCTS = {2: (4096, 16384), 4: (576, 256), 8: (144, 144)}
-# The numbers of one contiguous image, field and output, from which 1 x 1 filters alone pay only in training.
-_CACHED = 192 * 1024
-# In bfloat16, from which C·C'/(C + C'), what is saved over what it costs: of k x k and of 1 x 1 filters, with channels
-# last in inference and in training, and contiguous in both. From group_convolution_shapes_cpu_bfloat16.md there.
+# From which C·C'/(C + C') on group convolutions are faster through the irreps, for each order of a group. In float32:
+# of k x k filters, and of 1 x 1 filters with channels last, contiguous, and with large contiguous images in inference
+# and in training. From docs/benchmarks/group_convolution_shapes_cpu.md; no network has fields of two elements.
+_LEAST = {
+    2: (16, 32, 64, math.inf, 64),
+    4: (6, 9, 6.4, 48, 9),
+    8: (3.3, 5, 5.5, 9.5, 9),
+}
+# The numbers of a large contiguous image, field and output.
+_LARGE = 192 * 1024
+# In bfloat16: of k x k and of 1 x 1 filters, with channels last in inference and in training, and contiguous in both.
+# From group_convolution_shapes_cpu_bfloat16.md there.
 _LEAST_IN_BFLOAT16 = {
     2: ((32, 24, 32, 24), (128, 64, 128, 64)),
     4: ((18, 10.5, 10.5, 10.5), (48, 32, 6, 6)),
@@ -90,20 +94,18 @@ def faster(
 ) -> bool:
     """Whether the irreps are the faster way on a CPU, by measurement in float32.
 
-    What they save are products, C C' k² a pixel; what they cost are transforms of (C + C') k² numbers, and with
-    contiguous fields their transposition, which costs no more than torch's own where it pays for one too. So k x k
-    filters pay from few fields, 1 x 1 filters from more.
+    What they save are C·C' k² products a pixel, what they cost are transforms of (C + C') k² numbers: the quotient of
+    the two decides. Contiguous fields are transposed as well, which costs most where caches do not hold an image;
+    torch's own convolution transposes them too, for k x k filters and in training.
     """
-    fewest = min(channels, out_channels)
+    filters, last_ones, ones, *large = _LEAST[group.order]
     if side > 1:
-        return fewest >= _LEAST_FIELDS[group.order]
-    least = _LEAST_PRODUCTS[group.order][0 if last else 1]
-    fewest_of_all = (16 if group.order == 4 else 12) if last else 8
-    if not last and (channels + out_channels) * group.order * pixels >= _CACHED:
-        if not trains:
-            return False
-        fewest_of_all = 12
-    return channels * out_channels >= least and fewest >= fewest_of_all
+        least = filters
+    elif last:
+        least = last_ones
+    else:
+        least = large[trains] if (channels + out_channels) * group.order * pixels >= _LARGE else ones
+    return _saved_by_cost(channels, out_channels) >= least
 
 
 def faster_in_bfloat16(
@@ -115,4 +117,8 @@ def faster_in_bfloat16(
     form of contiguous fields pays for transposing them too.
     """
     least = _LEAST_IN_BFLOAT16[group.order][side == 1]
-    return channels * out_channels / (channels + out_channels) >= least[trains if last else 2 + trains]
+    return _saved_by_cost(channels, out_channels) >= least[trains if last else 2 + trains]
+
+
+def _saved_by_cost(channels: int, out_channels: int) -> float:
+    return channels * out_channels / (channels + out_channels)
