@@ -337,6 +337,43 @@ void locate(const S *field, const S *zeros, const Shape &s, int64_t first, int64
     }
 }
 
+// A run of memory. During products, `bytes` for each step of their sums are fetched into the caches.
+struct Run {
+    const char *from;
+    int64_t bytes;
+};
+
+// What is needed soon: two runs, one after the other, divided among so many steps.
+class Ahead {
+   public:
+    Ahead(Run first, Run second, int64_t steps)
+        : first_(first), second_(second), bytes_(first.bytes + second.bytes), steps_(steps) {}
+    Run next(int64_t steps) {
+        const int64_t at = bytes_ * done_ / steps_;
+        done_ += steps;
+        const char *from = at < first_.bytes ? first_.from + at : second_.from + (at - first_.bytes);
+        return {from, (bytes_ + steps_ - 1) / steps_};
+    }
+
+   private:
+    const Run first_, second_;
+    const int64_t bytes_, steps_;
+    int64_t done_ = 0;
+};
+
+template <typename S>
+Run pixels_of(const S *x, int64_t unit, int64_t first, int64_t count) {
+    return {reinterpret_cast<const char *>(x + first * unit), count * unit * int64_t(sizeof(S))};
+}
+
+// What a tile reads of a field and the tile before it did not, about: each has its share, half the filters' reach below.
+template <typename S>
+Run field_of_tile(const S *field, int64_t order, const Shape &s, int64_t begin, int64_t pixels) {
+    const int64_t all = s.batch * s.height * s.width, total = s.batch * s.pixels();
+    const int64_t first = std::min(all, all * begin / total + (s.side - 1) * s.dilation * s.width / 2);
+    return pixels_of(field, order * s.in, first, std::min(all - first, all * pixels / total));
+}
+
 // What a thread keeps from call to call: memory that is new costs more than what is done with it.
 template <typename S, typename T>
 struct Scratch {

@@ -20,10 +20,17 @@ namespace {
 namespace halves {
 
 using V = __m512;
-constexpr int64_t block = 512;  // numbers of a block
-constexpr int64_t deepest = 18;             // the most blocks of rows of the filters at a time
-constexpr int64_t held = int64_t(320) << 10;  // bytes that a tile may take of a thread's cache
-constexpr int64_t apart = 96;   // numbers between matrices, which must not share places in the first cache
+constexpr int64_t block = 512;                   // numbers of a block
+constexpr int64_t deepest = 18;                  // the most blocks of rows of the filters at a time
+constexpr int64_t held = int64_t(320) << 10;     // bytes that a tile may take of a thread's cache
+constexpr int64_t many = int64_t(1500) << 10;    // bytes of filters that the cache does not hold beside such a tile:
+constexpr int64_t spread = int64_t(960) << 10;   // these are read once a tile, which may take so much
+constexpr int64_t apart = 96;                    // numbers between matrices, apart in the first cache
+
+// Fetches a run of memory into the second cache.
+inline void fetch(Run ahead) {
+    for (int64_t i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(ahead.from + i, 0, 2);
+}
 
 // What is in memory, to the eyes of a compiler whose AMX intrinsics do not say what they read and write.
 inline void settled(const void *p) { asm volatile("" : : "r"(p) : "memory"); }
@@ -67,7 +74,8 @@ struct Steps {
 
 #if defined(__AMX_BF16__) && defined(__linux__)
 template <int M, int N>
-inline void multiply_amx(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count, bool first) {
+inline void multiply_amx(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count, bool first,
+                         Run ahead) {
     constexpr int64_t line = 16 * sizeof(float);
     settled(a);
     if (first) {
@@ -81,7 +89,8 @@ inline void multiply_amx(const uint16_t *a, const uint16_t *b, float *c, const S
         if constexpr (M > 1) _tile_loadd(2, c + s.c_row, line);
         if constexpr (M > 1 && N > 1) _tile_loadd(3, c + s.c_row + s.c_column, line);
     }
-    for (int64_t k = 0; k < count; k++, a += s.a_sum, b += s.b_sum) {
+    for (int64_t k = 0; k < count; k++, a += s.a_sum, b += s.b_sum, ahead.from += ahead.bytes) {
+        fetch(ahead);
         _tile_loadd(6, b, 64);
         _tile_loadd(4, a, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -105,7 +114,7 @@ inline void multiply_amx(const uint16_t *a, const uint16_t *b, float *c, const S
 
 template <int M, int N>
 inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count,
-                             bool first) {
+                             bool first, Run ahead) {
     constexpr int rows = 8;
     for (int m = 0; m < M; m++)
         for (int r = 0; r < 16; r += rows) {
@@ -115,7 +124,8 @@ inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, con
             for (int i = 0; i < rows; i++)
                 for (int n = 0; n < N; n++)
                     acc[i][n] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(to + i * 16 + n * s.c_column);
-            for (int64_t k = 0; k < count; k++, left += s.a_sum, right += s.b_sum)
+            for (int64_t k = 0; k < count; k++, left += s.a_sum, right += s.b_sum) {
+                if (m + r == 0) fetch(ahead), ahead.from += ahead.bytes;
                 for (int q = 0; q < 16; q++) {
                     __m512bh columns[N];
                     for (int n = 0; n < N; n++)
@@ -127,6 +137,7 @@ inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, con
                             acc[i][n] = _mm512_dpbf16_ps(acc[i][n], (__m512bh)_mm512_set1_epi32(pair), columns[n]);
                     }
                 }
+            }
             for (int i = 0; i < rows; i++)
                 for (int n = 0; n < N; n++) _mm512_storeu_ps(to + i * 16 + n * s.c_column, acc[i][n]);
         }
@@ -134,18 +145,21 @@ inline void multiply_vectors(const uint16_t *a, const uint16_t *b, float *c, con
 
 // c (M, N blocks) += a b, summed over `count` blocks.
 template <int M, int N>
-inline void multiply(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count, bool first) {
+inline void multiply(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t count, bool first,
+                     Run ahead) {
 #if defined(__AMX_BF16__) && defined(__linux__)
-    if (Registers::allowed()) return multiply_amx<M, N>(a, b, c, s, count, first);
+    if (Registers::allowed()) return multiply_amx<M, N>(a, b, c, s, count, first, ahead);
 #endif
-    multiply_vectors<M, N>(a, b, c, s, count, first);
+    multiply_vectors<M, N>(a, b, c, s, count, first, ahead);
 }
 
 // The same for any number of blocks.
 inline void multiply(const uint16_t *a, const uint16_t *b, float *c, const Steps &s, int64_t m, int64_t n,
-                     int64_t count, bool first) {
-    if (m > 1) return n > 1 ? multiply<2, 2>(a, b, c, s, count, first) : multiply<2, 1>(a, b, c, s, count, first);
-    return n > 1 ? multiply<1, 2>(a, b, c, s, count, first) : multiply<1, 1>(a, b, c, s, count, first);
+                     int64_t count, bool first, Run ahead) {
+    if (m > 1)
+        return n > 1 ? multiply<2, 2>(a, b, c, s, count, first, ahead)
+                     : multiply<2, 1>(a, b, c, s, count, first, ahead);
+    return n > 1 ? multiply<1, 2>(a, b, c, s, count, first, ahead) : multiply<1, 1>(a, b, c, s, count, first, ahead);
 }
 
 // 16 W channels as float32; W = 2: first those with even numbers. Where the mask has no bit, zero.
@@ -201,6 +215,12 @@ struct Sizes {
     // Their gradients, 16 outputs x 16 rows each.
     int64_t gradient_at(int b, int part, int64_t row, int64_t column) const {
         return 2 * start[b] + (part * (rows / 16) + row) * columns(b) + column;
+    }
+    // Products of pairs of columns, those of all parts and copies.
+    int64_t products() const {
+        int64_t all = 0;
+        for (int b = 0; b < I::count; b++) all += I::parts(b) * I::copies(b) * ((columns(b) + 1) / 2);
+        return all;
     }
     // The channel of a place among those of a tap.
     int64_t channel(int64_t place) const {
@@ -403,23 +423,32 @@ inline Kept &kept_by_thread() {
     return kept;
 }
 
-// Transforms 16 columns of the sums of a tile back, those from c on, and adds the bias.
-template <int ORDER>
-void scatter(const float *sums, int64_t component, int64_t pixels, const bfloat16 *bias, int64_t c, int64_t channels,
-             bfloat16 *out) {
-    const __mmask16 mask = __mmask16(mask_of(channels - c));
-    V offset = _mm512_setzero_ps();
-    if (bias) widen<1>(bias + c, mask, &offset);
+// Transforms 16 W columns of the sums of a tile back, those from c on, and adds the bias.
+template <int ORDER, int W>
+void scatter(const float *sums, int64_t line, int64_t component, int64_t pixels, const bfloat16 *bias, int64_t c,
+             int64_t channels, bfloat16 *out) {
+    const uint32_t mask = mask_of(channels - c);
+    V offset[W];
+    for (int w = 0; w < W; w++) {
+        offset[w] = _mm512_setzero_ps();
+        if (bias) widen<1>(bias + c + 16 * w, mask >> 16 * w, offset + w);
+    }
     out += c;
     for (int64_t p = 0; p < pixels; p++, sums += 16, out += ORDER * channels) {
-        V v[ORDER];
+        V v[W][ORDER];
+#pragma GCC unroll 2
+        for (int w = 0; w < W; w++) {
 #pragma GCC unroll 8
-        for (int j = 0; j < ORDER; j++) v[j] = _mm512_load_ps(sums + j * component);
-        v[0] += offset;
-        transposed<ORDER>(v);
+            for (int j = 0; j < ORDER; j++) v[w][j] = _mm512_load_ps(sums + j * component + w * line);
+            v[w][0] += offset[w];
+            transposed<ORDER>(v[w]);
+        }
 #pragma GCC unroll 8
         for (int g = 0; g < ORDER; g++)
-            _mm256_mask_storeu_epi16(out + g * channels, mask, (__m256i)_mm512_cvtneps_pbh(v[g]));
+            if constexpr (W == 2)
+                _mm512_mask_storeu_epi16(out + g * channels, mask, (__m512i)_mm512_cvtne2ps_pbh(v[1][g], v[0][g]));
+            else
+                _mm256_mask_storeu_epi16(out + g * channels, __mmask16(mask), (__m256i)_mm512_cvtneps_pbh(v[0][g]));
     }
 }
 
@@ -430,14 +459,16 @@ void correlate(const bfloat16 *field, const uint16_t *packed, const bfloat16 *bi
     const int64_t total = s.batch * s.pixels(), parts = (sizes.rows / 32 + deepest - 1) / deepest;
     const int64_t deep = (sizes.rows / 32 + parts - 1) / parts;
     const int64_t each = ORDER * (deep * 64 + sizes.out * 4);  // bytes of a pixel
-    const int64_t most = std::clamp<int64_t>(held / each / 32 * 32, 32, 512);
+    const bool large = sizes.size * block * int64_t(sizeof(uint16_t)) > many;
+    const int64_t most = std::clamp<int64_t>((large ? spread : held) / each / 32 * 32, 32, 512);
     const int64_t tiles = (total + most - 1) / most, size = std::min(most, padded((total + tiles - 1) / tiles, 16));
     const int64_t count = (total + size - 1) / size, component = size * deep * 32 + apart;
+    const int64_t line = size * 16 + 16;  // of 16 columns of the sums, not to share places in the cache
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
         Kept &kept = kept_by_thread();
         uint16_t *patches = kept.patches.reserve(ORDER * component);
-        float *sums = kept.sums.reserve(ORDER * size * sizes.out);
+        float *sums = kept.sums.reserve(ORDER * sizes.out / 16 * line);
         const bfloat16 **places = kept.places.reserve(size * s.taps());
         const FlushSubnormals flush;
         const Registers registers;
@@ -445,29 +476,38 @@ void correlate(const bfloat16 *field, const uint16_t *packed, const bfloat16 *bi
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin), lines = (pixels + 15) / 16;
             locate<bfloat16, ORDER>(field, zeros, s, begin, pixels, 1, size, places);
+            Ahead ahead(pixels_of(out, ORDER * s.out, begin, pixels),
+                        field_of_tile(field, ORDER, s, begin + pixels, pixels),
+                        (lines + 1) / 2 * sizes.products() * (sizes.rows / 32));
             for (int64_t row = 0; row < sizes.rows / 32; row += deep) {
                 const int64_t end = std::min(row + deep, sizes.rows / 32), rows = end - row;
                 gather<ORDER, W, FULL>(places, size, s, sizes, pixels, row, end, component, patches);
                 for (int b = 0; b < I::count; b++)
                     for (int64_t n = 0; n < sizes.columns(b); n += 2) {
                         const int64_t wide = std::min<int64_t>(2, sizes.columns(b) - n);
-                        const Steps steps{rows * block, block, block, wide * block, 256, size * 16};
+                        const Steps steps{rows * block, block, block, wide * block, 256, line};
                         for (int part = 0; part < I::parts(b); part++)
                             for (int copy = 0; copy < I::copies(b); copy++) {
                                 const int64_t first = b + copy * I::parts(b);
                                 const uint16_t *left = patches + (first + part) * component;
                                 const uint16_t *right = packed + sizes.at(b, part, row, n) * block;
-                                float *to = sums + (first * sizes.out + n * 16) * size;
+                                float *to = sums + (first * sizes.out / 16 + n) * line;
                                 for (int64_t m = 0; m < lines; m += 2)
                                     multiply(left + m * rows * block, right, to + m * 256, steps, lines - m, wide, rows,
-                                             row + part == 0);
+                                             row + part == 0, ahead.next(rows));
                             }
                     }
             }
             for (int64_t p = 0; p < pixels; p += 16)
-                for (int64_t c = 0; c < s.out; c += 16)
-                    scatter<ORDER>(sums + c * size + p * 16, sizes.out * size, std::min<int64_t>(16, pixels - p), bias,
-                                   c, s.out, out + (begin + p) * ORDER * s.out);
+                for (int64_t c = 0; c < s.out; c += 32) {
+                    const float *from = sums + c / 16 * line + p * 16;
+                    bfloat16 *to = out + (begin + p) * ORDER * s.out;
+                    const int64_t some = std::min<int64_t>(16, pixels - p), all = sizes.out / 16 * line;
+                    if (s.out - c > 16)
+                        scatter<ORDER, 2>(from, line, all, some, bias, c, s.out, to);
+                    else
+                        scatter<ORDER, 1>(from, line, all, some, bias, c, s.out, to);
+                }
         }
     }
 }
@@ -528,7 +568,10 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
             for (int64_t p = 0; p < filled; p++)
                 grad_places[p] = p < pixels ? grad + (begin + p) * ORDER * s.out : zeros;
             gather_gradients<ORDER>(grad_places, s, sizes, filled, grads);
-            const int64_t used = s.taps() * sizes.channels / 16, sum = filled / 32;
+            const int64_t used = s.taps() * sizes.channels / 16, sum = filled / 32, after = begin + pixels;
+            Ahead ahead(pixels_of(grad, ORDER * s.out, after, std::min(pixels, total - after)),
+                        field_of_tile(field, ORDER, s, after, pixels),
+                        (used + 1) / 2 * sizes.products() * sum);
             for (int64_t row = 0; row < used; row += deep) {
                 const int64_t end = std::min(row + deep, used);
                 gather_pairs<ORDER, W, FULL>(places, size, s, sizes, filled, row, end, line, component, patches);
@@ -543,7 +586,7 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
                                     const int first = b + copy * I::parts(b);
                                     multiply(grads + (first * sizes.out / 16 + n) * grad_line,
                                              patches + (first + part) * component + (k - row) * line, to, steps,
-                                             columns - n, end - k, sum, false);
+                                             columns - n, end - k, sum, false, ahead.next(sum));
                                 }
                             }
                 }
