@@ -78,6 +78,8 @@ class _OrbitConv2d(KeepsBanks):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        if self.in_field == "regular" and through_irreps(x, self.weight, self.group):
+            return group_conv2d(x, self.weight, self.bias, self.group, self.stride, self.padding, self.dilation)
         return self._expanded(x)
 
     def _expanded(self, x: Tensor) -> Tensor:
@@ -208,9 +210,3 @@ class GroupConv2d(_OrbitConv2d):
     """
 
     in_field = "regular"
-
-    def forward(self, x: Tensor) -> Tensor:
-        self._check(x)
-        if not through_irreps(x, self.weight, self.group):
-            return self._expanded(x)
-        return group_conv2d(x, self.weight, self.bias, self.group, self.stride, self.padding, self.dilation)
