@@ -27,8 +27,8 @@ _LARGE = 192 * 1024
 # From group_convolution_shapes_cpu_bfloat16.md there.
 _LEAST_IN_BFLOAT16 = {
     2: ((32, 24, 32, 24), (128, 64, 128, 64)),
-    4: ((18, 10.5, 10.5, 10.5), (48, 32, 6, 6)),
-    8: ((12.5, 7.4, 7.4, 7.4), (32, 19, 8, 8)),
+    4: ((16, 8.7, 9.7, 9.7), (38, 19.5, 6, 6)),
+    8: ((7.5, 6.7, 6.7, 5.4), (19, 12.5, 5, 5)),
 }
 # From how many fields where oneDNN multiplies bfloat16 and kernels compute in float32, as on ARM.
 _LEAST_FIELDS_BFLOAT16 = {8: 40}
