@@ -137,13 +137,13 @@ def test_many_fields_go_through_the_irreps_and_few_are_expanded():
             return CHOICE.through_irreps(channels_last(x) if last else x, weight, group)
 
     for group, side, last, trains, few, many in [
-        (P4, 3, True, False, 32, 48),
-        (P4, 3, True, True, 16, 32),
-        (P4, 3, False, False, 16, 32),
+        (P4, 3, True, False, 24, 32),
+        (P4, 3, True, True, 16, 24),
+        (P4, 3, False, False, 16, 24),
         (P4, 1, True, False, 64, 96),
         (P4, 1, True, True, 32, 64),
         (P4, 1, False, True, 8, 16),
-        (P4M, 3, True, False, 24, 32),
+        (P4M, 3, True, False, 12, 16),
         (P4M, 3, True, True, 12, 16),
         (P4M, 1, True, False, 32, 64),
         (P4M, 1, True, True, 24, 44),
