@@ -246,11 +246,14 @@ def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
     if recipe.schedule == "cosine":
         full = recipe.epochs - recipe.half_size_epochs
         length = recipe.epochs - recipe.warmup_epochs
+        cycles: dict[str, Any] = {}
         if recipe.full_size_lr is not None:
             length -= full
-            warmup |= {"cycle_mul": full / length, "cycle_decay": recipe.full_size_lr / recipe.lr, "cycle_limit": 2}
+            cycles = {"cycle_mul": full / length, "cycle_decay": recipe.full_size_lr / recipe.lr, "cycle_limit": 2}
         # Slightly more than 1: for a length of 1 timm warns that the rate never changes, which holds for whole epochs.
-        return CosineLRScheduler(optimizer, 1 + 1e-12 if length == 1 else length, warmup_prefix=True, **warmup)
+        return CosineLRScheduler(
+            optimizer, 1 + 1e-12 if length == 1 else length, warmup_prefix=True, **warmup, **cycles
+        )
     if recipe.schedule == "multistep":
         # timm decays an epoch early: when 1 + the epoch reaches a milestone.
         later = [milestone + 1 for milestone in recipe.milestones]

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-__all__ = ["empty", "in_memory", "is_last", "laid_out"]
+__all__ = ["empty", "in_memory", "is_last", "laid_out", "stored"]
 
 
 def is_last(field: Tensor) -> bool:
@@ -14,9 +14,14 @@ def is_last(field: Tensor) -> bool:
     )
 
 
+def stored(field: Tensor, last: bool) -> Tensor:
+    """A view of a field with its axes in the order of memory, to write to."""
+    return field.permute(0, 3, 4, 2, 1) if last else field
+
+
 def in_memory(field: Tensor, last: bool) -> Tensor:
-    """A field as it lies in memory, copied if it does not lie so yet."""
-    return field.permute(0, 3, 4, 2, 1).contiguous() if last else field.contiguous()
+    """A field as it lies in memory, copied if it does not lie so yet: to read from."""
+    return stored(field, last).contiguous()
 
 
 def laid_out(field: Tensor, last: bool) -> Tensor:

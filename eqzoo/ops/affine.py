@@ -11,7 +11,7 @@ from torch import Tensor
 from . import _backend, reference
 from ._chunks import chunks
 from ._dtypes import accumulation_dtype
-from ._layout import empty, in_memory, is_last, laid_out
+from ._layout import empty, is_last, laid_out, stored
 from .reference import AffineBank, AffineBanks
 
 __all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
@@ -199,7 +199,7 @@ def _native(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     if function is None:
         return NotImplemented
     out = torch.empty_like(inputs[0])
-    arguments = _in_memory([*_with_gaps(inputs), out], last)
+    arguments = _stored([*_with_gaps(inputs), out], last)
     _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, last)
     return out.to(query.dtype)
 
@@ -215,7 +215,7 @@ def _native_backward(
         return NotImplemented
     grads = [torch.empty_like(t) for t in inputs]
     grad = laid_out(grad.to(inputs[0].dtype), last)
-    arguments = _in_memory([grad, *_with_gaps(inputs), *_with_gaps(grads)], last)
+    arguments = _stored([grad, *_with_gaps(inputs), *_with_gaps(grads)], last)
     _backend.launch(function, *arguments, *query.shape, kernel_size, num_heads, scale, last)
     return [g.to(t.dtype) for g, t in zip(grads, tensors, strict=True)]
 
@@ -278,9 +278,9 @@ def _empty_field(query: Tensor) -> Tensor:
     return empty(query, query.shape[1], *query.shape[3:])
 
 
-def _in_memory(tensors: Sequence[Tensor | None], last: bool) -> list[Tensor | None]:
-    """Fields as they lie in memory; maps, and what is missing, as they are."""
-    return [t if t is None or t.ndim != 5 else in_memory(t, last) for t in tensors]
+def _stored(tensors: Sequence[Tensor | None], last: bool) -> list[Tensor | None]:
+    """Views of fields with their axes in the order of memory; maps, and what is missing, as they are."""
+    return [t if t is None or t.ndim != 5 else stored(t, last) for t in tensors]
 
 
 def _empty_gradients(tensors: Sequence[Tensor]) -> list[Tensor]:

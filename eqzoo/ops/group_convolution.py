@@ -16,7 +16,7 @@ from ._backend import (
 )
 from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
-from ._layout import empty, in_memory, is_last, laid_out
+from ._layout import empty, in_memory, is_last, laid_out, stored
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 
@@ -274,7 +274,7 @@ def _correlate(
         in_memory(field, last),
         filters.contiguous(),
         None if bias is None else bias.contiguous(),
-        in_memory(out, last),
+        stored(out, last),
         *_tables(group, side, swapped),
         *sizes,
         side,
@@ -369,8 +369,9 @@ def _tables(group: Group, side: int, swapped: bool) -> tuple[Tensor, Tensor]:
     return reads, torch.stack([reads[j] + j * taps for j in group.elements], 1).contiguous()
 
 
-def _pixels(stored: Tensor, last: bool) -> torch.Size:
-    return stored.shape[1:3] if last else stored.shape[-2:]
+def _pixels(field: Tensor, last: bool) -> torch.Size:
+    """The sides of a field as it lies in memory."""
+    return field.shape[1:3] if last else field.shape[-2:]
 
 
 def _sizes(field: Tensor, side: int, stride: int, padding: int, dilation: int) -> tuple[int, int]:

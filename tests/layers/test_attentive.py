@@ -85,6 +85,18 @@ def test_attention_on_the_input_comes_before_a_plain_convolution(layer_cls, atte
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("attention", ["input", "pose"])
+def test_the_convolution_behind_attention_on_the_input_can_run_through_irreps(attention):
+    layer = AttentiveGroupConv2d(P4, 3, 5, 3, padding=1, attention=attention)
+    x = torch.randn(2, 3, 4, 7, 7)
+    found = []
+    for backend in ("irreps", "expanded"):
+        with use_backend(backend), torch.profiler.profile() as profile:
+            found.append(layer(x))
+        assert any(event.name == "eqzoo::group_conv2d" for event in profile.events()) == (backend == "irreps")
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
 def test_the_comparison_can_fail():
     """Negative control: an attention that passes α instead of 1 − α is far from the equations."""
     layer = drawn(AttentiveGroupConv2d(P4, 2, 2, 3, attention_size=3, bias=False))

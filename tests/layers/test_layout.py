@@ -188,6 +188,15 @@ def test_compiled_and_exported_networks_take_images_in_any_layout(batch):
         torch.testing.assert_close(program(images), model(x), rtol=1e-9, atol=1e-11)
 
 
+def test_compiled_networks_keep_channels_last():
+    layer = nn.Sequential(LiftingConv2d(P4, 3, 4, 3, padding=1), GroupConv2d(P4, 4, 6, 3, padding=1))
+    x = torch.randn(2, 3, 7, 7).to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert is_channels_last(compiled(x))
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
 def test_squeeze_and_excitation_compiles_with_dynamic_sides_in_bfloat16():
     layer = GroupSqueezeExcite(P4, 4, 2).bfloat16().eval()
     torch._dynamo.reset()
