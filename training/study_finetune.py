@@ -2,8 +2,8 @@
 
 Trains networks on 20, 100 or 300 images of each class of EuroSAT, Chula RBC-12, CIFAR-10 and rotated MNIST, by the
 rules of `eqzoo finetune` and with one factor changed at a time, and on EuroSAT two networks of timm in the same time.
-The rules are chosen by validation accuracy; test accuracies are shown of the rules and of networks of timm alone.
-Writes docs/finetuning_study.json and .md. Finished runs are not repeated, so the same command resumes the study.
+The rules are compared on validation images; accuracies on test images are shown of the rules and of timm's networks
+alone. Writes docs/finetuning_study.json and .md. Finished runs are not repeated, so the same command resumes the study.
 
 The grid is reduced to what takes about three hours on one core; `--full` runs all cells with three seeds, `--render`
 only writes the page.
@@ -14,32 +14,38 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import timm
 import torch
-from common import add_data_arguments, statistics_of
+from common import DOCS, add_data_arguments, write_text
 from torch import nn
 
-import eqzoo
-from eqzoo._common import atomic
 from eqzoo.analysis import machine
-from eqzoo.analysis.rotation import inputs
-from eqzoo.data import AnySplit, Split, hold_out, per_class, read_images
+from eqzoo.analysis.sizes import weightless
+from eqzoo.data import Split, hold_out, per_class, read_images
 from eqzoo.engine import Recipe, best_row, top1, train
-from eqzoo.engine.defaults import least_epochs, with_rules
+from eqzoo.engine.allocator import keep_freed_memory
+from eqzoo.engine.comparison import baseline_network, baseline_recipe
+from eqzoo.engine.defaults import fine_tuning_recipe
+from eqzoo.engine.finetuning import image_statistics, initial_network
+from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.processor import has_bfloat16
 from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.speed import measure
+from eqzoo.models.resolve import ModelSource, resolve
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+NAME = "finetuning_study"
 SIDES = {"p4_cnn": 28, "p4_resnet29": 32, "p4_e4net": 28, "p4m_densenet": 80}
 DATA = {"eurosat": "EuroSAT", "chula_rbc12": "Chula RBC-12", "cifar10": "CIFAR-10", "rotmnist": "rotated MNIST"}
 # Trained on the images of the task, so the network starts from random weights there.
 SEEN = {("p4_cnn", "rotmnist"), ("p4_e4net", "rotmnist"), ("p4_resnet29", "cifar10")}
-VALID, TEST, BATCH = 600, 1_000, 32
+# Images: validation chooses the epoch, as for a user, the choice compares factors, the test is read for the rules.
+SIZES = {"valid": 300, "choice": 2_000, "test": 2_000}
 PLAIN = {"resnet18": 64, "convnext_atto": 64}  # of timm, and the side of its images
+PLAIN_RATES = (1e-3, 4e-3)
 
 FACTORS: dict[str, dict[str, Any]] = {
     "the rules": {},
@@ -47,11 +53,11 @@ FACTORS: dict[str, dict[str, Any]] = {
     "three times the learning rate": {"lr_factor": 3.0},
     "SGD": {"optimizer": "sgd"},
     "Muon": {"optimizer": "nmuon"},
-    "mean and standard deviation of the weights": {"statistics": "weights"},
     "no augmentation": {"augment": "none"},
+    "missing symmetries": {"augment": "missing"},
     "affine": {"augment": "affine"},
     "affine and color": {"augment": "affine_color"},
-    "missing symmetries": {"augment": "flips"},
+    "random weights": {"pretrained": False},
     "no label smoothing": {"label_smoothing": 0.0},
     "average of weights 0.98": {"ema_decay": 0.98},
     "batches of 16, half the learning rate": {"batch_size": 16, "lr_factor": 0.5},
@@ -64,10 +70,12 @@ _INTRODUCTION = """# Rules of fine-tuning
 
 `eqzoo finetune` chooses optimizer, learning rate, schedule, augmentation and number of steps by
 [rules](fine_tuning.md). Here is what speaks for them and what does not: networks trained by the rules, and with one
-factor changed at a time, on a few images of each class. The numbers are accuracies in percent on at most {valid}
-validation images, from {seeds}: a difference of less than {noise:.0f} points between two of them is within chance.
-The last column is the accuracy on at most {test} test images, of the rules alone. Runs have {steps} steps; the rules
-ask for 700 from trained weights and 1,400 from random ones.
+factor changed at a time, on a few images of each class.
+
+The epoch is chosen on at most {valid} validation images, as by a user. The factors are compared on other images of the
+validation split, at most {choice:,}: *accuracy*, in percent, from {seeds}. By the number of these images alone,
+differences of less than {noise:.1f} points at an accuracy of 95 %, and {width:.1f} at 85 %, are within chance. The last
+column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it.
 
 Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
 Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three
@@ -83,18 +91,20 @@ class Cell(NamedTuple):
     factors: tuple[str, ...]
 
 
+AGAINST = ("eurosat", "p4_resnet29", 100)  # the cell in whose time timm's networks are trained
 _ALL = tuple(FACTORS)
 _RATES = _ALL[:3]
 _MAIN = (*_RATES, "SGD", "Muon", "no augmentation", "affine", "affine and color")
 REDUCED = (
-    Cell("eurosat", "p4_resnet29", 100, _MAIN),
-    Cell("rotmnist", "p4_cnn", 100, _ALL),
-    Cell("chula_rbc12", "p4_resnet29", 100, _MAIN),
-    Cell("rotmnist", "p4_cnn", 20, _MAIN),
-    Cell("cifar10", "p4_cnn", 100, _MAIN),
-    Cell("chula_rbc12", "p4_cnn", 100, _MAIN),
+    Cell("eurosat", "p4_resnet29", 100, (*_MAIN, "random weights")),
+    Cell("chula_rbc12", "p4_cnn", 100, (*_MAIN, "random weights")),
+    Cell("rotmnist", "p4_cnn", 100, _MAIN),
+    Cell("cifar10", "p4_cnn", 100, (*_MAIN, "random weights")),
+    Cell("chula_rbc12", "p4_resnet29", 100, (*_RATES, "SGD", "Muon", "affine", "affine and color")),
+    Cell("chula_rbc12", "p4_cnn", 20, _MAIN),
     Cell("eurosat", "p4_resnet29", 20, (*_RATES, "affine")),
     Cell("chula_rbc12", "p4_e4net", 20, (*_RATES, "affine")),
+    Cell("chula_rbc12", "p4_cnn", 100, _ALL),  # what the second cell left out
     Cell("chula_rbc12", "p4m_densenet", 20, (*_RATES, "affine")),
 )
 FULL = tuple(Cell(data, network, count, _ALL) for data in DATA for network in SIDES for count in (20, 100, 300))
@@ -103,24 +113,41 @@ FULL = tuple(Cell(data, network, count, _ALL) for data in DATA for network in SI
 def main() -> None:
     """Trains what is missing and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/finetuning_study"), help="the folder of runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs") / NAME, help="the folder of runs")
     parser.add_argument("--full", action="store_true", help="all cells, with three seeds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this time")
-    parser.add_argument("--only", help="only the cells of this data set, or timm")
-    parser.add_argument("--render", action="store_true", help="make the page anew, and train nothing")
+    parser.add_argument("--only", choices=[*DATA, "timm"], help="only the cells of this data set, or timm's networks")
+    parser.add_argument("--output", type=Path, default=DOCS, help="the folder of JSON and page (default: docs)")
+    parser.add_argument("--render", action="store_true", help="write the page anew, and train nothing")
     add_data_arguments(parser)
     args = parser.parse_args()
     if not args.render:
-        until = time.monotonic() + 60 * args.minutes
-        for cell in FULL if args.full else REDUCED:
-            if args.only in (None, cell.data):
-                run_cell(cell, args, range(3) if args.full else range(1), until)
-        if args.only in (None, "timm"):
-            run_plain(args, until)
-        runs = [json.loads(path.read_text()) for path in sorted(args.runs.glob("*.json"))]
-        table = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "runs": runs}
-        write(DOCS / "finetuning_study.json", json.dumps(table, indent=1) + "\n")
-    write(DOCS / "finetuning_study.md", page(json.loads((DOCS / "finetuning_study.json").read_text())))
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        study(args)
+    path = args.output / f"{NAME}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
+    write_text(args.output / f"{NAME}.md", page(json.loads(path.read_text())))
+
+
+def study(args: argparse.Namespace) -> None:
+    """Makes the runs that are missing and writes them all to the JSON."""
+    until = time.monotonic() + 60 * args.minutes
+    for cell in FULL if args.full else REDUCED:
+        if args.only in (None, cell.data):
+            run_cell(cell, args, range(3) if args.full else range(1), until)
+        if args.only in (None, "timm") and (cell.data, cell.network, cell.count) == AGAINST:
+            run_plain(cell, args, until)
+    runs = [json.loads(path.read_text()) for path in sorted(args.runs.glob("*.json"))]
+    table = {
+        "machine": machine(torch.device("cpu")),
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "runs": runs,
+    }
+    if runs:
+        write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
 
 
 def run_cell(cell: Cell, args: argparse.Namespace, seeds: range, until: float) -> None:
@@ -128,85 +155,106 @@ def run_cell(cell: Cell, args: argparse.Namespace, seeds: range, until: float) -
     splits = None
     for seed in seeds:
         for factor in cell.factors:
-            if "statistics" in FACTORS[factor] and not starts_from_weights(cell):
-                continue
-            name = f"{cell.data}_{cell.network}_{cell.count}_{factor.replace(' ', '-').replace(',', '')}_{seed}"
-            if (args.runs / f"{name}.json").is_file() or time.monotonic() > until:
-                continue
-            splits = splits or few(cell.data, SIDES[cell.network], cell.count, args)
-            result = one_run(cell, splits, factor, seed, args.runs / name)
-            write(args.runs / f"{name}.json", json.dumps(result) + "\n")
-            print(json.dumps(result), flush=True)
+            path = path_of(args, cell, factor, seed)
+            if not path.is_file() and time.monotonic() < until:
+                splits = splits or few(cell.data, SIDES[cell.network], cell.count, args)
+                record(path, one_run(cell, splits, factor, seed, path.with_suffix("")))
+
+
+def path_of(args: argparse.Namespace, cell: Cell, factor: str, seed: int = 0) -> Path:
+    """The file of a run."""
+    words = (cell.data, cell.network, cell.count, factor.replace(" ", "-").replace(",", ""), seed)
+    return Path(args.runs, "_".join(map(str, words)) + ".json")
+
+
+def record(path: Path, result: dict[str, Any]) -> None:
+    """Writes a run that is finished."""
+    write_text(path, json.dumps(result) + "\n")
+    print(json.dumps(result), flush=True)
 
 
 def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str, Split]:
-    """Few training images of each class, or as many as there are; some validation images and test images."""
+    """The images of a cell: few of each class for training, or as many as there are, and those of `SIZES`."""
     whole = hold_out(read_images(data, side, data_dir=args.data_dir, download=args.download))
     found: dict[str, Split] = {}
-    for name, size in (("train", None), ("valid", VALID), ("test", TEST)):
+    for name in ("train", "valid", "test"):
         split = whole[name]
         assert isinstance(split, Split)
-        found[name] = split[torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:size]]
+        found[name] = split[torch.randperm(len(split), generator=torch.Generator().manual_seed(0))]
     few_images = per_class(found["train"], min(count, int(found["train"].labels.bincount().min())))
     assert isinstance(few_images, Split)
-    return found | {"train": few_images}
+    valid, size = found["valid"], SIZES["valid"]
+    parts = {
+        "valid": valid[:size],
+        "choice": valid[size : size + SIZES["choice"]],
+        "test": found["test"][: SIZES["test"]],
+    }
+    return {"train": few_images, **parts}
 
 
 def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder: Path) -> dict[str, Any]:
-    """Trains a network; its validation accuracy, and by the rules its test accuracy."""
-    changes = dict(FACTORS[factor])
-    start = starts_from_weights(cell)
-    factor_of_steps = changes.pop("steps_factor", 1)
-    own = changes.pop("statistics", "images") == "images"
-    rate = changes.pop("lr_factor", 1.0)
-    batch = min(changes.pop("batch_size", BATCH), len(splits["train"]))
-    epochs = max(2, round(factor_of_steps * least_epochs(len(splits["train"]), batch, start)))
-    values = with_rules({"epochs": epochs, **changes})
-    values["lr"] *= rate
-    if has_bfloat16(torch.device("cpu")):
-        values["precision"] = "bfloat16"
-    args = {"num_classes": int(splits["train"].labels.max()) + 1, "in_chans": splits["train"].shape[0]}
-    recipe = Recipe(cell.network, cell.data, batch_size=batch, seed=seed, channels_last=True, model_args=args, **values)
+    """Trains the network of a cell as `eqzoo finetune` does, but for the factor."""
+    source, given = resolve(cell.network), dict(FACTORS[factor])
+    start = given.pop("pretrained", True) and starts_from_weights(cell)
+    settings = settings_of(source, splits["train"], start)
+    fixed = {"precision": "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32", "channels_last": True}
+    steps, rate = given.pop("steps_factor", None), given.pop("lr_factor", None)
 
-    def build() -> nn.Module:
-        model = eqzoo.create_model(cell.network, pretrained=start, **args)
-        if start:
-            model.reset_classifier(args["num_classes"])
-        cfg = dict(model.pretrained_cfg)
-        model.pretrained_cfg = cfg | (
-            statistics_of(splits["train"]) if own or len(cfg["mean"]) != args["in_chans"] else {}
+    def planned(**more: Any) -> Recipe:
+        return fine_tuning_recipe(
+            weightless(source),
+            cell.data,
+            splits,
+            fixed | given | {"seed": seed} | more,
+            model_args=source.model_args,
+            freeze=(),
+            balance=False,
+            settings=settings,
         )
-        return model
 
-    return trained(recipe, build, splits, folder) | {
+    if rate is not None:
+        given["lr"] = planned().lr * rate
+    if steps is not None:
+        given["epochs"] = max(2, round(steps * planned().epochs))
+    recipe = planned()
+    found = trained(recipe, lambda: initial_network(source, recipe.model_args, settings), splits, folder)
+    if factor != "the rules":
+        del found["test"]
+    return found | {
         "data": cell.data, "network": cell.network, "per_class": cell.count, "factor": factor, "seed": seed,
         "start": "weights" if start else "random", "lr": recipe.lr,
     }  # fmt: skip
 
 
-def trained(recipe: Recipe, build: Any, splits: dict[str, Split], folder: Path) -> dict[str, Any]:
-    """Trains a network and removes its folder; the accuracies in percent, that on test images shown for few runs."""
-    began = time.process_time()
-    model = train(recipe, build, {name: splits[name] for name in ("train", "valid")}, folder, "cpu", 0).eval()
-    seconds = time.process_time() - began
-    rows = RunDirectory(folder).rows()
-    best = best_row(rows)
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[str, Any]:
+    """What a fine-tuning knows of the weights and the images."""
+    mean, std = image_statistics(weightless(source), train_split, started=start)
     return {
-        "valid": round(best["valid_accuracy"], 2), "valid_loss": round(best["valid_loss"], 4),
-        "test": round(accuracy(model, splits["test"]), 2), "images": len(splits["train"]),
-        "valid_images": len(splits["valid"]),
-        "epochs": recipe.epochs, "steps": recipe.epochs * (len(splits["train"]) // recipe.batch_size),
-        "seconds": round(seconds, 1),
+        "start": source.name if start else None, "input_size": list(train_split.shape), "mean": mean, "std": std,
+        "label_names": list(train_split.classes or map(str, range(int(train_split.labels.max()) + 1))),
     }  # fmt: skip
 
 
-@torch.no_grad()
-def accuracy(model: nn.Module, split: AnySplit) -> float:
-    """The accuracy on a split, in percent."""
-    return top1(torch.cat([model(x).argmax(1) for x in inputs(model, split, 50)]), split.labels)
+def trained(recipe: Recipe, build: Callable[[], nn.Module], splits: dict[str, Split], folder: Path) -> dict[str, Any]:
+    """Trains a network, removes its folder, and evaluates it: accuracies in percent."""
+    began = time.process_time()
+    model = train(recipe, build, {name: splits[name] for name in ("train", "valid")}, folder, "cpu", 0).eval()
+    seconds = time.process_time() - began
+    best = best_row(RunDirectory(folder).rows())
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    sizes = {f"{name}_images": len(splits[name]) for name in ("train", *SIZES)}
+    return sizes | {
+        "valid": round(best["valid_accuracy"], 2), "epoch": best["epoch"], "epochs": recipe.epochs,
+        "steps": recipe.epochs * (len(splits["train"]) // recipe.batch_size), "seconds": round(seconds, 1),
+        **{name: accuracy(model, splits[name]) for name in ("choice", "test")},
+    }  # fmt: skip
+
+
+def accuracy(model: nn.Module, split: Split) -> float:
+    """The accuracy in percent."""
+    return round(top1(predict_split(model, split), split.labels), 2)
 
 
 def starts_from_weights(cell: Cell) -> bool:
@@ -214,108 +262,124 @@ def starts_from_weights(cell: Cell) -> bool:
     return (cell.network, cell.data) not in SEEN and bool(timm.get_pretrained_cfg(cell.network).has_weights)
 
 
-def run_plain(args: argparse.Namespace, until: float) -> None:
-    """Trains networks of timm on EuroSAT from random weights, rotated, in the time of p4_resnet29 by the rules."""
-    cell = next(cell for cell in REDUCED if (cell.data, cell.network) == ("eurosat", "p4_resnet29"))
-    ours = args.runs / f"{cell.data}_{cell.network}_{cell.count}_the-rules_0.json"
+def run_plain(cell: Cell, args: argparse.Namespace, until: float) -> None:
+    """Trains networks of timm from random weights as `--against` does, in the time of a cell by the rules."""
+    ours = path_of(args, cell, "the rules")
     if not ours.is_file():
         return
-    seconds = json.loads(ours.read_text())["seconds"]
+    own, seconds = resolve(cell.network), json.loads(ours.read_text())["seconds"]
     for network, side in PLAIN.items():
-        for rate in (1e-3, 4e-3):
-            name = f"timm_{network}_{rate:g}"
-            if (args.runs / f"{name}.json").is_file() or time.monotonic() > until:
+        for rate in PLAIN_RATES:
+            path = args.runs / f"timm_{network}_{rate:g}.json"
+            if path.is_file() or time.monotonic() > until:
                 continue
             splits = few(cell.data, side, cell.count, args)
+            settings = settings_of(own, splits["train"], False)
 
-            def build(network: str = network, splits: dict[str, Split] = splits) -> nn.Module:
-                model = timm.create_model(network, num_classes=int(splits["train"].labels.max()) + 1)
-                model.pretrained_cfg = dict(model.pretrained_cfg) | statistics_of(splits["train"])
-                return model
+            def build(network: str = network, settings: dict[str, Any] = settings) -> nn.Module:
+                return baseline_network(network, settings)
 
-            values = with_rules({"epochs": 1, "lr": rate, "augment": "affine"}) | {"warmup_epochs": 0}
-            recipe = Recipe(f"timm:{network}", cell.data, batch_size=BATCH, channels_last=True, **values)
-            if has_bfloat16(torch.device("cpu")):
-                recipe = Recipe(**{**recipe.__dict__, "precision": "bfloat16"})
-            trial = trained(recipe, build, splits, args.runs / f"{name}_trial")
-            epochs = max(1, int(seconds / trial["seconds"]))
-            recipe = Recipe(**{**recipe.__dict__, "epochs": epochs, "warmup_epochs": 0.15 * epochs})
-            result = trained(recipe, build, splits, args.runs / name)
+            fine_tuning = Recipe(
+                cell.network, cell.data, epochs=1, batch_size=min(32, len(splits["train"])), valid_size=0
+            )
+            whole = baseline_recipe(network, fine_tuning, epochs=1, lr=rate)
+            speed = measure(whole, build, splits, {}, "cpu", seconds, time.process_time)
+            formats = {"precision": speed.precision, "channels_last": speed.channels_last}
+            epochs = speed.epochs_within(seconds, splits)
+            recipe = baseline_recipe(network, fine_tuning, epochs=epochs, lr=rate, **formats)
+            result = trained(recipe, build, splits, path.with_suffix(""))
             result |= {"data": cell.data, "network": f"timm {network}", "per_class": cell.count, "lr": rate}
-            result |= {"factor": "timm", "seed": 0, "start": "random"}
-            write(args.runs / f"{name}.json", json.dumps(result) + "\n")
-            print(json.dumps(result), flush=True)
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic(path, lambda temporary: temporary.write_text(text))
+            record(path, result | {"factor": "timm", "seed": 0, "start": "random"})
 
 
 def page(table: dict[str, Any]) -> str:
     """The study as a page in Markdown."""
     runs = table["runs"]
     seeds = len({run["seed"] for run in runs})
-    full = sum(len(cell.factors) for cell in FULL)
-    valid = max(run.get("valid_images", VALID) for run in runs)
-    noise = 2 * math.sqrt(2 * 0.15 * 0.85 / valid) * 100
-    words = {"seeds": f"{seeds} seed{'s' * (seeds > 1)}", "full": full, "noise": noise, "valid": valid, "test": TEST}
+    words: dict[str, Any] = {f"{name}": max(run[f"{name}_images"] for run in runs) for name in SIZES}
     words |= {
+        "seeds": f"{seeds} seed{'s' * (seeds > 1)}",
+        "full": sum(len(cell.factors) for cell in FULL),
+        "noise": chance(words["choice"], 0.95),
+        "width": chance(words["choice"], 0.85),
         "count": len(runs),
-        "steps": f"{min(run['steps'] for run in runs)} to {max(run['steps'] for run in runs)}",
     }
     parts = [_INTRODUCTION.format(**table, **words)]
-    cells = list(
-        dict.fromkeys((run["data"], run["network"], run["per_class"]) for run in runs if run["factor"] != "timm")
-    )
+    rules = [run for run in runs if run["factor"] != "timm"]
+    order = list(dict.fromkeys((cell.data, cell.network, cell.count) for cell in (*REDUCED, *FULL)))
+    cells = sorted({(run["data"], run["network"], run["per_class"]) for run in rules}, key=order.index)
+    parts += ["", "## Against the best", "", *_summary(rules, cells)]
     for data, network, count in cells:
-        mine = [run for run in runs if (run["data"], run["network"], run["per_class"]) == (data, network, count)]
+        mine = [run for run in rules if (run["data"], run["network"], run["per_class"]) == (data, network, count)]
         parts += ["", *_section(data, network, count, mine)]
     plain = [run for run in runs if run["factor"] == "timm"]
     if plain:
-        parts += ["", *_against(runs, plain)]
+        parts += ["", *_against(rules, plain)]
     return "\n".join(parts) + "\n"
 
 
+def chance(images: int, accuracy: float) -> float:
+    """Two standard deviations of the difference of two accuracies, in percentage points, by the number of images."""
+    return 200 * math.sqrt(2 * accuracy * (1 - accuracy) / images)
+
+
+def accuracy_of(runs: list[dict[str, Any]], factor: str) -> float:
+    """The mean accuracy of a factor over its seeds; NaN without runs."""
+    values = [run["choice"] for run in runs if run["factor"] == factor]
+    return statistics.mean(values) if values else math.nan
+
+
+def _summary(runs: list[dict[str, Any]], cells: list[tuple[str, str, int]]) -> Iterator[str]:
+    yield "The rules beside the best of the factors that were run:"
+    yield ""
+    yield "| network and images | factors | the rules | best | difference |"
+    yield "|---|---|---|---|---|"
+    for data, network, count in cells:
+        mine = [run for run in runs if (run["data"], run["network"], run["per_class"]) == (data, network, count)]
+        factors = [factor for factor in FACTORS if any(run["factor"] == factor for run in mine)]
+        best = max(factors, key=lambda factor: accuracy_of(mine, factor))
+        rules, most = accuracy_of(mine, "the rules"), accuracy_of(mine, best)
+        title = f"{network}, {DATA[data]}, {count} a class"
+        yield f"| {title} | {len(factors)} | {rules:.1f} | {most:.1f}, {best} | {rules - most:+.1f} |"
+
+
 def _section(data: str, network: str, count: int, runs: list[dict[str, Any]]) -> Iterator[str]:
-    first = runs[0]
-    start = "trained weights" if first["start"] == "weights" else "random weights"
+    start = "trained weights" if any(run["start"] == "weights" for run in runs) else "random weights"
     yield f"## {network} on {DATA[data]}, {count} images a class, from {start}"
     yield ""
-    yield "| | validation | difference | steps | core-seconds | test |"
-    yield "|---|---|---|---|---|---|"
-    by_factor = {factor: [run for run in runs if run["factor"] == factor] for factor in FACTORS}
-    rules = statistics.mean(run["valid"] for run in by_factor["the rules"]) if by_factor["the rules"] else math.nan
-    for factor, mine in by_factor.items():
-        if mine:
-            valid = statistics.mean(run["valid"] for run in mine)
+    yield "| | accuracy | difference | learning rate | steps | core-seconds | test |"
+    yield "|---|---|---|---|---|---|---|"
+    rules = accuracy_of(runs, "the rules")
+    for factor in FACTORS:
+        if mine := [run for run in runs if run["factor"] == factor]:
+            found = accuracy_of(runs, factor)
             test = f"{statistics.mean(run['test'] for run in mine):.1f}" if factor == "the rules" else ""
             seconds = statistics.mean(run["seconds"] for run in mine)
-            yield f"| {factor} | {valid:.1f} | {valid - rules:+.1f} | {mine[0]['steps']} | {seconds:.0f} | {test} |"
+            cells = [factor, f"{found:.1f}", f"{found - rules:+.1f}", f"{mine[0]['lr']:.2g}", f"{mine[0]['steps']:,}"]
+            yield f"| {' | '.join([*cells, f'{seconds:.0f}', test])} |"
 
 
 def _against(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> Iterator[str]:
-    count = plain[0]["per_class"]
+    data, network, count = AGAINST
+    side = SIDES[network]
     ours = [
         run
         for run in runs
-        if (run["data"], run["network"], run["per_class"], run["factor"])
-        == ("eurosat", "p4_resnet29", count, "the rules")
+        if (run["data"], run["network"], run["per_class"]) == AGAINST
+        and run["factor"] in ("the rules", "random weights")
     ]
-    best = {run["network"]: run for run in sorted(plain, key=lambda run: run["valid"])}
-    yield f"## In the same time: networks of timm on EuroSAT, {count} images a class"
+    yield f"## In the same time: networks of timm on {DATA[data]}, {count} images a class"
     yield ""
-    yield "From random weights, on images of 64 x 64 pixels, augmented by `affine` (rotations by any angle), the better"
-    yield "of two learning rates by validation accuracy. `p4_resnet29` starts from its weights of CIFAR-10."
+    yield "Networks of timm start from random weights, on images of 64 x 64 pixels, augmented by `affine` (rotations by"
+    yield f"any angle, reflections, shifts), with two learning rates. `{network}` has images of {side} x {side} pixels."
     yield ""
-    yield "| network | learning rate | epochs | core-seconds | validation | test |"
-    yield "|---|---|---|---|---|---|"
-    for run in [*ours, *best.values()]:
-        yield (
-            f"| {run['network']} | {run['lr']:g} | {run['epochs']} | {run['seconds']:.0f} | {run['valid']:.1f} "
-            f"| {run['test']:.1f} |"
-        )
+    yield "| network | start | learning rate | epochs | core-seconds | accuracy | test |"
+    yield "|---|---|---|---|---|---|---|"
+    for run in [*ours, *plain]:
+        start = "trained weights" if run["start"] == "weights" else "random weights"
+        test = f"{run['test']:.1f}" if "test" in run else ""
+        cells = [run["network"], start, f"{run['lr']:g}", str(run["epochs"]), f"{run['seconds']:.0f}"]
+        yield f"| {' | '.join([*cells, format(run['choice'], '.1f'), test])} |"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from .recipe import Recipe
 from .run_directory import RunDirectory, best_row
 from .speed import recorded_speed
 
-__all__ = ["check_baseline", "train_baseline"]
+__all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]
 
 FOLDER = "against"
 # Of AdamW; that of equivariant networks is higher (`eqzoo.engine.defaults`).
@@ -59,6 +59,41 @@ def check_baseline(name: str, shape: Sequence[int]) -> None:
             ) from error
 
 
+def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
+    """The recipe of another network, with the batches, the seed and the class weights of a fine-tuning.
+
+    AdamW by the rules of `eqzoo.engine.defaults`; rotations by any angle, reflections and shifts as augmentation.
+
+    Args:
+        name: The network, as `check_baseline` takes it; the learning rate is 1e-3 with a tag and 4e-3 without.
+        own: The recipe of the fine-tuning.
+        **given: Other keys of a recipe, ``epochs`` among them, which come first.
+    """
+    given = {"lr": _RATES["." in name], "augment": "affine", **given}
+    kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
+    return Recipe(name, own.dataset, **kept, **with_rules(given))
+
+
+def baseline_network(name: str, settings: Mapping[str, Any]) -> nn.Module:
+    """Another network for the images of a fine-tuning, with its initial weights.
+
+    Mean and standard deviation are those of the fine-tuning, but those of the weights in networks without batch norms
+    that start from trained ones.
+
+    Args:
+        name: The network, as `check_baseline` takes it.
+        settings: The ``label_names``, ``input_size``, ``mean`` and ``std`` of finetune.json.
+    """
+    sizes = {"num_classes": len(settings["label_names"]), "in_chans": settings["input_size"][0]}
+    trained = "." in name
+    model: Any = timm.create_model(name, pretrained=trained, **sizes)
+    if trained:
+        model.reset_classifier(sizes["num_classes"])  # the trained one is of other classes
+    if not trained or not keeps_statistics(model) or len(model.pretrained_cfg["mean"]) != sizes["in_chans"]:
+        model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
+    return cast(nn.Module, model)
+
+
 def train_baseline(
     name: str,
     own: Recipe,
@@ -73,12 +108,9 @@ def train_baseline(
 ) -> dict[str, Any]:
     """Trains another network on the same images for the time that a fine-tuning took, and evaluates it likewise.
 
-    AdamW by the rules of `eqzoo.engine.defaults`, with a learning rate of 4e-3 from random weights and of 1e-3 from
-    trained ones; rotations by any angle, reflections and shifts as augmentation; the epochs that fit into the time, at
-    least one, and the most accurate on the validation images is kept. Mean and standard deviation are those of the
-    fine-tuning, but those of the weights in networks without batch norms that start from trained ones. The folder
-    ``against/<name>`` of the run holds the files, so that it is resumed with it, and a finished run can be compared
-    with several networks.
+    It has the recipe of `baseline_recipe` with the epochs that fit into the time, at least one, and the epoch most
+    accurate on the validation images is kept. The folder ``against/<name>`` of the run holds the files, so that it is
+    resumed with it, and a finished run can be compared with several networks.
 
     Args:
         name: The network, as `check_baseline` takes it.
@@ -103,27 +135,16 @@ def train_baseline(
     folder = RunDirectory(directory.path / FOLDER / name)
     seconds = sum(row["seconds"] for row in directory.rows())
 
-    def planned(epochs: int, **formats: Any) -> Recipe:
-        given = {"epochs": epochs, "lr": _RATES[start is not None], "augment": "affine", **formats}
-        kept = {
-            key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")
-        }
-        return Recipe(name, own.dataset, **kept, **with_rules(given))
-
     def build() -> nn.Module:
-        sizes = {"num_classes": len(settings["label_names"]), "in_chans": settings["input_size"][0]}
-        model: Any = timm.create_model(name, pretrained=start is not None, **sizes)
-        if start:
-            model.reset_classifier(sizes["num_classes"])  # the trained one is of other classes
-        if not start or not keeps_statistics(model) or len(model.pretrained_cfg["mean"]) != sizes["in_chans"]:
-            model.pretrained_cfg = {**model.pretrained_cfg, "mean": settings["mean"], "std": settings["std"]}
-        return cast(nn.Module, model)
+        return baseline_network(name, settings)
 
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
-    speed = recorded_speed(folder, said, planned(own.epochs), build, splits, formats, device)
-    recipe = planned(speed.epochs_within(seconds, splits), precision=speed.precision, channels_last=speed.channels_last)
+    whole = baseline_recipe(name, own, epochs=own.epochs)
+    speed = recorded_speed(folder, said, whole, build, splits, formats, device)
+    chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
+    recipe = baseline_recipe(name, own, epochs=speed.epochs_within(seconds, splits), **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     model = train(recipe, build, parts, folder.path, device, workers).eval()
     split = splits[evaluated]

@@ -30,7 +30,7 @@ from .run_directory import RunDirectory, split_digest
 from .speed import recorded_speed
 from .state import freeze as freeze_modules
 
-__all__ = ["FineTuned", "finetune", "trunk"]
+__all__ = ["FineTuned", "finetune", "image_statistics", "initial_network", "trunk"]
 
 _FRACTION = 0.15
 
@@ -147,7 +147,7 @@ def finetune(
     plan = planned()
 
     def build() -> nn.Module:
-        return _built(source, plan.model_args, settings)
+        return initial_network(source, plan.model_args, settings)
 
     with limited_threads():
         speed = recorded_speed(directory, settings, plan, build, splits, given, device)
@@ -205,6 +205,45 @@ def trunk(model: EquivariantNet) -> tuple[str, ...]:
         for name, child in model.named_children()
         if any(True for _ in child.parameters()) and not any(module is last for module in child.modules())
     )
+
+
+def image_statistics(
+    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False
+) -> tuple[list[float], list[float]]:
+    """The mean and the standard deviation of each channel that images are normalized by, for pixel values in 0 to 1.
+
+    Those of the training images; but those that belong to the weights, if the run starts from trained ones and the
+    network is frozen or has no batch norms.
+
+    Args:
+        blank: The network, without weights.
+        train: The training images.
+        started: Whether the run starts from trained weights.
+        frozen: Whether parts of the network are not trained.
+    """
+    cfg, channels = blank.pretrained_cfg, train.shape[0]
+    fits = len(cfg["mean"]) in (1, channels) and blank.in_chans == channels
+    if started and fits and (frozen or keeps_statistics(blank)):
+        mean, std = list(cfg["mean"]), list(cfg["std"])
+        return mean * (channels // len(mean)), std * (channels // len(std))
+    return _statistics(train)
+
+
+def initial_network(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
+    """The network with its initial weights and a ``pretrained_cfg`` of the user's images and classes.
+
+    Args:
+        source: The network.
+        args: Its arguments, ``num_classes`` among them.
+        settings: The ``start``, ``input_size``, ``mean``, ``std`` and ``label_names`` of finetune.json.
+    """
+    model = cast(EquivariantNet, instantiate(source, pretrained=settings["start"] is not None, **args))
+    cfg = dict(model.pretrained_cfg)
+    if settings["start"] and list(cfg.get("label_names") or ()) != settings["label_names"]:
+        model.reset_classifier(int(args["num_classes"]))  # the trained one is of other classes
+    known = {key: tuple(settings[key]) for key in ("input_size", "mean", "std", "label_names")}
+    model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}
+    return model
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
@@ -296,12 +335,7 @@ def _settings(
         raise ValueError(f"there is one class, {classes[0]!r}; two or more are needed")
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
-    fits = len(cfg["mean"]) in (1, train.shape[0]) and blank.in_chans == train.shape[0]
-    if start and fits and (frozen or keeps_statistics(blank)):
-        mean, std = list(cfg["mean"]), list(cfg["std"])
-        mean, std = (values * (train.shape[0] // len(values)) for values in (mean, std))
-    else:
-        mean, std = _statistics(train)
+    mean, std = image_statistics(blank, train, started=bool(start), frozen=frozen)
     return {
         "name": name,
         "start": start,
@@ -344,14 +378,3 @@ def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
 def _say(*lines: str) -> None:
     for line in lines:
         print(f"eqzoo: {line}", file=sys.stderr)
-
-
-def _built(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
-    """The network with its initial weights and a ``pretrained_cfg`` of the user's images and classes."""
-    model = cast(EquivariantNet, instantiate(source, pretrained=settings["start"] is not None, **args))
-    cfg = dict(model.pretrained_cfg)
-    if settings["start"] and list(cfg.get("label_names") or ()) != settings["label_names"]:
-        model.reset_classifier(int(args["num_classes"]))  # the trained one is of other classes
-    known = {key: tuple(settings[key]) for key in ("input_size", "mean", "std", "label_names")}
-    model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}
-    return model
