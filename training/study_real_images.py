@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from eqzoo.data import Split, stratified
 from eqzoo.engine import Recipe, train
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.engine.metrics import BATCH_SIZE, scores
+from eqzoo.engine.speed import measure
 from eqzoo.engine.state import TrainingState
 from eqzoo.groups import P4M, transform
 
@@ -54,7 +56,7 @@ the splits of `eqzoo.data.load_splits`.
   a sixteenth of the side (`augment="affine"`).
 - **same steps**: both networks take the steps of the first table, of 64 images each. **same minutes**: the plain
   network takes as many more steps as it is faster, {ratios}. The times of a step are medians, measured alternately
-  on one core.
+  on one core, each network in the faster of float32 and bfloat16{formats}.
 - **8 copies averaged**: the prediction of the plain network is the mean of its probabilities for the 8 rotations and
   reflections of an image, at 8 times the cost of a prediction. It is of the same weights as the row above.
 
@@ -163,13 +165,17 @@ def study(args: argparse.Namespace) -> None:
             continue
         pair = f"{cell.data}, {cell.arm.augment}"
         if pair not in table["step_seconds"]:
-            table["step_seconds"][pair] = both_seconds(splits(cell.data), cell.arm.augment)
+            table["precision"][pair], table["step_seconds"][pair] = measured(splits(cell.data), cell.arm.augment)
         if cell.arm.budget == "minutes":
             seconds = table["step_seconds"][pair]
             steps_here = round(steps * seconds[EQUIVARIANT] / seconds[PLAIN])
         else:
             steps_here = steps
-        row = {**cell.key, "equal_steps": steps, **one_run(cell, splits(cell.data), steps_here)}
+        row = {
+            **cell.key,
+            "equal_steps": steps,
+            **one_run(cell, splits(cell.data), steps_here, table["precision"][pair]),
+        }
         table["runs"].append(row)
         write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
         render(args.output)
@@ -191,7 +197,8 @@ def read(folder: Path) -> dict[str, Any]:
     if path.is_file():
         table: dict[str, Any] = json.loads(path.read_text())
         return table
-    return {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "step_seconds": {}, "runs": []}
+    here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
+    return {**here, "precision": {}, "step_seconds": {}, "runs": []}
 
 
 def split_up(data: str, args: argparse.Namespace) -> dict[str, Split]:
@@ -210,39 +217,42 @@ def build(network: str, classes: tuple[str, ...]) -> nn.Module:
     return model
 
 
-def recipe_of(data: str, arm: Arm, epochs: int, seed: int) -> Recipe:
+def recipe_of(data: str, arm: Arm, epochs: int, seed: int, precision: str = "float32") -> Recipe:
     """The recipe of the data set's checkpoints, but for its length and the warm-up."""
     return Recipe(
         arm.network, data, epochs, BATCH, "nmuon", 0.02, 1e-2, seed=seed, optimizer_args={"fallback_lr_scale": 0.3},
-        label_smoothing=0.1, augment=arm.augment, ema_decay=0.99, channels_last=True,
+        label_smoothing=0.1, augment=arm.augment, ema_decay=0.99, channels_last=True, precision=precision,
     )  # fmt: skip
 
 
-def both_seconds(splits: dict[str, Split], augment: str) -> dict[str, float]:
-    """The seconds of processor time that a step of each network takes."""
+def measured(splits: dict[str, Split], augment: str) -> tuple[dict[str, str], dict[str, float]]:
+    """The faster number format of each network, and the seconds of processor time that a step takes in it."""
     split = splits["train"][:BATCH]
     accelerator = accelerate.Accelerator(cpu=True)
-    states = {
-        network: TrainingState(
-            recipe_of("timing", Arm(network, augment, "steps"), 1, 0),
-            lambda network=network: build(network, split.classes),
-            {"train": split},
-            accelerator,
-            0,
+    precision, states = {}, {}
+    for network in (EQUIVARIANT, PLAIN):
+        recipe = recipe_of("timing", Arm(network, augment, "steps"), 1, 0)
+
+        def made(network: str = network) -> nn.Module:
+            return build(network, split.classes)
+
+        # 100: the seconds of a run, enough for all formats to be timed.
+        speed = measure(recipe, made, {"train": split}, {"channels_last": True}, "cpu", 100, time.process_time)
+        precision[network] = speed.precision
+        states[network] = TrainingState(
+            replace(recipe, precision=speed.precision), made, {"train": split}, accelerator, 0
         )
-        for network in (EQUIVARIANT, PLAIN)
-    }
-    return step_seconds(states, ROUNDS)
+    return precision, step_seconds(states, ROUNDS)
 
 
-def one_run(cell: Cell, splits: dict[str, Split], steps: int) -> dict[str, Any]:
-    """Trains and tests a network."""
+def one_run(cell: Cell, splits: dict[str, Split], steps: int, precision: dict[str, str]) -> dict[str, Any]:
+    """Trains and tests a network; ``precision`` has the number format of each."""
     images = part_of(splits["train"], cell.percent, cell.seed)
     # An epoch is a part of the run after which the network is validated; it repeats the images if they are fewer.
     epochs = max(1, min(EPOCHS, steps * BATCH // len(images)))
     count = steps // epochs * BATCH
     index = torch.cat([shuffle(len(images), cell.seed, turn) for turn in range(-(-count // len(images)))])[:count]
-    recipe = recipe_of(cell.data, cell.arm, epochs, cell.seed)
+    recipe = recipe_of(cell.data, cell.arm, epochs, cell.seed, precision[cell.arm.network])
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         model = train(
@@ -314,6 +324,7 @@ def page(table: dict[str, Any]) -> str:
     text = _INTRODUCTION.format(
         **table,
         ratios=ratios(table),
+        formats=formats(table),
         choice=CHOICE_SIZE,
         epochs=EPOCHS,
         seeds=seeds,
@@ -342,6 +353,12 @@ def ratios(table: dict[str, Any]) -> str:
         return "not measured yet"
     low, high = f"{min(found):.1f}", f"{max(found):.1f}"
     return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def formats(table: dict[str, Any]) -> str:
+    """The number format of each network."""
+    found = [f"{network}: {value}" for pair in table["precision"].values() for network, value in pair.items()]
+    return f" ({', '.join(dict.fromkeys(found))})" if found else ""
 
 
 def steps_table(table: dict[str, Any]) -> list[str]:

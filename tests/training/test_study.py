@@ -22,7 +22,8 @@ def run(arm, accuracy, seed=0, percent=1):
 
 def table(*runs):
     seconds = {"eurosat, affine": {study.EQUIVARIANT: 0.8, study.PLAIN: 0.2}}
-    return {"machine": "a machine", "torch": "2", "step_seconds": seconds, "runs": list(runs)}
+    formats = {"eurosat, affine": {study.EQUIVARIANT: "float32", study.PLAIN: "bfloat16"}}
+    return {"machine": "a machine", "torch": "2", "precision": formats, "step_seconds": seconds, "runs": list(runs)}
 
 
 def test_small_fractions_come_first_and_arms_alternate():
@@ -54,6 +55,7 @@ def test_what_was_not_run_is_said_and_differences_are_of_the_same_seeds():
     assert "| p4_resnet29, augmented | 82.0 ± 2.8 % | not run |" in page
     assert f"| {longer.title}, same minutes | not run |" in page
     assert "4.0 times" in page
+    assert "(p4_resnet29: float32, z2_resnet29: bfloat16)" in page
 
 
 def test_averaging_over_8_copies_is_invariant_and_one_copy_is_not():
