@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from common import DOCS, add_data_arguments, write_text
+from common import DOCS, add_data_arguments, read_splits, write_text
 from torch import nn
 
 from eqzoo.analysis import machine
 from eqzoo.analysis.sizes import weightless
-from eqzoo.data import Split, hold_out, per_class, read_images
+from eqzoo.data import Split, per_class
 from eqzoo.engine import Recipe, best_row, top1, train
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.engine.comparison import baseline_network, baseline_recipe
@@ -55,6 +55,7 @@ FACTORS: dict[str, dict[str, Any]] = {
     "Muon": {"optimizer": "nmuon"},
     "no augmentation": {"augment": "none"},
     "missing symmetries": {"augment": "missing"},
+    "shifts": {"augment": "shifts"},
     "affine": {"augment": "affine"},
     "affine and color": {"augment": "affine_color"},
     "random weights": {"pretrained": False},
@@ -94,18 +95,18 @@ class Cell(NamedTuple):
 AGAINST = ("eurosat", "p4_resnet29", 100)  # the cell in whose time timm's networks are trained
 _ALL = tuple(FACTORS)
 _RATES = _ALL[:3]
-_MAIN = (*_RATES, "SGD", "Muon", "no augmentation", "affine", "affine and color")
+_MAIN = (*_RATES, "SGD", "Muon", "no augmentation", "shifts", "affine", "affine and color")
 REDUCED = (
-    Cell("eurosat", "p4_resnet29", 100, (*_MAIN, "random weights")),
-    Cell("chula_rbc12", "p4_cnn", 100, (*_MAIN, "random weights")),
+    Cell("chula_rbc12", "p4_cnn", 100, _MAIN),
     Cell("rotmnist", "p4_cnn", 100, _MAIN),
-    Cell("cifar10", "p4_cnn", 100, (*_MAIN, "random weights")),
-    Cell("chula_rbc12", "p4_resnet29", 100, (*_RATES, "SGD", "Muon", "affine", "affine and color")),
+    Cell("eurosat", "p4_resnet29", 100, _MAIN),
+    Cell("cifar10", "p4_cnn", 100, _MAIN),
     Cell("chula_rbc12", "p4_cnn", 20, _MAIN),
+    Cell("chula_rbc12", "p4_resnet29", 100, (*_RATES, "SGD", "Muon", "affine", "affine and color")),
     Cell("eurosat", "p4_resnet29", 20, (*_RATES, "affine")),
     Cell("chula_rbc12", "p4_e4net", 20, (*_RATES, "affine")),
-    Cell("chula_rbc12", "p4_cnn", 100, _ALL),  # what the second cell left out
-    Cell("chula_rbc12", "p4m_densenet", 20, (*_RATES, "affine")),
+    Cell("chula_rbc12", "p4_cnn", 100, _ALL),  # what the first cell left out
+    Cell("chula_rbc12", "p4m_densenet", 20, (*_RATES, "no augmentation")),
 )
 FULL = tuple(Cell(data, network, count, _ALL) for data in DATA for network in SIDES for count in (20, 100, 300))
 
@@ -175,7 +176,7 @@ def record(path: Path, result: dict[str, Any]) -> None:
 
 def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str, Split]:
     """The images of a cell: few of each class for training, or as many as there are, and those of `SIZES`."""
-    whole = hold_out(read_images(data, side, data_dir=args.data_dir, download=args.download))
+    whole = read_splits(data, args, input_size=(3, side, side))
     found: dict[str, Split] = {}
     for name in ("train", "valid", "test"):
         split = whole[name]

@@ -37,10 +37,11 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"quarter_rotations"``: a rotation by 0°, 90°, 180° or 270°.
             * ``"quarter_rotations_flips"``: one of these rotations, flipped with probability 1/2.
             * ``"rotations"``: a rotation by an angle uniform in [0, 2π), bilinearly interpolated.
-            * ``"affine"``: such a rotation, a left-right flip with probability 1/2 and a shift by up to a sixteenth of
-              the side in each direction. Pixels from outside are those of the image reflected at its edges. For half
-              of the images the angle is a multiple of 90° and the shift whole pixels, which keeps them sharp: a network
-              that sees interpolated images alone is worse on the images themselves.
+            * ``"rotations_shifts"``: such a rotation, and a shift by up to a sixteenth of the side in each direction.
+              Pixels from outside are those of the image reflected at its edges. For half of the images the angle is a
+              multiple of 90° and the shift whole pixels, which keeps them sharp: a network that sees interpolated
+              images alone is worse on the images themselves.
+            * ``"affine"``: the same, and a left-right flip with probability 1/2.
             * ``"affine_color"``: the same, then values v of an image with mean m become ``b·(m + c·(v − m))``, clipped
               to [0, 255]; contrast c and brightness b are uniform in [0.8, 1.2], and b in addition differs by up to 5 %
               between the channels.
@@ -94,20 +95,28 @@ def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
     return F.grid_sample(images.to(grid.dtype), grid, align_corners=False)
 
 
-def _affine(images: Tensor, numbers: Tensor) -> Tensor:
-    _check_square(*images.shape[-2:])
-    sharp = (2 * numbers[:, 0]) % 1 < 0.5
-    flip = 1 - 2 * (numbers[:, 0] < 0.5).to(numbers.dtype)
-    rotations, side = numbers[:, 3], images.shape[-1]
-    angles = 2 * math.pi * torch.where(sharp, (4 * rotations).floor() / 4, rotations)
-    cos, sin = angles.cos(), angles.sin()
-    pixels = (2 * numbers[:, 1:3] - 1) * side / 16
-    shifts = torch.where(sharp[:, None], pixels.round(), pixels) * 2 / side  # the side is 2 in the grid's coordinates
-    maps = torch.stack(
-        [torch.stack([flip * cos, -flip * sin, shifts[:, 0]], 1), torch.stack([sin, cos, shifts[:, 1]], 1)], 1
-    )
-    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    return F.grid_sample(images.to(grid.dtype), grid, padding_mode="reflection", align_corners=False)
+def _rotate_and_shift(flips: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def change(images: Tensor, numbers: Tensor) -> Tensor:
+        _check_square(*images.shape[-2:])
+        sharp = (2 * numbers[:, 0]) % 1 < 0.5
+        flip = 1 - 2 * (numbers[:, 0] < flips).to(numbers.dtype)
+        rotations, side = numbers[:, 3], images.shape[-1]
+        angles = 2 * math.pi * torch.where(sharp, (4 * rotations).floor() / 4, rotations)
+        cos, sin = angles.cos(), angles.sin()
+        pixels = (2 * numbers[:, 1:3] - 1) * side / 16
+        shifts = (
+            torch.where(sharp[:, None], pixels.round(), pixels) * 2 / side
+        )  # the side is 2 in the grid's coordinates
+        maps = torch.stack(
+            [torch.stack([flip * cos, -flip * sin, shifts[:, 0]], 1), torch.stack([sin, cos, shifts[:, 1]], 1)], 1
+        )
+        grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+        return F.grid_sample(images.to(grid.dtype), grid, padding_mode="reflection", align_corners=False)
+
+    return change
+
+
+_affine = _rotate_and_shift(flips=0.5)
 
 
 def _affine_color(images: Tensor, numbers: Tensor) -> Tensor:
@@ -137,6 +146,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "quarter_rotations": _elements(P4),
     "quarter_rotations_flips": _elements(P4M),
     "rotations": _rotate,
+    "rotations_shifts": _rotate_and_shift(flips=0),
     "affine": _affine,
     "affine_color": _affine_color,
 }

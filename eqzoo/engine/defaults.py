@@ -11,11 +11,19 @@ from ..groups import P4, Group
 from ..models import EquivariantNet
 from .recipe import Recipe
 
-__all__ = ["AUTOMATIC", "fine_tuning_recipe", "keeps_statistics", "least_epochs", "missing_symmetries", "with_rules"]
+__all__ = [
+    "AUTOMATIC",
+    "fine_tuning_recipe",
+    "keeps_statistics",
+    "least_epochs",
+    "missing_symmetries",
+    "suitable_augmentation",
+    "with_rules",
+]
 
 # Measured on the machine, see `eqzoo.engine.speed`.
 AUTOMATIC = ("precision", "channels_last")
-_ALWAYS: dict[str, Any] = {"optimizer": "adamw", "augment": "shifts"}
+_OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
 _WARMUP = 0.15  # of the epochs
@@ -41,12 +49,12 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
     AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
-    warm-up of 15 % of the epochs; shifts as augmentation.
+    warm-up of 15 % of the epochs.
 
     Args:
         given: The keys of a recipe that the user gives.
     """
-    values = _ALWAYS | dict(given)
+    values = {"optimizer": _OPTIMIZER, **given}
     if values.get("lr") is None:
         rate = _RATES.get(values["optimizer"])
         values |= {} if rate is None else {"lr": rate}
@@ -88,6 +96,7 @@ def fine_tuning_recipe(
     batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
+    values.setdefault("augment", suitable_augmentation(blank.group))
     values = with_rules(values)
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(blank.group)
@@ -101,6 +110,13 @@ def fine_tuning_recipe(
     values["model_args"] = dict(model_args) | dict(values.get("model_args") or {}) | sizes
     architecture = str(blank.pretrained_cfg["architecture"])
     return Recipe(architecture, label, freeze=tuple(freeze), class_weights=weights, **values)
+
+
+def suitable_augmentation(group: Group) -> str:
+    """The augmentation by the continuous counterpart of a group: shifts, rotations by any angle, reflections."""
+    if group.rotations == 1:
+        return "shifts"
+    return "affine" if group.reflections else "rotations_shifts"
 
 
 def missing_symmetries(group: Group) -> str:

@@ -277,7 +277,7 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
     # accumulate and valid_size depend on the number of images.
     values = {key: v for key, v in recipe.items() if v is not None and key not in ("accumulate", "valid_size")}
     values = with_rules({"epochs": sys.maxsize} | values)
-    if values["augment"] == "missing":
+    if values.get("augment") == "missing":
         values["augment"] = "none"
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)
 

@@ -35,9 +35,11 @@ __all__ = [
     "configs",
     "known",
     "misfit",
+    "published_checkpoints",
 ]
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {}  # of checkpoints, by name, the arguments of the network's class
+_PLACES: dict[str, int] = {}  # of checkpoints, by name, the place among the typed entries
 _MODELS: set[str] = set()  # every network that has configurations, of this package and of its users
 
 ROTMNIST: dict[str, Any] = {
@@ -132,6 +134,7 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     """
     entries = {name: dict(entry) for name, entry in typed.items()}
     _ARGUMENTS.update({name: entry.pop("model_args") for name, entry in entries.items() if "model_args" in entry})
+    _PLACES.update({name: len(_PLACES) + place for place, name in enumerate(typed)})
     models = {name.partition(".")[0] for name in typed}
     _MODELS.update(models)
     for name in published_names():
@@ -143,6 +146,15 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     first = {name.partition(".")[0]: name for name in reversed(list(typed))}
     starred = {f"{name}*": entries.pop(name) for name in first.values() if "." in name}
     return generate_default_cfgs(entries | starred)
+
+
+def published_checkpoints(model: str) -> list[str]:
+    """The published checkpoints of a network, in the order of its typed entries, then by name.
+
+    The first one is what a name without tag takes, if the weights of the network's first entry are not published.
+    """
+    names = [name for name in published_names() if name.startswith(f"{model}.")]
+    return sorted(names, key=lambda name: _PLACES.get(name, len(_PLACES)))
 
 
 def checkpoint_arguments(name: str) -> dict[str, Any]:
@@ -207,7 +219,7 @@ def build(
         except WeightsNotFoundError:
             # A name without tag takes the weights of another data set, if those of the first are not published. If they
             # are published but cannot be fetched now, they are not replaced by others.
-            others = [other for other in published_names() if other.startswith(f"{variant}.")]
+            others = published_checkpoints(variant)
             if cfg.hf_hub_id or kwargs.get("pretrained_cfg") or not others:
                 raise
             kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}

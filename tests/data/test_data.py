@@ -431,6 +431,15 @@ def test_affine_maps_flip_rotate_and_shift_and_reflect_at_the_edges():
     assert augment("rotations", torch.full((64, 1, 32, 32), 255, dtype=torch.uint8), numbers).min() == 0
 
 
+def test_rotations_and_shifts_are_the_affine_maps_without_flips():
+    images = torch.randint(0, 256, (64, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    numbers = draw(64, torch.Generator().manual_seed(0))
+    without, affine = (augment(name, images, numbers) for name in ("rotations_shifts", "affine"))
+    flipped = numbers[:, 0] < 0.5
+    assert torch.equal(without[~flipped], affine[~flipped])
+    assert not any(torch.equal(a, b) for a, b in zip(without[flipped], affine[flipped], strict=True))
+
+
 def test_half_of_the_affine_maps_move_whole_pixels():
     images = torch.randint(0, 256, (400, 1, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     numbers = draw(400, torch.Generator().manual_seed(0))

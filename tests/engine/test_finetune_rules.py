@@ -14,11 +14,12 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import Split
 from eqzoo.engine import best_row, finetuning, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
-from eqzoo.engine.defaults import least_epochs, with_rules
+from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run_directory import RunDirectory, rank
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
+from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
 from tests.engine.test_finetune import arrays, save_shapes
 
@@ -57,6 +58,22 @@ def test_what_the_user_gives_comes_before_the_rules():
     assert "label_smoothing" not in with_rules({"loss": "bce"})
     assert Recipe("p4_cnn", "own", **rules).rate(3) == pytest.approx(0.01)
     assert Recipe("p4_cnn", "own", **rules).rate(20) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("z2_cnn", "shifts"), ("p4_cnn", "rotations_shifts"), ("p4m_cnn", "affine")]
+)
+def test_augmentation_follows_the_group(name, expected):
+    blank = weightless(resolve(name))
+    settings = {"start": None, "label_names": ["a", "b", "c"]}
+
+    def planned(**given):
+        return fine_tuning_recipe(
+            blank, "own", shapes(), given, model_args={}, freeze=(), balance=False, settings=settings
+        )
+
+    assert planned().augment == expected
+    assert planned(augment="none").augment == "none"
 
 
 def test_a_warm_up_may_end_within_an_epoch():

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.hub import WeightsNotFoundError
+from eqzoo.models._builder import published_checkpoints
 from eqzoo.models.loading import load_network
 from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
@@ -130,3 +131,10 @@ def test_weights_beside_a_name_take_its_config_if_it_is_of_the_same_network(fold
     save_file(model.state_dict(), tmp_path / "three.safetensors")
     found = eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "three.safetensors", num_classes=3)
     assert torch.equal(found.head.weight, model.head.weight)
+
+
+def test_a_name_without_tag_takes_the_published_weights_that_are_typed_first():
+    assert published_checkpoints("p4m_resnet29") == ["p4m_resnet29.eurosat", "p4m_resnet29.chula_rbc12"]
+    assert sorted(published_checkpoints("p4m_resnet29")) != published_checkpoints("p4m_resnet29")
+    assert eqzoo.create_model("p4m_resnet29", pretrained=True).pretrained_cfg["tag"] == "eurosat"
+    assert eqzoo.create_model("p4_resnet29", pretrained=True).pretrained_cfg["tag"] == "cifar10"

@@ -23,11 +23,11 @@ def small(monkeypatch, tmp_path):
         images = torch.randint(0, 128, (count, 3, side, side), generator=generator) + 100 * labels.view(-1, 1, 1, 1)
         return Split(images.to(torch.uint8), labels, ("dark", "light"))
 
-    def read(data, side, **kwargs):
+    def read(data, args, input_size):
+        side = input_size[-1]
         return {name: drawn(count, side) for name, count in (("train", 64), ("valid", 48), ("test", 32))}
 
-    monkeypatch.setattr(study, "read_images", read)
-    monkeypatch.setattr(study, "hold_out", lambda splits: splits)
+    monkeypatch.setattr(study, "read_splits", read)
     monkeypatch.setattr(study, "SIZES", {"valid": 16, "choice": 24, "test": 20})
     monkeypatch.setattr(study, "SIDES", {"p4_cnn": 28})
     monkeypatch.setattr(study, "PLAIN", {"resnet10t": 32})
