@@ -59,7 +59,7 @@ halves the sides again, which makes it cheaper and the maps of all stages coarse
   of its formats (float32 or bfloat16, channels last or not). Validation and test do not count.
 - **rotated and reflected**: an image is rotated by a multiple of 90° and flipped with probability 1/2
   (`augment="quarter_rotations_flips"`). The p4m networks need no such images; no network has any other augmentation.
-- **maximum over the group**: `global_pool="max"`, instead of the mean.
+- **mean, maximum over the group**: `global_pool="avg"` and `global_pool="max"`, which is the default since this study.
 - **2 and 2.8 times the planes**: `planes={twice}` and `planes={eightfold}`; the latter has
   about as many parameters as timm's network.
 - **multiply-adds** are those of expanded group convolutions. Pointwise layers that are computed
@@ -112,12 +112,12 @@ def planes(factor: float) -> list[int]:
     return [8 * round(factor * n / 8) for n in PLANES]
 
 
-_OWN = {"patch_size": 2, "layer_scale_init_value": 1.0}
+_OWN = {"patch_size": 2, "layer_scale_init_value": 1.0, "global_pool": "avg"}
 _PLAIN: dict[str, Any] = {"ls_init_value": 1.0}
 _COPIES = "quarter_rotations_flips"
 _TWIN = Arm("timm's `convnext_atto`, rotated and reflected", "convnext_atto", _PLAIN, _COPIES, patch_size=2)
 ARMS = {
-    "p4m": Arm("`p4m_convnext_atto`", "p4m_convnext_atto", _OWN),
+    "p4m": Arm("`p4m_convnext_atto`, mean over the group", "p4m_convnext_atto", _OWN),
     "plain": _TWIN,
     "p4m_max": Arm(
         "`p4m_convnext_atto`, maximum over the group", "p4m_convnext_atto", _OWN | {"global_pool": "max"},
@@ -131,15 +131,16 @@ ARMS = {
         _PLAIN | {"patch_size": 2}, _COPIES, rate_of="plain",
     ),
     "p4m_x2": Arm(
-        "`p4m_convnext_atto`, 2 times the planes", "p4m_convnext_atto", _OWN | {"planes": planes(2)}, rate_of="p4m"
+        "`p4m_convnext_atto`, mean, 2 times the planes", "p4m_convnext_atto", _OWN | {"planes": planes(2)}, rate_of="p4m"
     ),
     "p4m_x2.8": Arm(
-        "`p4m_convnext_atto`, 2.8 times the planes", "p4m_convnext_atto", _OWN | {"planes": planes(math.sqrt(8))},
-        rate_of="p4m",
+        "`p4m_convnext_atto`, mean, 2.8 times the planes", "p4m_convnext_atto",
+        _OWN | {"planes": planes(math.sqrt(8))}, rate_of="p4m",
     ),
 }  # fmt: skip
 DIFFERENCES = {
     "p4m less plain, rotated and reflected": ("p4m", "plain"),
+    "p4m with the maximum less plain, rotated and reflected": ("p4m_max", "plain"),
     "p4m less plain, not augmented": ("p4m", "plain_none"),
     "p4m less plain with timm's `patch_size=2`": ("p4m", "plain_coarse"),
     "maximum over the group less mean": ("p4m_max", "p4m"),

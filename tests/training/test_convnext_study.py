@@ -98,7 +98,7 @@ def test_the_page_shows_the_better_learning_rate_and_what_was_not_run():
     assert "## CIFAR-10, 32 x 32\n\nNot run.\n" in page
     assert "| p4m less plain, rotated and reflected | +9.5 / +11.0 | not run |" in page
     assert "| p4m less plain, not augmented | not part of the study | not run |" in page
-    assert "| `p4m_convnext_atto` | EuroSAT, 32 x 32 | 80.0 | 79.0 | not run |" in page
+    assert "| `p4m_convnext_atto`, mean over the group | EuroSAT, 32 x 32 | 80.0 | 79.0 | not run |" in page
     assert f"| {study.ARMS['plain'].title} | EuroSAT, 32 x 32 | 70.5 | not run | not run |" in page
 
 
