@@ -131,7 +131,8 @@ ARMS = {
         _PLAIN | {"patch_size": 2}, _COPIES, rate_of="plain",
     ),
     "p4m_x2": Arm(
-        "`p4m_convnext_atto`, mean, 2 times the planes", "p4m_convnext_atto", _OWN | {"planes": planes(2)}, rate_of="p4m"
+        "`p4m_convnext_atto`, mean, 2 times the planes", "p4m_convnext_atto", _OWN | {"planes": planes(2)},
+        rate_of="p4m",
     ),
     "p4m_x2.8": Arm(
         "`p4m_convnext_atto`, mean, 2.8 times the planes", "p4m_convnext_atto",
