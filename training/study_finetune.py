@@ -76,7 +76,8 @@ factor changed at a time, on a few images of each class.
 The epoch is chosen on at most {valid} validation images, as by a user. The factors are compared on other images of the
 validation split, at most {choice:,}: *accuracy*, in percent, from {seeds}. By the number of these images alone,
 differences of less than {noise:.1f} points at an accuracy of 95 %, and {width:.1f} at 85 %, are within chance. The last
-column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it.
+column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it. The augmentation of
+the rules was chosen here: before, it was `shifts`.
 
 Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
 Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three
@@ -340,6 +341,8 @@ def _summary(runs: list[dict[str, Any]], cells: list[tuple[str, str, int]]) -> I
         factors = [factor for factor in FACTORS if any(run["factor"] == factor for run in mine)]
         best = max(factors, key=lambda factor: accuracy_of(mine, factor))
         rules, most = accuracy_of(mine, "the rules"), accuracy_of(mine, best)
+        if math.isnan(rules):  # the study was stopped before
+            continue
         title = f"{network}, {DATA[data]}, {count} a class"
         yield f"| {title} | {len(factors)} | {rules:.1f} | {most:.1f}, {best} | {rules - most:+.1f} |"
 
@@ -356,7 +359,8 @@ def _section(data: str, network: str, count: int, runs: list[dict[str, Any]]) ->
             found = accuracy_of(runs, factor)
             test = f"{statistics.mean(run['test'] for run in mine):.1f}" if factor == "the rules" else ""
             seconds = statistics.mean(run["seconds"] for run in mine)
-            cells = [factor, f"{found:.1f}", f"{found - rules:+.1f}", f"{mine[0]['lr']:.2g}", f"{mine[0]['steps']:,}"]
+            difference = "" if math.isnan(rules) else f"{found - rules:+.1f}"
+            cells = [factor, f"{found:.1f}", difference, f"{mine[0]['lr']:.2g}", f"{mine[0]['steps']:,}"]
             yield f"| {' | '.join([*cells, f'{seconds:.0f}', test])} |"
 
 
