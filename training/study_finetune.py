@@ -76,8 +76,8 @@ factor changed at a time, on a few images of each class.
 The epoch is chosen on at most {valid} validation images, as by a user. The factors are compared on other images of the
 validation split, at most {choice:,}: *accuracy*, in percent, from {seeds}. By the number of these images alone,
 differences of less than {noise:.1f} points at an accuracy of 95 %, and {width:.1f} at 85 %, are within chance. The last
-column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it. The augmentation of
-the rules was chosen here: before, it was `shifts`.
+column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it. The augmentation
+of the rules was chosen here: before, it was `shifts`.
 
 Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
 Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three

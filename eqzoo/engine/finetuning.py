@@ -239,11 +239,21 @@ def initial_network(source: ModelSource, args: Mapping[str, Any], settings: Mapp
     """
     model = cast(EquivariantNet, instantiate(source, pretrained=settings["start"] is not None, **args))
     cfg = dict(model.pretrained_cfg)
-    if settings["start"] and list(cfg.get("label_names") or ()) != settings["label_names"]:
-        model.reset_classifier(int(args["num_classes"]))  # the trained one is of other classes
+    if settings["start"] and not _same_classes(source, cfg.get("label_names"), settings["label_names"]):
+        model.reset_classifier(int(args["num_classes"]))
     known = {key: tuple(settings[key]) for key in ("input_size", "mean", "std", "label_names")}
     model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}
     return model
+
+
+def _same_classes(source: ModelSource, trained: Sequence[str] | None, names: Sequence[str]) -> bool:
+    """Whether the classifier of the weights is of the classes of the images.
+
+    Numbers are no names: the classes 0 to 9 of a file are not the digits of a published checkpoint, and training that
+    starts from a classifier of digits is much less accurate. The user's own checkpoints may have numbered classes.
+    """
+    numbered = list(names) == [str(label) for label in range(len(names))]
+    return list(trained or ()) == list(names) and (bool(source.config) or not numbered)
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -351,3 +352,20 @@ def test_the_page_of_the_study_is_that_of_its_runs():
     assert (ROOT / "docs" / "finetuning_study.md").read_text() == page(table), "run training/study_finetune.py --render"
     table["runs"][0]["valid"] += 1
     assert (ROOT / "docs" / "finetuning_study.md").read_text() != page(table)
+
+
+def test_numbered_classes_do_not_take_the_classifier_of_the_digits(tmp_path):
+    settings = {"start": "p4_cnn.rotmnist", "input_size": [1, 28, 28], "mean": [0.5], "std": [0.5]}
+    sizes = {"num_classes": 10, "in_chans": 1}
+    digits = eqzoo.create_model("p4_cnn", pretrained=True)
+
+    def head(name, names):
+        source = resolve(name)
+        return finetuning.initial_network(source, source.model_args | sizes, settings | {"label_names": names}).head
+
+    numbers = list(digits.pretrained_cfg["label_names"])
+    assert numbers == [str(digit) for digit in range(10)]
+    assert not torch.equal(head("p4_cnn", numbers).weight, digits.head.weight)
+    own = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "own")
+    assert torch.equal(head(own, numbers).weight, digits.head.weight)
+    assert not torch.equal(head(own, [*"abcdefghij"]).weight, digits.head.weight)
