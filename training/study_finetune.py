@@ -377,6 +377,7 @@ def _against(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> Iterato
     yield ""
     yield "Networks of timm start from random weights, on images of 64 x 64 pixels, augmented by `affine` (rotations by"
     yield f"any angle, reflections, shifts), with two learning rates. `{network}` has images of {side} x {side} pixels."
+    yield "Where it starts from trained weights, these are part of the difference; those of timm were not tried."
     yield ""
     yield "| network | start | learning rate | epochs | core-seconds | accuracy | test |"
     yield "|---|---|---|---|---|---|---|"
