@@ -104,9 +104,8 @@ def _rotate_and_shift(flips: float) -> Callable[[Tensor, Tensor], Tensor]:
         angles = 2 * math.pi * torch.where(sharp, (4 * rotations).floor() / 4, rotations)
         cos, sin = angles.cos(), angles.sin()
         pixels = (2 * numbers[:, 1:3] - 1) * side / 16
-        shifts = (
-            torch.where(sharp[:, None], pixels.round(), pixels) * 2 / side
-        )  # the side is 2 in the grid's coordinates
+        # The side is 2 in the coordinates of the grid.
+        shifts = torch.where(sharp[:, None], pixels.round(), pixels) * 2 / side
         maps = torch.stack(
             [torch.stack([flip * cos, -flip * sin, shifts[:, 0]], 1), torch.stack([sin, cos, shifts[:, 1]], 1)], 1
         )
