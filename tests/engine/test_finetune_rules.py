@@ -350,7 +350,7 @@ def test_the_page_of_the_study_is_that_of_its_runs():
 
     table = json.loads((ROOT / "docs" / "finetuning_study.json").read_text())
     assert (ROOT / "docs" / "finetuning_study.md").read_text() == page(table), "run training/study_finetune.py --render"
-    table["runs"][0]["valid"] += 1
+    table["runs"][0]["choice"] += 1
     assert (ROOT / "docs" / "finetuning_study.md").read_text() != page(table)
 
 

@@ -63,10 +63,10 @@ def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(na
     rate = results["test_error"] / 100
     wrong = (classes[0] != test.labels[:count]).double().mean().item()
     assert abs(wrong - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5  # four standard deviations of such a sample
-    kept = (classes == classes[0]).all(0)
     if model.group.order == 1:
-        assert not kept.all()
+        assert (rotated - rotated[0]).abs().max() > 0.1  # few of the classes may change
         return
+    kept = (classes == classes[0]).all(0)
     # In float32 a class may change where two are as likely to the last digits.
     first, second = rotated[0].topk(2).values.unbind(1)
     assert kept[first - second > 1e-3].all()
