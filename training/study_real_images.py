@@ -56,7 +56,7 @@ the splits of `eqzoo.data.load_splits`.
   a sixteenth of the side (`augment="affine"`).
 - **same steps**: both networks take the steps of the first table, of 64 images each. **same minutes**: the plain
   network takes as many more steps as it is faster, {ratios}. The times of a step are medians, measured alternately
-  on one core, each network in the faster of float32 and bfloat16{formats}.
+  on one core, each network in the faster of float32 and bfloat16{formats}, in which it predicts too.
 - **8 copies averaged**: the prediction of the plain network is the mean of its probabilities for the 8 rotations and
   reflections of an image, at 8 times the cost of a prediction. It is of the same weights as the row above.
 
@@ -269,7 +269,7 @@ def one_run(cell: Cell, splits: dict[str, Split], steps: int, precision: dict[st
         "steps": steps // epochs * epochs,
         "epochs": epochs,
         "training_seconds": round(seconds, 1),
-        **test(model.eval(), splits["test"], averaged=cell.arm.network == PLAIN),
+        **test(model.eval(), splits["test"], recipe.precision, averaged=cell.arm.network == PLAIN),
     }
 
 
@@ -288,27 +288,32 @@ def shuffle(count: int, seed: int, turn: int) -> Tensor:
 
 
 @torch.no_grad()
-def test(model: nn.Module, split: Split, averaged: bool) -> dict[str, Any]:
-    """Scores on the test images, and those of the mean over their 8 copies, with the processor time of an image."""
+def test(model: nn.Module, split: Split, precision: str, averaged: bool) -> dict[str, Any]:
+    """Scores on the test images, and those of the mean over their 8 copies, with the processor time of an image.
+
+    In bfloat16 where the network was trained in it, the faster format for it.
+    """
     alone, mean = [], []
     began = time.process_time()
     spent = 0.0
     for x in inputs(model, split, BATCH_SIZE):
         before = time.process_time()
-        first = probabilities(model, x)
+        first = probabilities(model, x, precision)
         spent += time.process_time() - before
         alone.append(first.argmax(1))
         if averaged:
-            copies = [probabilities(model, transform(x, P4M, g, "trivial")) for g in P4M.elements if g]
+            copies = [probabilities(model, transform(x, P4M, g, "trivial"), precision) for g in P4M.elements if g]
             mean.append((first + sum(copies)).argmax(1))
     whole = time.process_time() - began
     result: dict[str, Any] = summary(split, torch.cat(alone), spent)
     return result | ({"averaged": summary(split, torch.cat(mean), whole)} if averaged else {})
 
 
-def probabilities(model: nn.Module, x: Tensor) -> Tensor:
+def probabilities(model: nn.Module, x: Tensor, precision: str) -> Tensor:
     """The probabilities of the classes, ``(n, classes)``."""
-    return model(x.contiguous(memory_format=torch.channels_last)).softmax(1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = model(x.contiguous(memory_format=torch.channels_last))
+    return logits.float().softmax(1)
 
 
 def summary(split: Split, predicted: Tensor, seconds: float) -> dict[str, float]:

@@ -72,7 +72,7 @@ def test_averaging_over_8_copies_is_invariant_and_one_copy_is_not():
     images = torch.randint(0, 256, (40, 1, 4, 4), dtype=torch.uint8)
     split = Split(images, torch.arange(40) % 2, ("a", "b"))
     rotated = Split(images.rot90(1, (2, 3)), split.labels, split.classes)
-    first, second = (study.test(Corner(), part, averaged=True) for part in (split, rotated))
+    first, second = (study.test(Corner(), part, "float32", averaged=True) for part in (split, rotated))
     assert first["averaged"]["accuracy"] == second["averaged"]["accuracy"]
     assert first["accuracy"] != second["accuracy"]
 
