@@ -79,6 +79,11 @@ seeds add to that. The budget is small: this does not compare final accuracies.
 Made by `python training/study_convnext.py --data-dir data --minutes {minutes:g}` on one core of {machine}, which other
 processes used too, with torch {torch} and timm {timm}. Accuracies are in percent."""
 
+_UPRIGHT = (
+    "Photographs are upright, and a plain network that sees them only so can learn from where things are; a network "
+    "that is invariant to rotations cannot, and images rotated by hand take it from a plain one too."
+)
+
 
 class Arm(NamedTuple):
     """A network and how it is trained.
@@ -143,6 +148,7 @@ DIFFERENCES = {
     "p4m less plain, rotated and reflected": ("p4m", "plain"),
     "p4m with the maximum less plain, rotated and reflected": ("p4m_max", "plain"),
     "p4m less plain, not augmented": ("p4m", "plain_none"),
+    "p4m with the maximum less plain, not augmented": ("p4m_max", "plain_none"),
     "p4m less plain with timm's `patch_size=2`": ("p4m", "plain_coarse"),
     "maximum over the group less mean": ("p4m_max", "p4m"),
     "2 times the planes less `p4m_convnext_atto`": ("p4m_x2", "p4m"),
@@ -354,6 +360,8 @@ def page(table: dict[str, Any]) -> str:
         noise=2 * math.sqrt(2 * 0.2 * 0.8 / 5_000) * 100,
     )
     parts = [filled(text)]
+    if found := " ".join(winner(table, data) for data in TITLES if any(run["data"] == data for run in table["runs"])):
+        parts += ["", filled(f"{found} {_UPRIGHT}")]
     for data, title in TITLES.items():
         run = data in table["networks"]
         rows = [*network_table(table, data), "", filled(cost(table, data))] if run else ["Not run."]
@@ -361,6 +369,16 @@ def page(table: dict[str, Any]) -> str:
     parts += ["", "## Learning rates", "", "Accuracy on validation images.", "", *rate_table(table)]
     parts += ["", "## Differences", "", "Percentage points on validation images / on test images.", ""]
     return "\n".join([*parts, *difference_table(table)]) + "\n"
+
+
+def winner(table: dict[str, Any], data: str) -> str:
+    """The most accurate arm on validation images, in a sentence."""
+    found = [(key, run) for key in ARMS if (run := best_of(table, data, key))]
+    key, run = max(found, key=lambda pair: pair[1]["valid"])
+    return (
+        f"Most accurate on validation images of {TITLES[data].partition(',')[0]}: {ARMS[key].title}, with "
+        f"{run['test']:.1f} % of the test images."
+    )
 
 
 def filled(text: str) -> str:
