@@ -268,7 +268,7 @@ default_cfgs = configs(
     | {f"{name}_resnet83.cifar10": _cfg(CIFAR10) for name in _PAPER}
     | {"p4_asc_resnet29.rotmnist": _cfg(ROTMNIST)}
     | {f"{name}_resnet29.eurosat": _cfg(EUROSAT) for name in ("z2", "p4", "p4m")}
-    | {f"{name}_resnet29.chula_rbc12": _cfg(CHULA_RBC12 | {"input_size": (3, 40, 40)}) for name in ("p4", "p4m")}
+    | {f"{name}_resnet29.chula_rbc12": _cfg(CHULA_RBC12 | {"input_size": (3, 40, 40)}) for name in ("z2", "p4", "p4m")}
 )
 
 

@@ -82,6 +82,16 @@ RECIPES: dict[str, Entry] = {
         precision="bfloat16",
     ),
     **_recipe(
+        "z2_resnet29",
+        "chula_rbc12",
+        6,
+        0.02,
+        "z2_resnet29.cifar10",
+        _PUBLISHED,
+        augment="affine_color",
+        precision="bfloat16",
+    ),
+    **_recipe(
         "p4m_resnet29",
         "chula_rbc12",
         8,
