@@ -79,9 +79,9 @@ seeds add to that. The budget is small: this does not compare final accuracies.
 Made by `python training/study_convnext.py --data-dir data --minutes {minutes:g}` on one core of {machine}, which other
 processes used too, with torch {torch} and timm {timm}. Accuracies are in percent."""
 
-_UPRIGHT = (
-    "Photographs are upright, and a plain network that sees them only so can learn from where things are; a network "
-    "that is invariant to rotations cannot, and images rotated by hand take it from a plain one too."
+_ORIENTATION = (
+    "Photographs have a canonical orientation. A plain network that is trained without rotations can use it; a network "
+    "that is invariant to rotations cannot, nor can a plain one that is trained on rotated images."
 )
 
 
@@ -361,7 +361,7 @@ def page(table: dict[str, Any]) -> str:
     )
     parts = [filled(text)]
     if found := " ".join(winner(table, data) for data in TITLES if any(run["data"] == data for run in table["runs"])):
-        parts += ["", filled(f"{found} {_UPRIGHT}")]
+        parts += ["", filled(f"{found} {_ORIENTATION}")]
     for data, title in TITLES.items():
         run = data in table["networks"]
         rows = [*network_table(table, data), "", filled(cost(table, data))] if run else ["Not run."]
