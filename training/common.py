@@ -1,7 +1,9 @@
 """Recipes and data sets by name, for the scripts."""
 
 import argparse
+import re
 import statistics
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from eqzoo.models._builder import configured_name
 __all__ = [
     "DOCS",
     "add_data_arguments",
+    "filled",
     "input_size",
     "is_own",
     "load_recipe",
@@ -126,6 +129,18 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic(path, lambda temporary: temporary.write_text(text))
+
+
+def filled(text: str) -> str:
+    """Markdown with lines of at most 120 characters in paragraphs and lists; headings and tables stay as they are."""
+    wrapper = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
+    parts = []
+    for paragraph in text.split("\n\n"):
+        for item in re.split(r"\n(?=[-|#!])", paragraph):
+            wrapper.subsequent_indent = "  " if item.startswith("- ") else ""
+            parts += [[item] if item[:1] in ("|", "#", "!") else wrapper.wrap(" ".join(item.split()))]
+        parts.append([""])
+    return "\n".join(line for part in parts[:-1] for line in part)
 
 
 def statistics_of(split: Split) -> dict[str, tuple[float, ...]]:

@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import accelerate
 import timm
 import torch
-from common import DOCS, add_data_arguments, read_splits, statistics_of, step_seconds, write_text
+from common import DOCS, add_data_arguments, filled, read_splits, statistics_of, step_seconds, write_text
 from timm.layers import trunc_normal_
 from torch import nn
 
@@ -43,7 +42,6 @@ ROUNDS = 6  # timed steps of each network; the first is left out
 MINUTES = 6.0
 PLANES = (40, 80, 160, 320)  # of the networks named atto
 BOTH = ("eurosat", "cifar10")
-_WRAPPER = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
 
 _INTRODUCTION = """# ConvNeXt for p4m, and timm's, in the same minutes
 
@@ -379,12 +377,6 @@ def winner(table: dict[str, Any], data: str) -> str:
         f"Most accurate on validation images of {TITLES[data].partition(',')[0]}: {ARMS[key].title}, with "
         f"{run['test']:.1f} % of the test images."
     )
-
-
-def filled(text: str) -> str:
-    """Paragraphs with lines of at most 120 characters; lists as they are."""
-    parts = text.split("\n\n")
-    return "\n\n".join(part if part[0] in "#-" else "\n".join(_WRAPPER.wrap(part)) for part in parts)
 
 
 def network_table(table: dict[str, Any], data: str) -> Iterator[str]:
