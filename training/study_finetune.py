@@ -12,6 +12,7 @@ only writes the page.
 import argparse
 import json
 import math
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -239,13 +240,12 @@ def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[st
 
 def trained(recipe: Recipe, build: Callable[[], nn.Module], splits: dict[str, Split], folder: Path) -> dict[str, Any]:
     """Trains a network, removes its folder, and evaluates it: accuracies in percent."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its time is counted from the beginning
     began = time.process_time()
     model = train(recipe, build, {name: splits[name] for name in ("train", "valid")}, folder, "cpu", 0).eval()
     seconds = time.process_time() - began
     best = best_row(RunDirectory(folder).rows())
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)
     sizes = {f"{name}_images": len(splits[name]) for name in ("train", *SIZES)}
     return sizes | {
         "valid": round(best["valid_accuracy"], 2), "epoch": best["epoch"], "epochs": recipe.epochs,

@@ -190,11 +190,15 @@ def _module(
     if size and isinstance(network, EquivariantNet):
         check_side(subject, size, network)
     x = _images(network, size, seed)
-    if not trained:
-        _randomize(network, torch.Generator().manual_seed(seed), x)
-        notes.append("It is untrained: its weights are random, its norms and biases randomized.")
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
-    _check_depends_on_image(_logits(network), x, limit, subject)
+    try:
+        if not trained:
+            _randomize(network, torch.Generator().manual_seed(seed), x)
+            notes.append("It is untrained: its weights are random, its norms and biases randomized.")
+        _check_depends_on_image(_logits(network), x, limit, subject)
+    except (AssertionError, RuntimeError) as error:
+        sides = " x ".join(map(str, x.shape[1:]))
+        raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
     report = equivariance_report(network, x, asked) if own is not None else None
     logits = report.logits if report else element_errors(_logits(network), x, asked)
     features = report.features if report else {}

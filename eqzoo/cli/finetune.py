@@ -1,6 +1,7 @@
 """`eqzoo finetune`: fine-tunes a network on the user's images."""
 
 import argparse
+from inspect import signature
 from typing import Any
 
 from .._common import parse_settings
@@ -24,7 +25,7 @@ def run(args: argparse.Namespace) -> Answer:
         "channels_last": args.channels_last,
         "seed": args.seed,
     }
-    recipe = {key: value for key, value in named.items() if value is not None}
+    recipe = {key: value for key, value in named.items() if value is not None} | _settings(args.set)
     try:
         result = finetune(
             args.name,
@@ -43,11 +44,22 @@ def run(args: argparse.Namespace) -> Answer:
             download=args.download,
             device=args.device,
             workers=args.workers,
-            **recipe | parse_settings(args.set),
+            **recipe,
         )
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
     return Answer(_text(result.report, args.output), result.report | {"output": args.output})
+
+
+def _settings(items: list[str]) -> dict[str, Any]:
+    """The keys of a recipe that --set gives; raises ValueError for those that are options of their own."""
+    found = parse_settings(items)
+    taken = {name for name, kind in signature(finetune).parameters.items() if kind.kind != kind.VAR_KEYWORD}
+    if mine := sorted(found.keys() & taken):
+        raise ValueError(
+            f"--set takes keys of a recipe, and {', '.join(mine)} is none; eqzoo finetune --help has its option"
+        )
+    return found
 
 
 def _text(report: dict[str, Any], folder: str) -> str:

@@ -127,7 +127,7 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
 
     Raises:
         ImportError: If `datasets` is not installed.
-        ValueError: If it has no column of type Image or ClassLabel, or no training split.
+        ValueError: If it has not one column of type Image and one of type ClassLabel, or no training split.
         OSError: If it cannot be downloaded or read.
     """
     try:
@@ -144,10 +144,14 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
     if "train" not in parts:
         raise ValueError(f"{name} has no split named train; it has {', '.join(loaded)}")
     features = parts["train"].features
-    kinds = {type(feature).__name__: column for column, feature in features.items()}
-    if not {"Image", "ClassLabel"} <= kinds.keys():
-        said = ", ".join(f"{column} ({type(feature).__name__})" for column, feature in features.items())
-        raise ValueError(f"{name} needs a column of type Image and one of type ClassLabel; it has {said}")
+    types = [type(feature).__name__ for feature in features.values()]
+    if types.count("Image") != 1 or types.count("ClassLabel") != 1:
+        said = ", ".join(f"{column} ({kind})" for column, kind in zip(features, types, strict=True))
+        raise ValueError(
+            f"{name} needs one column of type Image and one of type ClassLabel; it has {said}; create the splits in "
+            "Python and pass them"
+        )
+    kinds = dict(zip(types, features, strict=True))
     splits = {}
     for ours, rows in parts.items():
         image = _Column(rows, kinds["Image"])

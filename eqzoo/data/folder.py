@@ -17,14 +17,15 @@ __all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder"]
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 SHOWN = 10  # the number of unreadable files that an error lists
-_NAMES = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
+_NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
 def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = False) -> dict[str, AnySplit]:
     """Reads an image folder, laid out as ``<split>/<class>/<image>``.
 
-    The classes are the sorted names of the sub-folders of ``train``; ``val`` and ``test`` are optional. Images of any
-    size and format are scaled and center-cropped to the input size, see `preprocess`.
+    The classes are the sorted names of the sub-folders of ``train``; ``val`` and ``test`` are optional. ``training``,
+    ``valid``, ``validation`` and ``testing`` are accepted too, in lower or upper case. Images of any size
+    and format are scaled and center-cropped to the input size, see `preprocess`.
 
     Args:
         path: The folder.
@@ -36,11 +37,17 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
 
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
-        ValueError: If there are no classes, a class has no images, the splits differ in their classes, or files cannot
-            be read. Of a streamed split, only the headers of the files are checked.
+        ValueError: If there are no classes, a class has no images, the splits differ in their classes, there is a
+            folder ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed split, only the
+            headers of the files are checked.
     """
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
     if folders["train"] is None and flat and _classes(path):
+        if others := [folder.name for folder in folders.values() if folder]:
+            raise ValueError(
+                f"{path} has {' and '.join(others)} but no folder train; the layout is train/<class>/<image>, val/..., "
+                "test/..., or <class>/<image>; if these are classes, rename them"
+            )
         folders = {"train": path}
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
@@ -102,7 +109,10 @@ def _hidden(name: str) -> bool:
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
-    return next((path / name for name in names if (path / name).is_dir()), None)
+    """The folder of the first of these names, in lower or upper case."""
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    found = {entry.name.casefold(): entry for entry in entries if entry.is_dir()}
+    return next((found[name] for name in names if name in found), None)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

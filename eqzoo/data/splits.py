@@ -191,7 +191,16 @@ def num_classes(splits: Mapping[str, AnySplit]) -> int:
 
 
 def check(splits: Mapping[str, AnySplit], source: str) -> None:
-    """Raises ValueError unless all splits have images, of one shape, and labels 0, 1, 2 ... without gaps."""
+    """Raises ValueError unless all splits have uint8 images, of one shape, and labels 0, 1, 2 ... without gaps."""
+    if "train" not in splits or not splits.keys() <= {"train", "valid", "test"}:
+        raise ValueError(
+            f"{source}: the splits are train and possibly valid and test, got {', '.join(splits) or 'none'}"
+        )
+    for name, split in splits.items():
+        if isinstance(split, Split) and split.images.dtype != torch.uint8:
+            raise ValueError(f"{source}: images are uint8, 0 to 255; those of {name} are {split.images.dtype}")
+        if split.labels.dtype != torch.int64:
+            raise ValueError(f"{source}: labels are int64; those of {name} are {split.labels.dtype}")
     shapes = {name: split.shape for name, split in splits.items()}
     for name, split in splits.items():
         if not len(split):

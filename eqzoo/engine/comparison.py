@@ -142,7 +142,7 @@ def train_baseline(
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
     whole = baseline_recipe(name, own, epochs=own.epochs)
-    speed = recorded_speed(folder, said, whole, build, splits, formats, device)
+    speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     recipe = baseline_recipe(name, own, epochs=speed.epochs_within(seconds, splits), **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)

@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, Split, check, complete_splits, native_side, num_classes, read_images
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
+from ..models._builder import loaded_checkpoint
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
@@ -33,6 +35,8 @@ from .state import freeze as freeze_modules
 __all__ = ["FineTuned", "finetune", "image_statistics", "initial_network", "trunk"]
 
 _FRACTION = 0.15
+# Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
+_OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def finetune(
     """
     _check_call(output, data, recipe, device)
     _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
-    source = resolve(name)
+    source = resolve(name) if pretrained is False else _with_tag(resolve(name))
     blank = weightless(source)
     side = size or blank.input_size[1]
     check_side(source, side)
@@ -150,7 +154,7 @@ def finetune(
         return initial_network(source, plan.model_args, settings)
 
     with limited_threads():
-        speed = recorded_speed(directory, settings, plan, build, splits, given, device)
+        speed = recorded_speed(directory, settings, plan, build, splits, given, device, workers)
         measured = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
@@ -158,14 +162,9 @@ def finetune(
         advice = advice_before(splits, blank, None if size else native_side(data), side, balance)
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         _say(*summary(plan, splits, settings, speed), *later, *advice)
-        try:
-            train_splits = {key: split for key, split in splits.items() if key != "test"}
+        train_splits = {key: split for key, split in splits.items() if key != "test"}
+        with _readable_errors():
             model = train(plan, build, train_splits, directory.path, device, workers).eval()
-        except (ValueError, RuntimeError) as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            # The message of a reading process comes with its traceback; the last line is the error.
-            raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
         options = {
             "size": None if side == blank.input_size[1] else side,
             "channels": channels,
@@ -180,21 +179,34 @@ def finetune(
         usual = {"precision": "float32", "channels_last": False}
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
         line = command(settings["name"], _given(data), options, made_by)
-        report = write_report(
-            cast(EquivariantNet, model),
-            plan,
-            splits,
-            settings,
-            directory,
-            workers=workers,
-            speed=speed,
-            made_by=line,
-            advice=advice,
-            against=against,
-            formats={key: given[key] for key in AUTOMATIC if key in given},
-            device=device,
-        )
+        with _readable_errors():
+            report = write_report(
+                cast(EquivariantNet, model),
+                plan,
+                splits,
+                settings,
+                directory,
+                workers=workers,
+                speed=speed,
+                made_by=line,
+                advice=advice,
+                against=against,
+                formats={key: given[key] for key in AUTOMATIC if key in given},
+                device=device,
+            )
     return FineTuned(model, report, directory.path)
+
+
+def _with_tag(source: ModelSource) -> ModelSource:
+    """The checkpoint whose weights a name without tag takes, where it is not that of the network's first entry.
+
+    Its image size, mean and standard deviation belong to the weights.
+    """
+    tag = weightless(source).pretrained_cfg.get("tag")
+    if source.config or source.timm_name != source.architecture:
+        return source
+    other = loaded_checkpoint(source.architecture)
+    return source if other in (source.architecture, f"{source.architecture}.{tag}") else resolve(other)
 
 
 def trunk(model: EquivariantNet) -> tuple[str, ...]:
@@ -257,7 +269,7 @@ def _same_classes(source: ModelSource, trained: Sequence[str] | None, names: Seq
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
-    known = {item.name for item in fields(Recipe)} - {"model", "dataset", "freeze", "class_weights", "start"}
+    known = {item.name for item in fields(Recipe)} - _OTHERS
     for key in recipe.keys() - known:
         near = get_close_matches(key, known, n=3) or sorted(known)
         raise ValueError(f"fine-tuning has no setting {key!r}; near it are {', '.join(near)}")
@@ -284,8 +296,8 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
     if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
         epochs = recipe.get("epochs")
         raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
-    # accumulate and valid_size depend on the number of images.
-    values = {key: v for key, v in recipe.items() if v is not None and key not in ("accumulate", "valid_size")}
+    # accumulate depends on the number of images.
+    values = {key: v for key, v in recipe.items() if v is not None and key != "accumulate"}
     values = with_rules({"epochs": sys.maxsize} | values)
     if values.get("augment") == "missing":
         values["augment"] = "none"
@@ -307,6 +319,17 @@ def _splits(
     if tuple(data["train"].shape[1:]) != (side, side):
         raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
     return complete_splits(data, *fractions)
+
+
+@contextmanager
+def _readable_errors() -> Iterator[None]:
+    """Shortens the error of a process that reads images, which comes with its traceback, to its last line."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
 
 
 def _label(data: object) -> str:

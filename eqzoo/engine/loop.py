@@ -204,6 +204,12 @@ def accelerator_of(device: str | None, track: str | None = None, run_dir: Path |
         log_with=track,
         project_dir=run_dir if track else None,
     )
+    wanted = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+    if accelerator.device.type != wanted:  # accelerate keeps the device of the first run for the whole process
+        raise ValueError(
+            f"this process has trained on {accelerator.device.type} before and keeps to it; start another one for "
+            f"{wanted}"
+        )
     if accelerator.num_processes != (started := int(os.environ.get("WORLD_SIZE", "1"))):
         raise ValueError(f"{started} processes were started, and accelerate joins {accelerator.num_processes} of them")
     return accelerator

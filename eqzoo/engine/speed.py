@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data import AnySplit, batches, draw
+from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .defaults import AUTOMATIC
 from .loop import accelerator_of
@@ -26,6 +26,7 @@ _LOSS_TOLERANCE = 0.02  # of bfloat16, relative to 1 + the loss in float32
 _TRIAL = 4  # a trial has this fraction of a batch
 _VALIDATION = 3  # images that are evaluated in the time in which one is trained
 _MOST_EPOCHS = 1_000  # of a run by time
+_READ = 32  # images from files whose reading is timed
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def measure(
     device: str | None = None,
     seconds: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    workers: int = 0,
 ) -> Speed:
     """Times training steps in float32, with channels last, and in bfloat16 where the device multiplies it.
 
@@ -87,6 +89,7 @@ def measure(
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         seconds: The time that the run will take, if that is known; None for what its epochs take.
         clock: The clock, in seconds; `time.process_time` for one thread on a core that it shares.
+        workers: The processes that read images that are not in memory, while others are trained on.
     """
     trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
@@ -100,6 +103,8 @@ def measure(
                 chosen, each = candidate, timed
         trial.grow()
         each = trial.seconds(chosen, 1)
+    reading = _reading_seconds(splits["train"])
+    each = max(each, reading / workers) if workers else each + reading
     return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))
 
 
@@ -111,6 +116,7 @@ def recorded_speed(
     splits: Mapping[str, AnySplit],
     given: Mapping[str, Any],
     device: str | None,
+    workers: int,
 ) -> Speed:
     """The speed of a run: that in finetune.json of a run that is resumed, or measured, and written there.
 
@@ -122,16 +128,37 @@ def recorded_speed(
         splits: The images.
         given: The keys of the recipe that are not to be chosen.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
+        workers: The processes that read images that are not in memory.
+
+    Raises:
+        ValueError: If the run that is resumed has another format than the given one.
     """
     known = directory.settings().get("speed")
     directory.start_fine_tuning(settings)
-    if known:
-        return Speed.read(known, directory.path / SETTINGS_NAME)
     fixed = {key: given[key] for key in AUTOMATIC if key in given}
+    if known:
+        speed = Speed.read(known, directory.path / SETTINGS_NAME)
+        if other := [key for key, value in fixed.items() if getattr(speed, key) != value]:
+            said = ", ".join(f"{key} {getattr(speed, key)}, not {fixed[key]}" for key in other)
+            raise ValueError(
+                f"{directory.path} holds a run with {said}; resume it without the option, or name another folder"
+            )
+        return speed
     seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
-    speed = measure(recipe, build, splits, fixed, device, seconds)
+    speed = measure(recipe, build, splits, fixed, device, seconds, workers=workers)
     write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
     return speed
+
+
+def _reading_seconds(split: AnySplit) -> float:
+    """The seconds in which one process reads an image that is not in memory; 0 for images in memory."""
+    if isinstance(split, Split):
+        return 0.0
+    places = split.places[torch.linspace(0, len(split) - 1, min(_READ, len(split))).long()].tolist()
+    began = time.perf_counter()
+    for place in places:
+        split.read(place)
+    return (time.perf_counter() - began) / len(places)
 
 
 class _Trial:

@@ -34,6 +34,7 @@ __all__ = [
     "checkpoint_arguments",
     "configs",
     "known",
+    "loaded_checkpoint",
     "misfit",
     "published_checkpoints",
 ]
@@ -157,6 +158,22 @@ def published_checkpoints(model: str) -> list[str]:
     return sorted(names, key=lambda name: _PLACES.get(name, len(_PLACES)))
 
 
+def loaded_checkpoint(model: str) -> str:
+    """The checkpoint whose weights a name without tag takes: the network's first entry, or else a published one.
+
+    If the weights of the first entry are published, they are not replaced by others, even if they cannot be fetched.
+    """
+    cfg = resolve_pretrained_cfg(model)
+    name = f"{model}.{cfg.tag}" if cfg.tag else model
+    if cfg.hf_hub_id:
+        return name
+    try:
+        find_weights(name, None)
+    except WeightsNotFoundError:
+        return next(iter(published_checkpoints(model)), name)
+    return name
+
+
 def checkpoint_arguments(name: str) -> dict[str, Any]:
     """The arguments of the network's class that a checkpoint, ``<model>.<data set>``, is built with."""
     return dict(_ARGUMENTS.get(name, {}))
@@ -217,12 +234,10 @@ def build(
         try:
             overlay["file"] = str(find_weights(name, cfg.hf_hub_id, kwargs.get("cache_dir")))
         except WeightsNotFoundError:
-            # A name without tag takes the weights of another data set, if those of the first are not published. If they
-            # are published but cannot be fetched now, they are not replaced by others.
-            others = published_checkpoints(variant)
-            if cfg.hf_hub_id or kwargs.get("pretrained_cfg") or not others:
+            other = loaded_checkpoint(variant)
+            if kwargs.get("pretrained_cfg") or other == name:
                 raise
-            kwargs |= {"pretrained_cfg": others[0].partition(".")[2], "pretrained_cfg_overlay": overlay}
+            kwargs |= {"pretrained_cfg": other.partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
     kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs

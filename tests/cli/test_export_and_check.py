@@ -25,6 +25,7 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
     assert (code, json.loads(out)["metadata"]["group"]) == (0, "p4")
     for args, message in (
         (("check", "rsnet18"), "near it are resnet18"),
+        (("check", "test_vit", "--size", "100"), "test_vit takes no images of 3 x 100 x 100 (channels, height, width)"),
         (("export", "p4m_e4net", file), "add --untrained"),
         (("export", "p4_cnn", "net.txt"), "ends in .onnx or .pt2"),
     ):

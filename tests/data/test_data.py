@@ -4,6 +4,7 @@ import hashlib
 import math
 import shutil
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from eqzoo.data import (
     Streamed,
     augment,
     batches,
+    check,
     draw,
     hold_out,
     load_image,
@@ -23,6 +25,7 @@ from eqzoo.data import (
     normalize,
     per_class,
     preprocess,
+    read_images,
     resized,
     rotmnist,
     rotmnist_from_amat,
@@ -236,6 +239,30 @@ def test_incomplete_folders_are_errors(tmp_path):
     (tmp_path / "mine" / "train" / "class 9").rename(tmp_path / "mine" / "test" / "class 9")
     with pytest.raises(ValueError, match="the same in every split"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
+
+
+def test_split_folders_by_other_names(tmp_path):
+    save_folder(tmp_path / "mine", [("Training", 18), ("VALIDATION", 6), ("Testing", 6)])
+    splits = read_images(tmp_path / "mine", 8)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 18, "valid": 6, "test": 6}
+    assert splits["train"].classes == ("class 0", "class 1", "class 2")
+    (tmp_path / "mine" / "Training").rename(tmp_path / "mine" / "development")
+    with pytest.raises(ValueError, match="has VALIDATION and Testing but no folder train"):
+        read_images(tmp_path / "mine", 8)
+
+
+def test_splits_in_python_are_checked():
+    split = Split(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3))
+    check({"train": split, "valid": split}, "mine")
+    cases = {
+        "splits are train and possibly valid and test, got train, val": {"train": split, "val": split},
+        "got test": {"test": split},
+        r"uint8, 0 to 255; those of train are torch\.float32": {"train": replace(split, images=split.images.float())},
+        r"labels are int64; those of train are torch\.int32": {"train": replace(split, labels=split.labels.int())},
+    }
+    for message, splits in cases.items():
+        with pytest.raises(ValueError, match=message):
+            check(splits, "mine")
 
 
 def test_hidden_folders_are_ignored(tmp_path):

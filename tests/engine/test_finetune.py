@@ -17,7 +17,7 @@ import eqzoo
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
-from eqzoo.engine import loop, speed
+from eqzoo.engine import loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
@@ -221,6 +221,12 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     code, _, err = run(capsys, *tuned.args, "--test", "0")
     assert code == 2
     assert "the training images differ; the validation images differ; there are no test images, and there" in err
+    code, _, err = run(capsys, *tuned.args, "--precision", "bfloat16")
+    assert code == 2
+    assert "holds a run with precision float32, not bfloat16; resume it without the option" in err
+    code, _, err = run(capsys, *tuned.args, "--set", "size=14")
+    assert code == 2
+    assert "--set takes keys of a recipe, and size is none" in err
     again = [*tuned.args, "--epochs", "9"]
     code, _, err = run(capsys, *again)
     assert code == 2
@@ -443,6 +449,32 @@ def test_a_streamed_image_that_breaks_is_named_without_a_traceback(tmp_path, mon
     assert "Traceback" not in str(info.value)
 
 
+def test_a_streamed_test_image_that_breaks_is_named_after_the_training(tmp_path, monkeypatch):
+    save_shapes(tmp_path / "images" / "train")
+    test = save_shapes(tmp_path / "images" / "test", (2, 2, 2))
+    for path in (test / "bar").iterdir():
+        path.write_bytes(path.read_bytes()[:200])  # the header is whole
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", 0)
+    call = {"epochs": 1, "pretrained": False, "device": "cpu", "workers": 1}
+    with pytest.raises(ValueError, match=r"test/bar/\d\d\.png is not an image") as info:
+        eqzoo.finetune("z2_cnn", tmp_path / "images", tmp_path / "out", **call)
+    assert "Traceback" not in str(info.value)
+    assert (tmp_path / "out" / "best.safetensors").is_file()  # not trained again
+
+
+def test_a_name_without_tag_is_fine_tuned_as_the_checkpoint_whose_weights_it_takes(tmp_path, monkeypatch):
+    """Weights of CIFAR-10, the first entry of p4m_resnet29, are not published: it takes those of EuroSAT."""
+    monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.1)
+    x, y = arrays(24, 3, 24)
+    splits = {"train": Split(torch.from_numpy(x).movedim(-1, 1), torch.from_numpy(y))}
+    call = {"size": 24, "freeze": True, "epochs": 1, "device": "cpu", "precision": "float32"}
+    result = eqzoo.finetune("p4m_resnet29", splits, tmp_path / "out", **call)
+    own = timm.get_pretrained_cfg("p4m_resnet29.eurosat")
+    assert result.report["start"] == "p4m_resnet29.eurosat"
+    assert result.model.pretrained_cfg["mean"] == own.mean
+    assert own.mean != timm.get_pretrained_cfg("p4m_resnet29").mean
+
+
 def test_colors_and_channels(tmp_path):
     images = save_shapes(tmp_path / "images", (3, 3, 3))
     assert read_images(images, 32)["train"].shape == (1, 32, 32)
@@ -514,6 +546,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
     cases = {
         "no setting 'epoch'; near it are epochs": {"epoch": 3},
+        "no setting 'samples_per_class'": {"samples_per_class": 3},
         "freeze needs trained weights": {"freeze": True, "pretrained": False},
         "no weights for p4m_e4net": {"name": "p4m_e4net", "pretrained": True},
         "no network 'p5_cnn' here": {"name": "p5_cnn"},
@@ -603,6 +636,9 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
     splits = read_images("hf:some/shapes", 28, data_dir=tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
     assert splits["valid"].classes == NAMES
+    monkeypatch.setitem(kinds, "coarse_label", kinds["label"])
+    with pytest.raises(ValueError, match=r"one of type ClassLabel; it has .*label \(ClassLabel\), coarse_label"):
+        read_images("hf:some/shapes", 28, data_dir=tmp_path)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
@@ -645,7 +681,7 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
 
 
 def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(speed, "measure", lambda *_: speed.Speed("float32", False, 1e9))
+    monkeypatch.setattr(speed, "measure", lambda *_, **__: speed.Speed("float32", False, 1e9))
     monkeypatch.setattr(speed, "_MOST_EPOCHS", 3)
     finish = loop._finish_epoch
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+import time
 
 import pytest
 import timm
@@ -12,8 +13,8 @@ import torch
 import eqzoo
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
-from eqzoo.data import Split
-from eqzoo.engine import best_row, finetuning, metrics, processor, report_files, speed
+from eqzoo.data import Split, Streamed
+from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.recipe import Recipe
@@ -159,7 +160,6 @@ def test_the_fastest_formats_are_chosen(monkeypatch):
 
 def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     """The time of a step is that of the network: one that sleeps is as slow as it sleeps."""
-    import time
 
     def build():
         model = eqzoo.create_model("p4_cnn", num_classes=3)
@@ -170,6 +170,27 @@ def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second < 2 / 0.2
     plain = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu")
     assert plain.images_per_second > 2 / 0.2
+
+
+def test_the_time_of_reading_counts_where_it_is_the_longer_one():
+    def read(i):
+        time.sleep(0.05)
+        return torch.zeros(1, 28, 28, dtype=torch.uint8)
+
+    def build():
+        return eqzoo.create_model("p4_cnn", num_classes=3)
+
+    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
+    splits = {"train": Streamed(read, torch.arange(40), torch.arange(40) % 3, (1, 28, 28))}
+    found = [speed.measure(recipe, build, splits, {}, "cpu", workers=workers) for workers in (0, 1, 2)]
+    assert found[0].images_per_second < found[1].images_per_second <= 20 < found[2].images_per_second <= 40
+
+
+def test_a_process_trains_on_one_device(monkeypatch):
+    loop.accelerator_of("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="this process has trained on cpu before and keeps to it; start another one"):
+        loop.accelerator_of(None)
 
 
 def test_small_batches_are_measured_with_networks_that_reduce_images_to_a_pixel():
@@ -184,7 +205,7 @@ def test_small_batches_are_measured_with_networks_that_reduce_images_to_a_pixel(
 
 def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
     rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
-    monkeypatch.setattr(speed, "measure", lambda *_: rate[0])
+    monkeypatch.setattr(speed, "measure", lambda *_, **__: rate[0])
     call = {"epochs": None, "minutes": 0.05}
     first = tune(tmp_path / "a", **call)
     assert first.report["epochs"] == first.report["settings"]["epochs"] == 3
