@@ -71,13 +71,13 @@ def user_folder() -> Path | None:
     """The folder that the environment variable ``EQZOO_WEIGHTS`` names, or None if it is not set.
 
     Raises:
-        WeightsNotFoundError: If it names no folder.
+        ValueError: If it names no folder.
     """
     if not os.environ.get("EQZOO_WEIGHTS"):
         return None
     folder = Path(os.environ["EQZOO_WEIGHTS"]).expanduser()
     if not folder.is_dir():
-        raise WeightsNotFoundError(f"EQZOO_WEIGHTS names {folder}, which is no folder; correct it or unset it")
+        raise ValueError(f"EQZOO_WEIGHTS names {folder}, which is no folder; correct it or unset it")
     return folder
 
 
@@ -102,9 +102,9 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
         The path of a safetensors file.
 
     Raises:
-        WeightsNotFoundError: If it is in none of the three places, the Hub cannot be reached, or ``EQZOO_WEIGHTS``
-            names no folder.
-        ValueError: If the Hub gave a file that is not the checkpoint this package was released with.
+        WeightsNotFoundError: If it is in none of the three places, or the Hub cannot be reached.
+        ValueError: If the Hub gave a file that is not the checkpoint this package was released with, or
+            ``EQZOO_WEIGHTS`` names no folder.
 
     Example:
         >>> find_weights("p4_cnn.rotmnist", "eqzoo/p4_cnn.rotmnist").name

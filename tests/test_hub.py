@@ -16,6 +16,7 @@ import eqzoo
 from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
 from eqzoo.models._builder import ROTMNIST, configs
+from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
 
 NAME = "p4_cnn.rotmnist"
@@ -145,8 +146,11 @@ def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"names are <model>, <model>\.<checkpoint>, hf-hub:<owner>/<repo>"):
         eqzoo.create_model("http://somewhere")
     monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path / "typo"))
-    with pytest.raises(eqzoo.WeightsNotFoundError, match="which is no folder"):
-        eqzoo.create_model("p4_cnn", pretrained=True)
+    for name in ("p4_cnn", "p4_allcnn.cifar10"):  # published and not: neither falls back to random weights
+        with pytest.raises(ValueError, match="which is no folder"):
+            eqzoo.create_model(name, pretrained=True)
+        with pytest.raises(ValueError, match="which is no folder"):
+            load_network(name)
 
 
 def test_a_published_checkpoint_of_a_new_name_needs_no_entry_in_the_model_file(tmp_path, monkeypatch):

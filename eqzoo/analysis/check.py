@@ -131,8 +131,11 @@ def check_equivariance(
         (True, False)
     """
     asked = _group(group)
+    if size is not None and size < 1:
+        raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if isinstance(source, nn.Module):
-        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed)
+        trained = not _has_fresh_norms(source)
+        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained)
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
         return _onnx(Path(text), asked, size, tolerance, seed)
@@ -149,6 +152,8 @@ def _timm(
     source: ModelSource, pretrained: bool, asked: Group | None, size: int | None, tolerance: float | None, seed: int
 ) -> EquivarianceCheck:
     trained = pretrained or bool(source.config)  # a checkpoint's folder or repo is named for its weights
+    if pretrained and not source.has_weights:
+        raise ValueError(f"timm has no weights of {source.name}; leave pretrained out")
     network = instantiate(source, trained)
     return _module(network, source.name, "timm", asked, size, tolerance, seed, trained)
 
@@ -262,6 +267,20 @@ def _randomize(network: nn.Module, generator: torch.Generator, x: Tensor) -> Non
     randomize_norms(network, generator, x)
 
 
+def _has_fresh_norms(network: nn.Module) -> bool:
+    """Whether a network has norms, and all have their initial values, which hide what training would break."""
+    norms = [
+        module
+        for module in network.modules()
+        if "norm" in type(module).__name__.lower() and isinstance(getattr(module, "weight", None), Tensor)
+    ]
+    state = network.state_dict()
+    own = [name for name, module in network.named_modules() if module in norms]
+    weights = [state[f"{name}.weight"] for name in own]
+    means = [state[key] for name in own if (key := f"{name}.running_mean") in state]
+    return bool(norms) and all(bool(((w == 1) | (w == 0)).all()) for w in weights) and not any(m.any() for m in means)
+
+
 def _check_depends_on_image(function: Callable[[Tensor], Tensor], x: Tensor, limit: float, subject: str) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
     first, other = function(x), function(x.square())
@@ -281,15 +300,21 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
     file = OnnxFile(path)
     notes = []
     if asked is None:
-        own = CHECKED_GROUPS.get(file.metadata.get("group", ""))
+        own = _of_grid(file.metadata.get("group", ""))
         asked = own or P4
         if own is None:
             notes.append("Its metadata names no group with rotations of the pixel grid, so p4 was checked.")
     shape, batch, channels_last = _image_shape(file, path, size)
+    if shape[1] != shape[2] and asked.rotations == 4:
+        asked = Group(2, asked.reflections)
+        notes.append(f"Its images are not square, so rotations by 90° were left out, and {asked.name} was checked.")
     x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
 
     def run(images: Tensor) -> Tensor:
-        y = file(images.movedim(1, -1) if channels_last else images).double()
+        try:
+            y = file(images.movedim(1, -1) if channels_last else images).double()
+        except Exception as error:  # ONNX Runtime has errors of its own
+            raise ValueError(f"{path} does not run on images of {' x '.join(map(str, shape))}: {error}") from error
         return y.movedim(-1, 1) if channels_last and y.ndim == 4 else y
 
     limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
@@ -308,6 +333,16 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
         diagnosis=_diagnose_onnx(path) if max(logits.values()) > limit else (),
         notes=tuple(notes),
     )
+
+
+def _of_grid(name: str) -> Group | None:
+    """The elements of a named group that map the pixel grid to itself; None if there is no rotation or reflection."""
+    try:
+        group = Group.from_name(name)
+    except ValueError:
+        return None
+    found = Group(next(n for n in (4, 2, 1) if group.rotations % n == 0), group.reflections)
+    return CHECKED_GROUPS.get(found.name)
 
 
 def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[int, int, int], int, bool]:

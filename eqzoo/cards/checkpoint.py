@@ -39,7 +39,8 @@ def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any
     if labels and len(labels) != classes:
         raise ValueError(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
     args = {"num_classes": classes, "in_chans": cfg["input_size"][0]}
-    args |= checkpoint_arguments(configured) | recipe["model_args"]
+    # Those of a fine-tuned network, whose data set may have the name of another one, are all in its recipe.
+    args |= ({} if "mean" in results else checkpoint_arguments(configured)) | recipe["model_args"]
     try:
         model = cast(EquivariantNet, create_model(recipe["model"], **args))
     except (TypeError, ValueError) as error:

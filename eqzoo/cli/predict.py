@@ -62,6 +62,10 @@ class _Prediction:
 @torch.no_grad()
 def _predict(model: EquivariantNet, x: Tensor) -> _Prediction:
     cfg = model.pretrained_cfg
+    if not model.num_classes:
+        raise ValueError(
+            f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
+        )
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
     name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
     return _Prediction(name, tuple(labels), model.double()(x).softmax(1))

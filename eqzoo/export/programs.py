@@ -9,7 +9,7 @@ import hashlib
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from .._common import __version__, atomic, interleaved_times
 from ..equivariance import element_errors
 from ..groups import Group
 from ..models import EquivariantNet
+from ..models._builder import per_channel
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx
 
@@ -190,8 +191,8 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
         "architecture": cfg.get("architecture") or type(model).__name__,
         "tag": cfg.get("tag") or "",
         "classes": list(labels) if len(labels) == model.num_classes else [str(i) for i in range(model.num_classes)],
-        "mean": _per_channel(cfg["mean"], model.in_chans),
-        "std": _per_channel(cfg["std"], model.in_chans),
+        "mean": _each(cfg["mean"], model.in_chans),
+        "std": _each(cfg["std"], model.in_chans),
         "input_size": [model.in_chans, *(size or model.input_size[1:])],
         "interpolation": cfg.get("interpolation") or "bicubic",
         "crop_pct": cfg.get("crop_pct") or 1.0,
@@ -228,6 +229,8 @@ class _Network:
                 "features_only=True is a wrapper around one"
             )
         sides = (size, size) if isinstance(size, int) else size or model.input_size[1:]
+        if min(sides) < 1:
+            raise ValueError(f"the sides of images are at least one pixel, got {' x '.join(map(str, sides))}")
         about = metadata(model, sides)
         double = copy.deepcopy(model).to("cpu", torch.float64).to(memory_format=torch.contiguous_format).eval()
         generator = torch.Generator().manual_seed(seed)
@@ -346,9 +349,9 @@ def _latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -
     return {name: statistics.median(measured) for name, measured in times.items()}
 
 
-def _per_channel(values: tuple[float, ...], channels: int) -> list[float]:
-    """Normalization constants for in_chans channels: those of the checkpoint, or their mean if the number differs."""
-    return list(values) if len(values) == channels else [round(statistics.fmean(values), 6)] * channels
+def _each(values: Sequence[float], channels: int) -> list[float]:
+    """A mean or standard deviation for each channel; one value stands for all."""
+    return list(per_channel(values, channels)) * (channels if len(values) == 1 else 1)
 
 
 def _target(path: str | Path, suffix: str) -> Path:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = ["KeepsBanks", "kept"]
 
@@ -19,7 +20,9 @@ class KeepsBanks(nn.Module):
     Methods marked with `kept` build from the parameters of this module alone. What they gave is given again while the
     module is in evaluation mode, no gradient is asked for, and the parameters are what they were: the same tensors, of
     the same version, in the same memory; and because writing through ``.data`` or numpy changes no version, about a
-    thousand of their numbers are compared as well. `train`, ``.to()`` and its like drop everything. Copies and pickles
+    thousand of their numbers are compared as well. On a GPU, where that would wait for it, filters are kept only of
+    parameters that require no gradient, and a write through ``.data`` there needs a call of `train` or `eval`. Modules
+    that are pruned or parametrized keep nothing. `train`, ``.to()`` and its like drop everything. Copies and pickles
     hold nothing of it, and graphs that are compiled, exported or traced build their filters themselves.
     """
 
@@ -39,8 +42,8 @@ def kept(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def build_or_keep(self: Any) -> Any:
-        if self.training or torch.compiler.is_compiling():
-            return method(self)
+        if self.training or torch.compiler.is_compiling() or self._forward_pre_hooks or is_parametrized(self):
+            return method(self)  # pruning and weight norms compute parameters from others
         parameters = [p for p in self._parameters.values() if p is not None]
         if not parameters or not _may_keep(parameters):
             return method(self)
@@ -62,6 +65,8 @@ def _may_keep(parameters: list[nn.Parameter]) -> bool:
     graph = torch.is_grad_enabled()
     for p in parameters:
         if type(p) is not nn.Parameter or (graph and p.requires_grad) or p.is_inference() or p.is_meta:
+            return False
+        if p.requires_grad and not p.is_cpu:  # fused optimizers change no version
             return False
     return not torch.jit.is_tracing() and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]
 

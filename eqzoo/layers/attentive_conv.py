@@ -87,7 +87,7 @@ class InputAttention2d(KeepsBanks):
         self.expand = nn.Parameter(torch.empty(in_channels, hidden * poses, 1, 1)) if channel else None
         self.spatial = nn.Parameter(torch.empty(1, maps * poses, side, side))
         # On an image the channel attention has a single pose, for every group.
-        one_pose = torch.zeros(1, 1, dtype=torch.int64)
+        one_pose = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
         pose_index = orbit(group, 1, field) if field == "regular" else one_pose
         self.register_buffer("pose_index", pose_index, persistent=False)
         self.register_buffer("orbit_index", orbit(group, side, field), persistent=False)

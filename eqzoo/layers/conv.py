@@ -36,6 +36,11 @@ class _OrbitConv2d(KeepsBanks):
         exact: bool = True,
     ) -> None:
         super().__init__()
+        if min(kernel_size, stride, dilation) < 1 or padding < 0:
+            raise ValueError(
+                "a convolution needs kernel_size, stride and dilation of at least 1 and padding of at least 0, got "
+                f"{kernel_size}, {stride}, {dilation} and {padding}"
+            )
         self.group = group
         self.in_channels = in_channels
         self.out_channels = out_channels

@@ -251,7 +251,7 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         )
         self.base = base
         self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
-        exponents = torch.arange(num_scales)
+        exponents = torch.arange(num_scales, device="cpu")
         self.register_buffer("exponents", exponents, persistent=False)
         self.register_buffer("pose_table", exponents - exponents[:, None] + num_scales - 1, persistent=False)
         self.reset_parameters()

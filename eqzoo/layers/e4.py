@@ -193,9 +193,11 @@ class _KernelNorm(nn.GroupNorm):
         self.tied = tied
 
     def forward(self, x: Tensor) -> Tensor:
+        # torch's layer refuses a single number, whose normalized value is the bias.
         if self.tied:
-            return super().forward(x)
-        return super().forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
+            return torch.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        y = torch.group_norm(x.flatten(1, 2), self.num_groups, self.weight, self.bias, self.eps)
+        return y.unflatten(1, x.shape[1:3])
 
     def fuse(self) -> nn.GroupNorm:
         """The equivalent norm on planes."""

@@ -87,14 +87,16 @@ class PositionEncoder2d(nn.Module):
         """The row and column coordinates of p, each ``(|H|, rows·columns)`` float64; ``unit`` in pixels."""
         device = cast(nn.Linear, self.row.expand).weight.device
         unit = unit or max(*window, 3) // 2
-        rows, columns = ((torch.arange(side, dtype=torch.float64, device=device) - side // 2) / unit for side in window)
+        where = "cpu" if device.type == "mps" else device  # Apple's GPUs have no float64
+        rows, columns = ((torch.arange(side, dtype=torch.float64, device=where) - side // 2) / unit for side in window)
         row, column = torch.meshgrid(rows, columns, indexing="ij")
         return _act(self.row_action, row, column), _act(self.column_action, row, column)
 
     def forward(self, window: tuple[int, int], unit: float | None = None) -> Tensor:
         dtype = cast(nn.Linear, self.row.expand).weight.dtype
         row, column = self.positions(window, unit)
-        codes = [self.row(row[..., None].to(dtype)), self.column(column[..., None].to(dtype))]
+        device = cast(nn.Linear, self.row.expand).weight.device
+        codes = [self.row(row[..., None].to(device, dtype)), self.column(column[..., None].to(device, dtype))]
         return torch.cat(codes, -1).permute(2, 0, 1)
 
 
@@ -377,7 +379,8 @@ class GroupSelfAttention2d(_SelfAttention2d):
 
 def _exact_poses(group: Group) -> Tensor:
     """Entry ``[g, m]`` is ``g⁻¹ m``."""
-    return torch.tensor([[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements])
+    products = [[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements]
+    return torch.tensor(products, device="cpu")  # values, even of a network that is built on the meta device
 
 
 def _released_poses(group: Group) -> Tensor:
@@ -394,4 +397,5 @@ def _released_poses(group: Group) -> Tensor:
             v = reflected * group.rotations + -rotation % group.rotations
         return group.product(group.product(group.inverse(m), v), g)
 
-    return torch.tensor([[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements])
+    rows = [[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements]
+    return torch.tensor(rows, device="cpu")

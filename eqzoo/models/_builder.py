@@ -1,8 +1,9 @@
 """Builds a registered network through timm, with weights from wherever they are."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from textwrap import shorten
 from typing import Any
 
@@ -36,6 +37,7 @@ __all__ = [
     "known",
     "loaded_checkpoint",
     "misfit",
+    "per_channel",
     "published_checkpoints",
 ]
 
@@ -240,7 +242,8 @@ def build(
             kwargs |= {"pretrained_cfg": other.partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
-    kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs
+    if not isinstance(kwargs.get("pretrained_cfg"), dict):  # a config.json has the arguments of its own
+        kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     try:
@@ -253,10 +256,17 @@ def build(
         if not (pretrained and cfg.file):
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
+    for key in ("mean", "std") if hasattr(model, "in_chans") else ():  # timm's extractors of features have none
+        model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
     labels = model.pretrained_cfg.get("label_names")
     if labels and len(labels) != getattr(model, "num_classes", len(labels)):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     return model
+
+
+def per_channel(values: Sequence[float], channels: int) -> Sequence[float]:
+    """The mean or standard deviation of each channel: as given, or the mean of what is given for other channels."""
+    return values if len(values) in (1, channels) else (round(fmean(values), 6),) * channels
 
 
 def misfit(error: RuntimeError) -> str:

@@ -146,7 +146,7 @@ class AllCNN(EquivariantNet):
         if num_classes:
             conv = self._conv(self.num_features, num_classes, 1)
             head = nn.Sequential(OrderedDict(conv=conv, norm=self._norm(num_classes), act=nn.ReLU()))
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

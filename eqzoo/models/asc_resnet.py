@@ -178,7 +178,7 @@ class ASCResNet(EquivariantNet):
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions by which timm groups parameters by depth: by bottleneck or, if coarse, by stage."""

@@ -118,6 +118,8 @@ def convert(
     options = {name: value for name, value in {"untransposed": untransposed, "settings": settings}.items() if value}
     if unknown := options.keys() - known:
         raise ValueError(f"{source} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+    if not Path(output).absolute().parent.is_dir():
+        raise FileNotFoundError(f"no folder {Path(output).parent} for {Path(output).name}; create it first")
     return SOURCES[source].write(Path(path), model, Path(output), **options)
 
 

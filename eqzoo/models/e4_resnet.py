@@ -158,7 +158,7 @@ class E4ResNet(EquivariantNet):
             self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 _RELU = nn.ReLU()  # it has no state, and the blocks have no module for it

@@ -126,7 +126,7 @@ class E4Net(EquivariantNet):
             self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class GroupCNN(EquivariantNet):
         head: nn.Module = nn.Identity()
         if num_classes:
             head = group_conv(self.group, self.num_features, num_classes, 4, attention=self.attention)
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

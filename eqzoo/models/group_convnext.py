@@ -134,7 +134,7 @@ class ConvNeXt(EquivariantNet):
             self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
         like = next(self.stem.parameters())
         head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
         self.head.apply(_initialize)
 
 

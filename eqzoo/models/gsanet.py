@@ -264,7 +264,7 @@ class GSANet(EquivariantNet):
         like = next(self.stem.parameters())
         head = PointwiseConv2d(self.group, self.num_features, num_classes, bias=False) if num_classes else nn.Identity()
         init_linear_maps(head, self.init_scale)
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 def _cfg(data: dict[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,10 @@ def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> Conve
     theirs = _weights(path)
     with torch.device("meta"):
         named = timm.create_model(architecture)
+    for key, value in settings.items():
+        kinds = {"global_pool": (str,), "num_heads": (int,)}.get(key, (int, float))
+        if type(value) not in kinds:
+            raise ValueError(f"--set {key}= takes {' or '.join(kind.__name__ for kind in kinds)}, got {value!r}")
     invariant = "invariant_proj.weight" in theirs
     if invariant != (named.group.order > 1):
         kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")

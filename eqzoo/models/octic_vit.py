@@ -228,7 +228,7 @@ class OcticViT(EquivariantNet):
         like = next(self.stem.parameters())
         head = nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
         _initialize(head)
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How timm groups parameters by depth; the way out of the octic half goes with the block behind it."""

@@ -121,7 +121,7 @@ class PCamDenseNet(EquivariantNet):
         head: nn.Module = nn.Identity()
         if num_classes:
             head = _conv(self.group, self.num_features, num_classes, 1, self.attention, (3, 1))
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 class _DenseLayer(nn.Module):

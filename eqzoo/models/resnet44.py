@@ -115,7 +115,7 @@ class ResNet44(EquivariantNet):
         head: nn.Module = nn.Identity()
         if num_classes:
             head = _conv(self.group, self.num_features, num_classes, 1, self.attention)
-        self.head = head.to(like.device, like.dtype)
+        self.head = head.to(like.device, like.dtype).train(self.training)
 
 
 class _Block(nn.Module):

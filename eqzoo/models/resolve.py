@@ -108,6 +108,8 @@ def _registered(text: str, any_timm: bool) -> ModelSource | None:
     model, _, tag = text.partition(".")
     if model not in list_models():
         if any_timm and timm.is_model(model) and not Path(text).exists():
+            if tag and text not in (tags := timm.list_models(model, include_tags=True)):
+                raise ValueError(f"no checkpoint {text!r}; of timm's {model} there are {', '.join(tags)}")
             return ModelSource(text, model, text, has_weights=timm.get_pretrained_cfg(text).has_weights)
         return None
     names = timm.list_models(model, include_tags=True)

@@ -3,8 +3,14 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
+import eqzoo
+from eqzoo.analysis import check_equivariance
 from eqzoo.cli import main as command_line
+from eqzoo.groups import P4
+from eqzoo.layers import LiftingConv2d
 
 
 def test_the_commands_codes_and_json(capsys, tmp_path):
@@ -26,9 +32,46 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
     for args, message in (
         (("check", "rsnet18"), "near it are resnet18"),
         (("check", "test_vit", "--size", "100"), "test_vit takes no images of 3 x 100 x 100 (channels, height, width)"),
+        (("check", "test_vit", "--size", "-3"), "at least one pixel, got -3"),
+        (("check", "test_vit.nonesuch"), "no checkpoint 'test_vit.nonesuch'; of timm's test_vit there are"),
+        (("export", "p4_cnn", str(tmp_path / "a.pt2"), "--size", "-4"), "at least one pixel, got -4 x -4"),
+        (("convert", "att_gconvs", "a.pth", "--model", "p4_cnn", "--output", "none/a.safetensors"), "create it first"),
         (("export", "p4m_e4net", file), "add --untrained"),
         (("export", "p4_cnn", "net.txt"), "ends in .onnx or .pt2"),
     ):
         code, out, err = run(*args)
         assert (code, out) == (2, "")
         assert message in err
+
+
+def test_files_of_images_that_are_not_square_are_checked_without_rotations_by_90(tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = eqzoo.create_model("p4_cnn", pretrained=True).eval()
+    eqzoo.export_onnx(model, tmp_path / "net.onnx", size=(28, 32))
+    report = check_equivariance(tmp_path / "net.onnx")
+    assert (report.exact, report.group) == (True, "r2")
+    assert any("not square" in note for note in report.notes)
+    with pytest.raises(ValueError, match="28 x 32 pixels alone"):
+        check_equivariance(tmp_path / "net.onnx", size=30)
+
+
+def test_a_network_with_fresh_norms_is_checked_with_random_ones():
+    """A norm for each plane breaks p4 once it is trained; at its initial values nothing shows."""
+
+    class Wrong(nn.Module):
+        input_size = (1, 8, 8)
+        group = P4
+
+        def __init__(self):
+            super().__init__()
+            self.lift = LiftingConv2d(P4, 1, 3, 3)
+            self.norm = nn.BatchNorm2d(12)
+
+        def forward(self, x):
+            return self.norm(self.lift(x).flatten(1, 2)).unflatten(1, (3, 4)).amax((2, 3, 4))
+
+    torch.manual_seed(0)
+    assert not check_equivariance(Wrong(), P4).exact
+    trained = eqzoo.create_model("p4_cnn", pretrained=True)
+    assert check_equivariance(trained).exact

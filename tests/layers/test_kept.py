@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 from eqzoo import create_model
 from eqzoo.groups import P4
@@ -136,6 +137,22 @@ def test_without_the_check_old_filters_would_be_used(monkeypatch):
         before = conv(x)
         conv.weight.add_(1)
         assert torch.equal(conv(x), before)
+
+
+def test_pruned_and_parametrized_layers_keep_nothing():
+    x = field()
+    with torch.no_grad():
+        for bias in (False, True):
+            conv = GroupConv2d(P4, 6, 4, 3, padding=1, bias=bias).eval()
+            for amount in (0.5, 0.9):
+                before = conv(x)
+                prune.l1_unstructured(conv, "weight", amount)
+                assert (conv(x) - before).abs().max() > 1e-3
+            prune.remove(conv, "weight")
+            parametrizations.weight_norm(conv)
+            before = conv(x)
+            conv.parametrizations.weight.original0.mul_(2)
+            assert (conv(x) - before).abs().max() > 1e-3
 
 
 def test_training_mode_and_other_types_drop_them():

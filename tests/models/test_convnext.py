@@ -1,10 +1,14 @@
 """ConvNeXt: timm's network where the group is trivial, and what its group is exact for."""
 
+import json
+
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import eqzoo
+from eqzoo.engine import checkpoint_config
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
 from eqzoo.models.resolve import resolve
@@ -82,3 +86,27 @@ def test_checkpoints_of_small_images_have_patches_of_two_pixels():
     assert eqzoo.create_model("p4m_convnext_atto.eurosat", patch_size=4).stem.conv.kernel_size == 4
     assert resolve("p4m_convnext_atto.eurosat").model_args == {"patch_size": 2}
     assert resolve("p4m_convnext_atto").model_args == {}
+
+
+def test_a_checkpoint_whose_data_set_has_a_known_name_is_built_as_its_config_says(tmp_path):
+    """The user's own network of the default patches, trained on a folder named eurosat."""
+    own = eqzoo.create_model("p4_convnext_atto", num_classes=3).eval()
+    cfg = own.pretrained_cfg | {"tag": "eurosat", "input_size": (3, 64, 64), "num_classes": 3}
+    args = {"num_classes": 3, "in_chans": 3}
+    digest = {"group": "p4", "weights_sha256": "", "label_names": [*"abc"]}
+    config = checkpoint_config(own, cfg, model_args=args, **digest)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(own.state_dict(), tmp_path / "model.safetensors")
+    x = torch.randn(1, 3, 64, 64)
+    loaded = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
+    with torch.no_grad():
+        assert torch.equal(loaded(x), own(x))
+
+
+def test_other_channels_have_a_mean_and_a_deviation_each():
+    mean = eqzoo.create_model("p4_resnet29").pretrained_cfg["mean"]
+    for channels in (1, 4):
+        cfg = eqzoo.create_model("p4_resnet29", in_chans=channels).pretrained_cfg
+        assert cfg["mean"] == (pytest.approx(sum(mean) / 3, abs=1e-6),) * channels
+        assert len(cfg["std"]) == channels
+    assert eqzoo.create_model("p4_resnet29").pretrained_cfg["mean"] == mean
