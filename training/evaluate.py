@@ -7,10 +7,12 @@ run: what the card, the README's table and the Hub show comes from there.
 
 import argparse
 import dataclasses
+import json
+import shlex
 from pathlib import Path
 
 import torch
-from common import add_data_arguments, recipe_names, splits_of
+from common import add_data_arguments, is_own, load_recipe, recipe_names, splits_of
 
 from eqzoo._common import write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
@@ -49,6 +51,7 @@ def main() -> None:
         runs,
         splits,
         checkpoint=name_of(run),
+        arguments=arguments_of(run),
         device=args.device,
         half=args.half,
         rotated=args.rotated,
@@ -57,6 +60,29 @@ def main() -> None:
     )
     write_json(run.folder / RESULTS_NAME, results)
     print((run.folder / RESULTS_NAME).read_text())
+
+
+def arguments_of(run: FinishedRun) -> str:
+    """What follows training/train.py in the command of a run: a recipe, and all that differs from it."""
+    recipe, known = run.recipe, recipe_names()
+    name = name_of(run)
+    if name not in known:  # of the user's own images
+        name = next(other for other in known if other.startswith(f"{recipe.model}."))
+    plain, words, args = load_recipe(name), [name], dict(recipe.model_args)
+    if is_own(recipe.dataset):
+        plain = dataclasses.replace(plain, valid_size=None, samples_per_class=None, start=None)
+        words += ["--dataset", Path(recipe.dataset).name]
+        args = {key: value for key, value in args.items() if key not in ("num_classes", "in_chans")}
+    changed = {
+        field.name: getattr(recipe, field.name)
+        for field in dataclasses.fields(recipe)
+        if field.name not in ("model", "dataset", "seed", "model_args")
+        and getattr(recipe, field.name) != getattr(plain, field.name)
+    }
+    changed |= {"model_args": args} if args != plain.model_args else {}
+    words += ["--seed", str(recipe.seed)]
+    words += ["--set", *(f"{key}={json.dumps(value)}" for key, value in changed.items())] if changed else []
+    return shlex.join(words)
 
 
 def name_of(run: FinishedRun) -> str:

@@ -10,10 +10,11 @@ be given in place of a run, to be pushed. `--render` renders all cards and table
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import recipe_names, recipe_text
+from common import load_recipe, recipe_names, recipe_text
 
 import eqzoo
 from eqzoo._common import atomic, json_text
@@ -27,6 +28,7 @@ from eqzoo.cards import (
     weights_dtype,
 )
 from eqzoo.cards.dataset_texts import DATASETS, dataset
+from eqzoo.engine import Recipe
 from eqzoo.engine.report_files import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
@@ -55,7 +57,7 @@ def _publish(args: argparse.Namespace) -> None:
         if args.checkpoint:
             results["checkpoint"] = args.checkpoint
         for key in ("label_names", "license", "base_model"):
-            if value := getattr(args, key):
+            if value := getattr(args, key) or _of_start(run).get(key):
                 results[key] = value
         repo_id = f"{args.push}/{results['checkpoint']}" if args.push else None
         if _is_repo_folder(run):
@@ -95,6 +97,11 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
         _check_ours(results, weights)
     config = published_config(results, weights)
     check_loads(config, weights, results["dataset"]["name"] if ours else None)
+    if ours and not _is_of_its_recipe(results):
+        raise SystemExit(
+            f"the run has other settings than the recipe {results['checkpoint']}, as its command says: "
+            f"{results['command']}; name a folder with --output DIR"
+        )
     others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
     if others and not replace:
         raise SystemExit(f"{folder} holds other weights; --replace puts these in their place, --output names another")
@@ -135,7 +142,7 @@ def _texts(
     results: dict[str, Any], config: dict[str, Any], size: int, repo_id: str | None, folder: Path, ours: bool
 ) -> dict[str, str]:
     place = str(folder.relative_to(ROOT)) if ours else folder.name
-    said = recipe_text(results["checkpoint"]) if results["checkpoint"] in recipe_names() else ""
+    said = recipe_text(results["checkpoint"]) if _is_of_its_recipe(results) else ""
     texts = {
         RESULTS_NAME: json_text(results),
         CONFIG_NAME: json_text(config),
@@ -225,6 +232,13 @@ def _way_to_results(run: Path) -> str:
     return f"run python training/evaluate.py {run} first"
 
 
+def _of_start(run: Path) -> dict[str, str]:
+    """The license of a fine-tuned run, which is that of the weights that it started from."""
+    path = run / CONFIG_NAME
+    found = json.loads(path.read_text())["pretrained_cfg"].get("license") if path.is_file() else None
+    return {"license": found} if found else {}
+
+
 def _is_repo_folder(run: Path) -> bool:
     if (run / "recipe.json").is_file():  # a fine-tuned run, whose folder can be loaded as it is
         return False
@@ -237,6 +251,13 @@ def _is_ours(folder: Path) -> bool:
 
 def _own_repo(results: dict[str, Any], ours: bool) -> str | None:
     return f"{HUB_OWNER}/{results['checkpoint']}" if ours else None
+
+
+def _is_of_its_recipe(results: dict[str, Any]) -> bool:
+    """Whether the run has the settings of the recipe that its checkpoint is named after."""
+    if results["checkpoint"] not in recipe_names():
+        return False
+    return Recipe(**results["recipe"] | {"seed": 0}) == replace(load_recipe(results["checkpoint"]), seed=0)
 
 
 def _check_ours(results: dict[str, Any], weights: Path) -> None:

@@ -1,17 +1,21 @@
 """Renders a model card and the table of results; every number comes from results.json or the papers' table."""
 
 import json
+import math
 import textwrap
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ..models.papers import PAPERS, Paper, Row, rows
+from ..groups import Group
+from ..models.papers import PAPERS, Paper, Row, paper_of, rows
+from ..models.registry import module_of
 from .dataset_texts import DATASETS, DataSet, dataset
 
 __all__ = ["render_card", "render_table"]
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
+_STEPS = {1: 360, 2: 180, 4: 90}  # degrees between the rotations of the pixel grid, by their number
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 
 
@@ -109,7 +113,8 @@ def _front_matter(r: dict[str, Any], config: dict[str, Any], data: DataSet) -> s
 
 
 def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Paper | None) -> str:
-    of = f" of {paper.short}, [{paper.title}]({paper.url})," if paper else ""
+    there = any(name.partition(".")[0] == config["architecture"] for name in rows())
+    of = f" {'of' if there else 'after'} {paper.short}, [{paper.title}]({paper.url})," if paper else ""
     base = r.get("base_model")
     tuned = f" It was fine-tuned from [{base}](https://huggingface.co/{base})." if base else ""
     return _wrap(f"`{config['architecture']}`{of} trained on {data.text.format(**_counts(r))}.{tuned} {_promise(r)}")
@@ -127,9 +132,9 @@ def _promise(r: dict[str, Any]) -> str:
 
 def _elements(group: str) -> str:
     """The elements of a group on the pixel grid, in words."""
-    if group.startswith("z2"):
-        return "reflections"
-    return "90° rotations" + " and reflections" * group.endswith("m")
+    named = Group.from_name(group)
+    turns = _STEPS[math.gcd(named.rotations, 4)]
+    return " and ".join([f"{turns}° rotations"] * (turns < 360) + ["reflections"] * named.reflections)
 
 
 def _rotations(r: dict[str, Any]) -> str:
@@ -138,9 +143,12 @@ def _rotations(r: dict[str, Any]) -> str:
     if r["group"] == "z2m":
         return "It is exact for reflections; its accuracy on rotated images depends on its training."
     curve = " The curve above shows its accuracy there." if "rotation_curve" in r else ""
+    if r["equivariance_error"] > EXACT:
+        return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
+    turns = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
     return (
-        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of 90° its accuracy "
-        f"depends on its training.{curve}"
+        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of {turns}° its "
+        f"accuracy depends on its training.{curve}"
     )
 
 
@@ -313,9 +321,9 @@ The implementation and these weights: eqzoo, https://github.com/eqzoo/eqzoo, fil
 
 
 def _paper(architecture: str) -> Paper | None:
-    """The paper of a network: of its rows in the papers' tables, whatever the data set."""
+    """The paper of a network: of its rows in the papers' tables, whatever the data set, or of its family."""
     keys = [row.paper for name, row in rows().items() if name.partition(".")[0] == architecture]
-    return PAPERS[keys[0]] if keys else None
+    return PAPERS[keys[0]] if keys else paper_of(architecture, module_of(architecture))
 
 
 def _counts(r: dict[str, Any]) -> dict[str, str]:

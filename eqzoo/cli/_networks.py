@@ -9,7 +9,6 @@ from ..groups import Z2, Group
 __all__ = [
     "count_parameters",
     "group_name",
-    "module_of",
     "published_tags",
     "registered_tags",
 ]
@@ -24,11 +23,6 @@ def registered_tags(model: str) -> dict[str, PretrainedCfg]:
 def published_tags(model: str) -> list[str]:
     """The data sets that a network has published weights for."""
     return [tag for tag, cfg in registered_tags(model).items() if cfg.has_weights]
-
-
-def module_of(model: str) -> str:
-    """The file of the network, without its ending."""
-    return timm.model_entrypoint(model).__module__.rpartition(".")[2]
 
 
 def group_name(model: str) -> str:

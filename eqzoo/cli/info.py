@@ -17,9 +17,10 @@ from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
 from ..models import EquivariantNet
 from ..models.loading import load_network
 from ..models.papers import PAPERS, paper_of, rows
+from ..models.registry import module_of
 from ..models.resolve import ModelSource, resolve
 from ._answer import Answer, table
-from ._networks import count_parameters, module_of, registered_tags
+from ._networks import count_parameters, registered_tags
 
 __all__ = ["run"]
 

@@ -9,8 +9,9 @@ import timm
 from ..analysis.sizes import weightless
 from ..models import list_models, list_pretrained
 from ..models.papers import paper_of
+from ..models.registry import module_of
 from ._answer import Answer, table
-from ._networks import count_parameters, group_name, module_of, published_tags
+from ._networks import count_parameters, group_name, published_tags
 
 __all__ = ["run"]
 

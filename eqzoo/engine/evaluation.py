@@ -35,6 +35,7 @@ def evaluate_run(
     splits: Mapping[str, AnySplit],
     *,
     checkpoint: str,
+    arguments: str | None = None,
     device: str | torch.device = "cpu",
     half: bool = False,
     rotated: int | None = None,
@@ -48,6 +49,7 @@ def evaluate_run(
         runs: The runs of the recipe, with different seeds; it is one of them.
         splits: The splits of their data set.
         checkpoint: The name of their recipe, ``<model>.<data set>[_<variant>]``.
+        arguments: What follows training/train.py in the command of the run; None for the name and the seed.
         device: Where the networks run.
         half: Whether weights are rounded to float16 before they are evaluated; best.half.safetensors then holds them.
         rotated: The number of test images that are rotated by multiples of 90° too; None for all.
@@ -72,7 +74,7 @@ def evaluate_run(
         checkpoint=checkpoint,
         split_sizes={name: len(split) for name, split in splits.items()},
         label_names=test.classes,
-        command=f"{run.launcher} training/train.py {checkpoint} --seed {run.recipe.seed}",
+        command=f"{run.launcher} training/train.py {arguments or f'{checkpoint} --seed {run.recipe.seed}'}",
         best=run.best,
         test_error=error,
         metrics=quarter_rotation_metrics(predicted, of_rotated.labels) | {"rotation_curve": over_angles},

@@ -144,11 +144,13 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
         if name.partition(".")[0] in models:
             entry = entries.get(name) or _read_config(name)
             entries[name] = entry | {"hf_hub_id": f"{HUB_OWNER}/{name}", "license": "mit"}
-    # A name without tag builds the first entry of its network, whichever checkpoints there are. timm's star says so, if
-    # the entry comes last: timm would prefer a later checkpoint.
-    first = {name.partition(".")[0]: name for name in reversed(list(typed))}
-    starred = {f"{name}*": entries.pop(name) for name in first.values() if "." in name}
-    return generate_default_cfgs(entries | starred)
+    found = generate_default_cfgs(entries)
+    # A name without tag builds the first entry of its network; timm would prefer one that has weights.
+    first = {name.partition(".")[0]: name.partition(".")[2] for name in reversed(list(typed))}
+    for model, tag in first.items():
+        found[model].tags.remove(tag)
+        found[model].tags.appendleft(tag)
+    return dict(found)
 
 
 def published_checkpoints(model: str) -> list[str]:

@@ -21,7 +21,7 @@ from . import (  # noqa: F401  registers them
 )
 from ._builder import known
 
-__all__ = ["list_models", "list_pretrained"]
+__all__ = ["list_models", "list_pretrained", "module_of"]
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -66,3 +66,8 @@ def _import_own() -> None:
                 f"EQZOO_NETWORKS names the module {module}, which cannot be imported ({error}); correct it, add its "
                 "folder to PYTHONPATH, or unset it"
             ) from error
+
+
+def module_of(model: str) -> str:
+    """The file of the network, without its ending."""
+    return timm.model_entrypoint(model).__module__.rpartition(".")[2]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.hub import WeightsNotFoundError
-from eqzoo.models._builder import published_checkpoints
+from eqzoo.models._builder import configs, published_checkpoints
 from eqzoo.models.loading import load_network
 from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
@@ -138,3 +138,13 @@ def test_a_name_without_tag_takes_the_published_weights_that_are_typed_first():
     assert sorted(published_checkpoints("p4m_resnet29")) != published_checkpoints("p4m_resnet29")
     assert eqzoo.create_model("p4m_resnet29", pretrained=True).pretrained_cfg["tag"] == "eurosat"
     assert eqzoo.create_model("p4_resnet29", pretrained=True).pretrained_cfg["tag"] == "cifar10"
+
+
+def test_a_name_without_tag_builds_the_first_entry_whichever_weights_there_are(monkeypatch):
+    monkeypatch.setattr("eqzoo.models._builder.published_names", lambda: ["p9_cnn.second"])
+    monkeypatch.setattr("eqzoo.models._builder._MODELS", set())
+    entry = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,)}
+    for first in ("p9_cnn", "p9_cnn.first"):
+        cfg = configs({first: {**entry, "num_classes": 7}, "p9_cnn.second": {**entry, "num_classes": 3}})["p9_cnn"]
+        assert (cfg.default.num_classes, cfg.is_pretrained) == (7, True)
+        assert set(cfg.tags) == {first.partition(".")[2], "second"}

@@ -73,6 +73,9 @@ def test_seeds_have_a_mean_and_the_best_on_validation_images_is_evaluated(runs):
     assert r["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=2))
     assert r["throughput"]["images_per_second"] > 0
     assert r["dataset"]["name"] == "blobs.npz"
+    assert "training/train.py p4_" in r["command"]
+    assert f"--dataset blobs.npz --seed {folders[best.index(max(best))][-1]} --set" in r["command"]
+    assert {"epochs=2", "batch_size=16"} <= set(r["command"].split())
 
 
 def test_rotated_copies_of_some_images_and_the_error_of_all(runs):

@@ -131,6 +131,28 @@ def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch
     assert {path: path.read_bytes() for path in cards.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_of_other_settings_is_none_of_the_recipe(tmp_path, cards):
+    recipe = shipped_results()["recipe"] | {"epochs": 3}
+    run = make_run(tmp_path / "run", recipe=recipe)
+    with pytest.raises(SystemExit, match=r"other settings than the recipe p4_cnn\.rotmnist"):
+        publish.main([run])
+    publish.main([run, "--output", str(tmp_path / "own")])
+    text, plain = (path.read_text() for path in (tmp_path / "own" / "README.md", SHIPPED / "README.md"))
+    said = publish.recipe_text(NAME)[:40]
+    assert said in plain.replace("\n", " ")
+    assert said not in text.replace("\n", " ")
+
+
+def test_the_words_of_a_card_are_those_of_its_group(tmp_path):
+    text = card_of(results_of("p4m_cnn", "rotmnist", group="r2m"), tmp_path)
+    assert "exactly equivariant to 180° rotations and reflections" in " ".join(text.split())
+    assert "at angles between multiples of 180°" in " ".join(text.split())
+    assert "Group Equivariant Convolutional Networks" in text  # its family's paper, which has no row of it
+    text = card_of(results_of("p4_cnn", "rotmnist", equivariance_error=0.1), tmp_path)
+    assert "approximately equivariant" in text
+    assert "is exact for" not in " ".join(text.split())
+
+
 def test_an_export_of_other_weights_goes_with_them(tmp_path, cards):
     state = load_file(SHIPPED / "model.safetensors")
     other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}
