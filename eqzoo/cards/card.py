@@ -133,8 +133,8 @@ def _promise(r: dict[str, Any]) -> str:
 def _elements(group: str) -> str:
     """The elements of a group on the pixel grid, in words."""
     named = Group.from_name(group)
-    turns = _STEPS[math.gcd(named.rotations, 4)]
-    return " and ".join([f"{turns}° rotations"] * (turns < 360) + ["reflections"] * named.reflections)
+    degrees = _STEPS[math.gcd(named.rotations, 4)]
+    return " and ".join([f"{degrees}° rotations"] * (degrees < 360) + ["reflections"] * named.reflections)
 
 
 def _rotations(r: dict[str, Any]) -> str:
@@ -145,9 +145,9 @@ def _rotations(r: dict[str, Any]) -> str:
     curve = " The curve above shows its accuracy there." if "rotation_curve" in r else ""
     if r["equivariance_error"] > EXACT:
         return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
-    turns = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
+    degrees = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
     return (
-        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of {turns}° its "
+        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of {degrees}° its "
         f"accuracy depends on its training.{curve}"
     )
 
