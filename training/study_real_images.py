@@ -74,9 +74,7 @@ Accuracy is in percent, {seeds}.
 
 In short, accuracy of `p4_resnet29` less that of `z2_resnet29`, both augmented, over the shares of training images:"""
 
-SEEDS_WORDS = (
-    f"mean ± standard deviation over {{seeds}} seeds below {SPREAD_BELOW} % of the images, one seed from there on"
-)
+SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
 
