@@ -202,9 +202,9 @@ def _with_tag(source: ModelSource) -> ModelSource:
 
     Its image size, mean and standard deviation belong to the weights.
     """
-    tag = weightless(source).pretrained_cfg.get("tag")
     if source.config or source.timm_name != source.architecture:
         return source
+    tag = weightless(source).pretrained_cfg.get("tag")
     other = loaded_checkpoint(source.architecture)
     return source if other in (source.architecture, f"{source.architecture}.{tag}") else resolve(other)
 

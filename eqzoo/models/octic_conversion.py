@@ -35,6 +35,7 @@ __all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octi
 _IRREPS = ("A1", "A2", "B1", "B2", "E")
 _LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")
 # What a file cannot say of a network.
+_KINDS = {"global_pool": ((str,), "a word"), "num_heads": ((int,), "a whole number")}
 _SETTINGS = ("num_heads", "drop_rate", "drop_path_rate", "global_pool")
 
 
@@ -101,9 +102,9 @@ def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> Conve
     with torch.device("meta"):
         named = timm.create_model(architecture)
     for key, value in settings.items():
-        kinds = {"global_pool": (str,), "num_heads": (int,)}.get(key, (int, float))
+        kinds, said = _KINDS.get(key, ((int, float), "a number"))
         if type(value) not in kinds:
-            raise ValueError(f"--set {key}= takes {' or '.join(kind.__name__ for kind in kinds)}, got {value!r}")
+            raise ValueError(f"{key} is {said}, got {value!r}")
     invariant = "invariant_proj.weight" in theirs
     if invariant != (named.group.order > 1):
         kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")

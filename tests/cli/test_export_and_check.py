@@ -9,6 +9,7 @@ from torch import nn
 import eqzoo
 from eqzoo.analysis import check_equivariance
 from eqzoo.cli import main as command_line
+from eqzoo.cli.predict import _predict
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
 
@@ -42,6 +43,12 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
         code, out, err = run(*args)
         assert (code, out) == (2, "")
         assert message in err
+
+
+def test_a_network_without_a_classifier_predicts_nothing():
+    model = eqzoo.create_model("p4_cnn", num_classes=0).eval()
+    with pytest.raises(ValueError, match="p4_cnn has no classifier here"):
+        _predict(model, torch.zeros(1, 1, 28, 28))
 
 
 def test_files_of_images_that_are_not_square_are_checked_without_rotations_by_90(tmp_path):

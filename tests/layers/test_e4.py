@@ -210,6 +210,12 @@ def test_initialization_has_the_deviation_of_its_fan_in():
     assert abs(lift.weight.std().item() - (2 / 9) ** 0.5) < 0.06
 
 
+def test_a_single_pixel_of_a_single_image():
+    """Its generated filters are those of the norm's biases: one number is normalized to 0."""
+    layer, x = E4Layer2d(Z2, 4, 4).eval(), torch.randn(1, 4, 1, 1, 1)
+    torch.testing.assert_close(layer(x), layer(torch.cat([x, x]))[:1])
+
+
 def test_errors_say_what_would_work():
     with pytest.raises(ValueError, match="kernel_size must be odd"):
         E4Layer2d(P4, 4, 4, kernel_size=4)

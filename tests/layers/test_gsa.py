@@ -325,6 +325,17 @@ def test_weights_of_the_same_group_are_not_changed(weights):
         assert eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **options).head.weight.is_meta
 
 
+@pytest.mark.parametrize("pose_index", ["exact", "released"])
+def test_weights_are_assigned_to_a_network_of_the_meta_device(pose_index):
+    model = GSANet(P4, pose_index=pose_index, num_classes=3).eval()
+    with torch.device("meta"):
+        empty = GSANet(P4, pose_index=pose_index, num_classes=3).eval()
+    empty.load_state_dict(model.state_dict(), assign=True)
+    x = torch.randn(1, 1, 22, 22)
+    with torch.no_grad():
+        torch.testing.assert_close(empty(x), model(x), rtol=0, atol=0)
+
+
 def test_read_outs():
     for read_out in ("max_avg", "sum_max"):
         net = small(P4, in_chans=2, global_pool=read_out).eval()

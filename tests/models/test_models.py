@@ -335,6 +335,14 @@ def test_larger_images_and_sizes_that_raise():
         model(torch.randn(1, 1, 26, 26))
 
 
+def test_a_new_classifier_is_in_the_mode_of_its_network():
+    model = eqzoo.create_model("p4_allcnn").eval()  # whose classifier has a batch norm
+    model.reset_classifier(3)
+    assert not any(module.training for module in model.modules())
+    model.train().reset_classifier(4)
+    assert all(module.training for module in model.modules())
+
+
 def test_the_networks_are_registered_with_timm():
     assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
     assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")

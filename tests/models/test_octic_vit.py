@@ -16,6 +16,8 @@ from eqzoo.cli._networks import group_name
 from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4M, transform
 from eqzoo.layers import OcticLinear, OcticPosition2d
+from eqzoo.layers.irreps import Irreps
+from eqzoo.layers.octic import OcticResidual
 from eqzoo.layers.octic_embed import fold_quarters, resize_quarters, unfold_quarters
 from eqzoo.models import EquivariantNet, OcticViT
 from eqzoo.models.conversion import convert
@@ -172,6 +174,12 @@ def test_timms_ways(name):
     assert len(default.feature_info.channels()) == 4
 
 
+def test_a_branch_that_is_always_dropped_adds_nothing():
+    x = Irreps(torch.randn(4, 2, 5, 1), torch.randn(2, 2, 5, 2))
+    for part, before in zip(OcticResidual(8, drop_path=1.0)(x, x), x, strict=True):
+        assert torch.equal(part, before)
+
+
 def test_gradients_reach_every_parameter_with_drop_path_and_checkpoints():
     model, x = tiny(drop_path_rate=0.3)
     model.train()
@@ -321,6 +329,7 @@ def test_files_that_are_refused(tmp_path):
     refused({"blocks.2.gamma_1": None}, r"has no weights for blocks\.2\.ls1\.gamma")
     refused({}, "is of an invariant network, and octic_vit_large_patch16_224 is not", "octic_vit_large_patch16_224")
     refused({}, "no equal share", num_heads=3)
+    refused({}, "num_heads is a whole number, got 'abc'", num_heads="abc")
     refused({}, "depth cannot be set", depth=4)
     refused({}, "fit octic_vit_huge", "p4_cnn")
     torch.save({"model": 3}, path)

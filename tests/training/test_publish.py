@@ -153,6 +153,15 @@ def test_the_words_of_a_card_are_those_of_its_group(tmp_path):
     assert "is exact for" not in " ".join(text.split())
 
 
+def test_a_fine_tuned_network_has_the_arguments_of_its_recipe(tmp_path):
+    """Not those of the checkpoint whose data set has the same name as the user's folder."""
+    r = results_of("p4_convnext_atto", "eurosat", mean=[0.5] * 3, std=[0.5] * 3, group="p4")
+    r["recipe"] |= {"model_args": {"num_classes": 3, "in_chans": 3}}
+    save_file(eqzoo.create_model("p4_convnext_atto", num_classes=3).state_dict(), tmp_path / "w.safetensors")
+    r["label_names"] = [*"abc"]
+    assert published_config(r, tmp_path / "w.safetensors")["model_args"] == {"num_classes": 3, "in_chans": 3}
+
+
 def test_an_export_of_other_weights_goes_with_them(tmp_path, cards):
     state = load_file(SHIPPED / "model.safetensors")
     other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}
