@@ -26,11 +26,10 @@ The input is (batch, channels, height, width), normalized by the mean and std in
 """
 
 
-def _entry(name: str) -> _Callable[..., _Any]:
+def _entry(name: str, tags: list[str]) -> _Callable[..., _Any]:
     def build(pretrained: bool = False, checkpoint: str | None = None, **kwargs: _Any) -> _Any:
         return _eqzoo.create_model(f"{name}.{checkpoint}" if checkpoint else name, pretrained, **kwargs)
 
-    tags = [full.partition(".")[2] for full in _eqzoo.list_pretrained(f"{name}.*")]
     checkpoints = ", ".join(tags) or "there are none yet; pass a file of weights as checkpoint_path="
     build.__name__ = build.__qualname__ = name
     build.__doc__ = _HELP.format(summary=_model_entrypoint(name).__doc__, checkpoints=checkpoints)
@@ -38,4 +37,5 @@ def _entry(name: str) -> _Callable[..., _Any]:
 
 
 create_model = _eqzoo.create_model
-globals().update({_name: _entry(_name) for _name in _eqzoo.list_models()})
+_trained = [_name.partition(".")[::2] for _name in _eqzoo.list_pretrained()]
+globals().update({_name: _entry(_name, [tag for of, tag in _trained if of == _name]) for _name in _eqzoo.list_models()})

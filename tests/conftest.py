@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import os
 import zipfile
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from PIL import Image
 
 from eqzoo.data import Split
 from tests.digits import drawn_digits
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: one thread each, and in what they start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
