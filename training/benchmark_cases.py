@@ -314,11 +314,12 @@ def registered_shapes() -> dict[tuple[Any, ...], list[str]]:
     for name in eqzoo.list_models():
         with torch.device("meta"):
             model = eqzoo.create_model(name).eval()
-        for module in model.modules():
-            if isinstance(module, layers.GroupConv2d) and module.group.order > 1:
-                module.register_forward_pre_hook(partial(_note, found, name))
-        with torch.no_grad():
-            model(torch.empty(2, *model.input_size, device="meta"))
+        convs = [m for m in model.modules() if isinstance(m, layers.GroupConv2d) and m.group.order > 1]
+        for module in convs:
+            module.register_forward_pre_hook(partial(_note, found, name))
+        if convs:
+            with torch.no_grad():
+                model(torch.empty(2, *model.input_size, device="meta"))
     return found
 
 

@@ -37,7 +37,9 @@ def test_every_checkpoint_for_digits_is_pinned():
     assert set(CORRECT) == set(eqzoo.list_pretrained("*.rotmnist"))
 
 
-@pytest.mark.parametrize("name", CORRECT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "r8_gsanet_t.rotmnist")) for n in CORRECT]
+)
 def test_drawn_digits_are_classified_as_before(name, digits):
     assert (classes(name, digits.images) == digits.labels).sum() == CORRECT[name]
 

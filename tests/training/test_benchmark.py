@@ -1,8 +1,6 @@
 """The benchmark: its baseline computes the same, and it prints what it measured."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -10,11 +8,9 @@ import torch
 from eqzoo import layers
 from eqzoo.groups import P4, P4M, Z2, cyclic
 from eqzoo.ops import use_backend
-from tests.conftest import ROOT
+from tests.training.in_process import run_script  # which makes the scripts importable
 
-sys.path.insert(0, str(ROOT / "training"))
-
-import benchmark_cases
+import benchmark_cases  # isort: skip
 
 CASES = [
     (layers.E4Layer2d, P4, (4, 4), {"kernel_size": 5}),
@@ -71,9 +67,8 @@ def test_every_case_has_a_name_of_its_own():
     ],
 )
 def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
-    command = [sys.executable, ROOT / "training" / "benchmark.py", suite, *options]
-    command += ["--batch-size", "2", "--rounds", "2", "--device", "cpu", "--output", tmp_path]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    sizes = ["--batch-size", "2", "--rounds", "2"]
+    ran = run_script("benchmark", suite, *options, *sizes, "--device", "cpu", "--output", tmp_path)
     assert ran.returncode == 0, ran.stderr
     stem = f"{suite}_cpu" + "_bfloat16" * ("bfloat16" in options)
     report = json.loads((tmp_path / f"{stem}.json").read_text())
@@ -92,7 +87,6 @@ def test_group_convolutions_of_all_networks_are_found():
 
 
 def test_an_unknown_case_is_refused():
-    command = [sys.executable, ROOT / "training" / "benchmark.py", "models", "--only", "p5_cnn"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = run_script("benchmark", "models", "--only", "p5_cnn")
     assert ran.returncode == 1
     assert "no case of models has 'p5_cnn' in its name: p4_cnn : " in ran.stderr

@@ -13,11 +13,7 @@ from safetensors.torch import load_file
 import eqzoo
 from eqzoo.engine import FinishedRun, Recipe
 from tests.conftest import ROOT
-
-
-def script(name, *arguments, cwd):
-    command = [sys.executable, ROOT / "training" / f"{name}.py", *arguments]
-    return subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
+from tests.training.in_process import run_script as script
 
 
 @pytest.fixture(scope="module")
