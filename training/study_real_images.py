@@ -37,6 +37,8 @@ from eqzoo.groups import P4M, transform
 NAME = "real_images"
 SIDES = {"eurosat": 32, "chula_rbc12": 40}
 TITLES = {"eurosat": "EuroSAT, 32 x 32", "chula_rbc12": "Chula RBC-12, 40 x 40"}
+SCORES = {"eurosat": ("accuracy",), "chula_rbc12": ("accuracy", "macro_f1")}  # the classes of cells are unequal
+NOUNS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 STEPS = {1: 80, 3: 96, 10: 120, 30: 160, 100: 240}  # by the percentage of the training images
 SPREAD_BELOW = 10  # percent: smaller fractions are run with all seeds, the others with the first
 BATCH, EPOCHS = 64, 4
@@ -57,8 +59,10 @@ the splits of `eqzoo.data.load_splits`.
 - **same steps**: both networks take the steps of the first table, of 64 images each. **same minutes**: the plain
   network takes as many more steps as it is faster, {ratios}. The times of a step are medians, measured alternately
   on one core, each network in the faster of float32 and bfloat16{formats}, in which it predicts too.
-- **8 copies averaged**: the prediction of the plain network is the mean of its probabilities for the 8 rotations and
-  reflections of an image, at 8 times the cost of a prediction. It is of the same weights as the row above.
+- **8 copies averaged**: the prediction of the plain network is the mean of its probabilities for the 8 rotations by
+  90° and reflections of an image, at 8 times the cost of a prediction. It is of the same weights as the row above. The
+  mean over all 8 is the same for each of them, so it is as invariant as an equivariant network; a single prediction of
+  the plain network is not.
 
 All runs have the optimizer of the recipes for these data sets (Muon, learning rate 0.02, cosine schedule, weight decay
 1e-2, label smoothing 0.1, a moving average of the weights) without a warm-up; it was not tuned for either network.
@@ -70,9 +74,10 @@ Made by `python training/study_real_images.py --data-dir data` on one core of {m
 
 ![Accuracy over the share of the training images]({name}.png)
 
-Accuracy is in percent, {seeds}.
+Accuracy and macro F1 are in percent, {seeds}.
 
-In short, accuracy of `p4_resnet29` less that of `z2_resnet29`, both augmented, over the shares of training images:"""
+In short, `p4_resnet29` less `z2_resnet29`, both augmented, the lowest and the highest over the shares of training
+images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
@@ -342,7 +347,7 @@ def page(table: dict[str, Any]) -> str:
     parts = [
         filled(text),
         "",
-        *(filled(line) for data in TITLES if (line := in_short(table, data))),
+        *(filled(line) for data in TITLES for key in SCORES[data] if (line := in_short(table, data, key))),
         "",
         *steps_table(table),
     ]
@@ -351,27 +356,28 @@ def page(table: dict[str, Any]) -> str:
         if not any(run["data"] == data for run in table["runs"]):
             parts.append("Not run.")
             continue
-        parts += score_table(table, data, "accuracy", "accuracy")
-        parts += ["", "Differences of accuracy on the same images and seeds, in percentage points:", ""]
-        parts += difference_table(table, data)
-        if data == "chula_rbc12":
-            parts += ["", "The classes are unequal, 33 to 1,279 of the test cells; macro F1 weights them equally:", ""]
-            parts += score_table(table, data, "macro_f1", "macro F1")
+        for key in SCORES[data]:
+            if key == "macro_f1":
+                parts += ["", "The classes are unequal, 33 to 1,279 of the test cells; macro F1 weights them equally:"]
+                parts.append("")
+            parts += score_table(table, data, key)
+            parts += ["", f"Differences of {NOUNS[key]} on the same images and seeds, in percentage points:", ""]
+            parts += difference_table(table, data, key)
     return "\n".join(parts) + "\n"
 
 
-def in_short(table: dict[str, Any], data: str) -> str:
+def in_short(table: dict[str, Any], data: str, key: str) -> str:
     """The range of the differences over the fractions, for both budgets and with 8 copies averaged."""
     own = Arm(EQUIVARIANT, "affine", "steps")
     parts = []
     for budget, averaged in (("steps", False), ("minutes", False), ("minutes", True)):
         other = Arm(PLAIN, "affine", budget)
-        cells = [difference(table, data, percent, own, other, averaged) for percent in STEPS]
+        cells = [difference(table, data, key, percent, own, other, averaged) for percent in STEPS]
         if found := [float(cell) for cell in cells if cell != "not run"]:
             copies = ", against 8 copies averaged" if averaged else ""
             low, high = f"{min(found):+.1f}", f"{max(found):+.1f}"
             parts.append(f"same {budget}{copies} {low if low == high else f'{low} to {high}'}")
-    return f"- {TITLES[data].partition(',')[0]}: {'; '.join(parts)} percentage points." if parts else ""
+    return f"- {TITLES[data].partition(',')[0]}, {NOUNS[key]}: {'; '.join(parts)}." if parts else ""
 
 
 def ratios(table: dict[str, Any]) -> str:
@@ -403,9 +409,9 @@ def steps_table(table: dict[str, Any]) -> list[str]:
     return lines
 
 
-def score_table(table: dict[str, Any], data: str, key: str, noun: str) -> list[str]:
+def score_table(table: dict[str, Any], data: str, key: str) -> list[str]:
     """A score of every arm, and of the plain networks with 8 copies averaged, by fraction."""
-    lines = [header(noun), rule()]
+    lines = [header(NOUNS[key]), rule()]
     for arm in sorted(ARMS, key=lambda arm: (arm.network, arm.budget == "minutes", arm.augment)):
         budget = f", same {arm.budget}" if arm.network == PLAIN else ""
         runs = [select(table, data, percent, arm) for percent in STEPS]
@@ -416,25 +422,23 @@ def score_table(table: dict[str, Any], data: str, key: str, noun: str) -> list[s
     return lines
 
 
-def difference_table(table: dict[str, Any], data: str) -> list[str]:
-    """The accuracy of the equivariant network less that of the plain one, both augmented or both not."""
+def difference_table(table: dict[str, Any], data: str, key: str) -> list[str]:
+    """The score of the equivariant network less that of the plain one, both augmented or both not."""
     lines = [header(f"{EQUIVARIANT} less {PLAIN}"), rule()]
     for arm in (arm for arm in ARMS if arm.network == PLAIN):
         own = Arm(EQUIVARIANT, arm.augment, "steps")
         for averaged in (False, True):
-            cells = [difference(table, data, percent, own, arm, averaged) for percent in STEPS]
+            cells = [difference(table, data, key, percent, own, arm, averaged) for percent in STEPS]
             with_copies = ", 8 copies averaged" if averaged else ""
             name = "both augmented" if arm.augment == "affine" else "both not augmented"
             lines.append(line(f"{name}, same {arm.budget}{with_copies}", cells))
     return lines
 
 
-def difference(table: dict[str, Any], data: str, percent: int, own: Arm, other: Arm, averaged: bool) -> str:
+def difference(table: dict[str, Any], data: str, key: str, percent: int, own: Arm, other: Arm, averaged: bool) -> str:
     """The mean of the differences over the seeds that both have."""
-    ours = {run["seed"]: run["accuracy"] for run in select(table, data, percent, own)}
-    theirs = {
-        run["seed"]: (run["averaged"] if averaged else run)["accuracy"] for run in select(table, data, percent, other)
-    }
+    ours = {run["seed"]: run[key] for run in select(table, data, percent, own)}
+    theirs = {run["seed"]: (run["averaged"] if averaged else run)[key] for run in select(table, data, percent, other)}
     pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return f"{statistics.mean(pairs):+.1f}" if pairs else "not run"
 
