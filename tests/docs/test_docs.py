@@ -48,6 +48,10 @@ def desk(tmp_path, monkeypatch):
             high, wide = (2, 10) if kind == "long" else (5, 5)
             image[y - high : y + high, x - wide : x + wide] = 220
             Image.fromarray(image).save(tmp_path / "images" / kind / f"{i}.png")
+    (tmp_path / "slides").mkdir()
+    for slide in "abcd":
+        Image.fromarray(draw.integers(0, 255, (200, 300, 3)).astype(np.uint8)).save(tmp_path / f"slides/{slide}.png")
+        (tmp_path / f"slides/{slide}.csv").write_text("100,90,lymphocyte\n290,10,monocyte\n")
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     return tmp_path
