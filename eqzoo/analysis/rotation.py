@@ -33,14 +33,14 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     image reflected at its border, so that no corner is empty.
 
     Args:
-        images: ``(B, C, height, width)``.
+        images: ``(B, C, height, width)``, floating point; of fewer bits than float32 they are interpolated in float32.
         degrees: The angle in degrees.
 
     Returns:
-        Images of the same shape, or with height and width exchanged after an odd number of 90° rotations.
+        Images of the same type and shape, or with height and width exchanged after an odd number of 90° rotations.
 
     Raises:
-        ValueError: If the images are not a batch of images.
+        ValueError: If the images are not a batch of images, or are integers.
 
     Example:
         >>> x = torch.rand(2, 3, 8, 8)
@@ -49,6 +49,10 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     """
     if images.ndim != 4:
         raise ValueError(f"images are (B, C, height, width), got {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise ValueError(
+            f"images are interpolated, so they are floating point, got {images.dtype}; pass images.float()"
+        )
     quarters = round(degrees / 90)
     images = images.rot90(quarters % 4, (2, 3))
     rest = math.radians(degrees - 90 * quarters)
@@ -58,9 +62,11 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     # The unit of the grid is half a side, so the units of unequal sides differ. It holds (x, y), y downwards, and a
     # pixel's source is the pixel rotated back.
     cosine, sine = math.cos(rest), math.sin(rest)
-    matrix = images.new_tensor([[cosine, -sine * height / width, 0], [sine * width / height, cosine, 0]])
+    dtype = torch.promote_types(images.dtype, torch.float32)  # in 16 bits a grid is off by pixels, or not finite
+    rows = [[cosine, -sine * height / width, 0], [sine * width / height, cosine, 0]]
+    matrix = torch.tensor(rows, dtype=dtype, device=images.device)
     grid = F.affine_grid(matrix.expand(len(images), 2, 3), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, "bicubic", "reflection", align_corners=False)
+    return F.grid_sample(images.to(dtype), grid, "bicubic", "reflection", align_corners=False).to(images.dtype)
 
 
 @torch.no_grad()

@@ -76,3 +76,18 @@ def test_the_sample_is_the_same_at_every_call_and_not_the_first_images():
     assert (report["images"], report["sample"]) == (12, "drawn with seed 0")
     assert report["angles"] == list(range(0, 360, 15))
     assert report["accuracy"][:6] == report["accuracy"][6:12]  # p4_cnn is invariant
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("degrees", [15, 30, 45])
+def test_half_precision_images_are_rotated_as_those_of_float64(dtype, degrees):
+    smooth = torch.nn.functional.interpolate(torch.rand(1, 1, 16, 16), (224, 224), mode="bicubic").to(dtype)
+    rotated = rotate(smooth, degrees)
+    expected = rotate(smooth.double(), degrees)
+    assert rotated.dtype == dtype
+    assert (rotated.double() - expected).norm() < 1e-2 * expected.norm()  # a NaN is not smaller
+
+
+def test_integer_images_are_refused():
+    with pytest.raises(ValueError, match=r"floating point, got torch.uint8"):
+        rotate(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), 30)
