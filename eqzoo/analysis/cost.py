@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
+from ._mode import evaluation_mode
 
 __all__ = ["machine", "multiply_adds", "throughput"]
 
@@ -29,7 +30,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
     pools and the transformation of filters. Half of what is called FLOPs where a multiply-add is two of them.
 
     Args:
-        model: The network. Its mode is restored.
+        model: The network. Its modules keep their modes.
         input_size: The size of an image, ``(C, height, width)``; by default ``model.input_size``.
 
     Returns:
@@ -41,14 +42,9 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
     """
     size = tuple(model.input_size) if input_size is None else input_size  # type: ignore[arg-type]
     parameter = next(model.parameters())
-    was_training = model.training
-    model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    try:
-        with counter:
-            model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
-    finally:
-        model.train(was_training)
+    with evaluation_mode(model), counter:
+        model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
     return int(counter.get_total_flops()) // 2
 
 
@@ -62,7 +58,7 @@ def throughput(
     """Images a second in evaluation mode, by `torch.utils.benchmark`: the median after warm-up, with torch's threads.
 
     Args:
-        model: The network; its mode is restored.
+        model: The network. Its modules keep their modes.
         input_size: The size of an image, ``(C, height, width)``.
         batch_size: The number of images in a batch.
         min_seconds: How long batches are timed, at least.
@@ -72,11 +68,10 @@ def throughput(
     """
     parameter = next(model.parameters())
     x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
-    threads, was_training = torch.get_num_threads(), model.training
-    model.eval()
+    threads = torch.get_num_threads()
     timer = torch_benchmark().Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
-    seconds = timer.blocked_autorange(min_run_time=min_seconds).median
-    model.train(was_training)
+    with evaluation_mode(model):
+        seconds = timer.blocked_autorange(min_run_time=min_seconds).median
     return {
         "images_per_second": round(batch_size / seconds, 1),
         "batch_size": batch_size,

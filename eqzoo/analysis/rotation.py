@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data import AnySplit, batches, normalize
+from ._mode import evaluation_mode
 
 __all__ = [
     "ANGLES",
@@ -80,7 +81,7 @@ def rotation_curve(
     """The accuracy of a classifier on rotated images.
 
     Args:
-        model: The classifier, from ``(B, C, height, width)`` to ``(B, classes)``. Its mode is restored.
+        model: The classifier, from ``(B, C, height, width)`` to ``(B, classes)``. Its modules keep their modes.
         images: The normalized images, ``(n, C, height, width)``.
         labels: Their classes, ``(n,)``.
         degrees: The angles, in degrees.
@@ -93,18 +94,14 @@ def rotation_curve(
         >>> rotation_curve(nn.Flatten(), torch.eye(4).reshape(4, 1, 2, 2), torch.arange(4), [0, 90, 180])
         [100.0, 0.0, 0.0]
     """
-    was_training = model.training
-    model.eval()
     curve = []
-    try:
+    with evaluation_mode(model):
         for angle in degrees:
             hits = sum(
                 int((model(rotate(x, angle)).argmax(1) == y).sum())
                 for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True)
             )
             curve.append(100 * hits / len(labels))
-    finally:
-        model.train(was_training)
     return curve
 
 

@@ -1,10 +1,14 @@
 """Multiply-adds: against closed forms of every attention, and against the papers' numbers."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch import nn
 
 import eqzoo
 from eqzoo import layers
+from eqzoo.analysis import throughput
 from eqzoo.groups import P4, Z2
 from eqzoo.ops import use_backend
 
@@ -84,3 +88,22 @@ def test_what_eager_torch_multiplies_elementwise_would_be_missed():
     with use_backend("eager"):
         assert eqzoo.multiply_adds(layer, size) < 0.8 * counted
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda model, x: eqzoo.multiply_adds(model, tuple(x.shape[1:])),
+        lambda model, x: throughput(model, tuple(x.shape[1:]), batch_size=1, min_seconds=1e-3),
+        lambda model, x: eqzoo.rotation_curve(model, x, torch.zeros(len(x), dtype=torch.int64), [0]),
+    ],
+    ids=["multiply_adds", "throughput", "rotation_curve"],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_frozen_norms_stay_frozen(measure, fails):
+    """Also where the network raises an error: here the classifier has a size of its own."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(36 + fails, 3)).train()
+    model[1].eval()
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        measure(model, torch.randn(2, 1, 5, 5))
+    assert [module.training for module in model] == [True, False, True, True]
