@@ -90,10 +90,17 @@ def rotation_curve(
     Returns:
         The accuracy in percent at each angle.
 
+    Raises:
+        ValueError: If there is not one label for each image, or there are no images.
+
     Example:
         >>> rotation_curve(nn.Flatten(), torch.eye(4).reshape(4, 1, 2, 2), torch.arange(4), [0, 90, 180])
         [100.0, 0.0, 0.0]
     """
+    if labels.shape != (len(images),) or not len(images):
+        raise ValueError(
+            f"labels are (n,), one for each of n >= 1 images; got {tuple(labels.shape)} for {len(images)} images"
+        )
     curve = []
     with evaluation_mode(model):
         for angle in degrees:

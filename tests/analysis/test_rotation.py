@@ -91,3 +91,9 @@ def test_half_precision_images_are_rotated_as_those_of_float64(dtype, degrees):
 def test_integer_images_are_refused():
     with pytest.raises(ValueError, match=r"floating point, got torch.uint8"):
         rotate(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), 30)
+
+
+@pytest.mark.parametrize(("images", "labels"), [(4, (4, 1)), (4, (3,)), (4, ()), (0, (0,))])
+def test_labels_of_another_shape_are_refused(images, labels):
+    with pytest.raises(ValueError, match=r"labels are \(n,\)"):
+        rotation_curve(torch.nn.Flatten(), torch.rand(images, 1, 2, 2), torch.zeros(labels, dtype=torch.int64), [0])
