@@ -4,6 +4,7 @@ import argparse
 import copy
 import statistics
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -32,8 +33,9 @@ def run(args: argparse.Namespace) -> Answer:
         names = list(dict.fromkeys(args.names))
         twins = {name: args.against or _twin(name) for name in names}
         timed = list(dict.fromkeys([*names, *(twin for twin in twins.values() if twin)]))
-        forms, notes = _forms(timed, device, [] if args.no_compile else args.batch_sizes)
-        entries = [row for size in args.batch_sizes for row in _clock(forms, size, device, args.rounds)]
+        with nullcontext() if args.no_compile else _recompilations(len(timed) * len(args.batch_sizes)):
+            forms, notes = _forms(timed, device, [] if args.no_compile else args.batch_sizes)
+            entries = [row for size in args.batch_sizes for row in _clock(forms, size, device, args.rounds)]
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
@@ -48,6 +50,20 @@ def run(args: argparse.Namespace) -> Answer:
         "notes": notes,
     }
     return Answer(_text(data), data)
+
+
+def _recompilations(programs: int) -> AbstractContextManager[None]:
+    """Gives each program the compilations that torch allows for one function; one more is an error.
+
+    Networks share the code of their ``forward``. Beyond its limit torch would run them as they are, without a word.
+    """
+    limits = torch._dynamo.config
+    own: AbstractContextManager[None] = limits.patch(
+        recompile_limit=limits.recompile_limit * programs,
+        accumulated_recompile_limit=limits.accumulated_recompile_limit * programs,
+        fail_on_recompile_limit_hit=True,
+    )
+    return own
 
 
 def _device(name: str | None) -> torch.device:
@@ -87,7 +103,9 @@ def _forms(
                     run(torch.zeros(size, *model.input_size, device=device))
             forms[name, "compiled"] = run
         except Exception as error:  # every backend raises its own: without a compiler, without Triton
-            notes.append(f"{name} does not compile here: {str(error).strip().splitlines()[0]}")
+            hit = isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
+            said = "torch's limit of recompilations" if hit else str(error).strip().splitlines()[0]
+            notes.append(f"{name} does not compile here: {said}")
             torch._dynamo.reset()
     return forms, notes
 

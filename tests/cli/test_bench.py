@@ -1,0 +1,64 @@
+"""What `eqzoo bench` times as compiled is compiled."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from eqzoo.cli import bench
+
+SIZES, ROUNDS = [1, 2], 1
+NAMES = list("abcde")  # times two sizes, more than dynamo's limit of 8 programs for one function
+
+
+class Scaled(nn.Module):
+    """Networks of one class: they share the code of ``forward``, as those of the zoo do."""
+
+    input_size = (1, 2, 2)
+
+    def __init__(self, name):
+        super().__init__()
+        self.factor = float(ord(name))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """Counts the calls of compiled programs, of a backend that compiles nothing."""
+    calls, compiler = [], torch.compile
+
+    def backend(program, _):
+        return lambda *args: calls.append(1) or program(*args)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compiler(model, backend=backend, **options))
+    monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Scaled(name)))
+    yield calls
+    torch._dynamo.reset()
+
+
+def run():
+    args = argparse.Namespace(
+        names=NAMES, against="a", rounds=ROUNDS, batch_sizes=SIZES, threads=None, device="cpu", no_compile=False
+    )
+    return bench.run(args).data
+
+
+def test_every_network_is_timed_compiled(compiled_calls):
+    data = run()
+    warm_up = 1 + 2  # the first call, and the rounds that are not timed
+    assert len(compiled_calls) == len(NAMES) * len(SIZES) * (warm_up + ROUNDS)
+    assert sum(row["form"] == "compiled" for row in data["rows"]) == len(NAMES) * len(SIZES)
+    assert not data["notes"]
+
+
+def test_a_limit_that_is_hit_is_a_note(compiled_calls):
+    with torch._dynamo.config.patch(recompile_limit=0):
+        data = run()
+    assert not compiled_calls
+    assert {row["form"] for row in data["rows"]} == {"eager", "deployed"}
+    assert data["notes"] == [f"{name} does not compile here: torch's limit of recompilations" for name in NAMES]
