@@ -18,7 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .groups import Group, transform
 
-__all__ = ["EquivarianceReport", "element_errors", "equivariance_error", "equivariance_report", "randomize_norms"]
+__all__ = [
+    "EquivarianceReport",
+    "element_errors",
+    "equivariance_error",
+    "equivariance_report",
+    "group_to_check",
+    "randomize_norms",
+]
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,16 @@ class EquivarianceReport:
 
 
 def equivariance_error(
-    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomize: bool = False, seed: int = 0
+    model: nn.Module, x: Tensor | None = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> float:
     """The largest equivariance error of a network, over its layers, features and output and over all elements.
 
     Args:
         model: The network, or a single layer; a copy is measured, the model itself is not changed.
         x: The input; by default a batch of two noise images of the network's ``input_size``.
-        group: The group; by default the network's own. If it is not a subgroup of the network's own group, only the
-            output is measured.
+        group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
+            only the output is measured. Measured are the elements that map the pixel grid onto itself: in a network
+            whose own group has only the identity of them, such as z2, there is nothing to measure, and the error is 0.
         randomize: Whether to draw norms and biases at random first, as `randomize_norms` does. Their initial values
             are the same for all elements, which hides errors that appear with training.
         seed: The seed of the noise images and of the random norms.
@@ -62,7 +70,9 @@ def equivariance_error(
         ``max ‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, computed in float64 and evaluation mode on the CPU.
 
     Raises:
-        ValueError: If the model has no group or input size and none is given, or if its output is zero or not finite.
+        ValueError: If the model has no group or input size and none is given, if its output is zero or not finite, or
+            if the given group has no rotation or reflection of the pixel grid.
+        TypeError: If the group is neither a group nor a name.
 
     Example:
         >>> import eqzoo
@@ -74,11 +84,34 @@ def equivariance_error(
     return equivariance_report(model, x, group, randomize, seed).largest
 
 
+def group_to_check(group: Group | str) -> Group:
+    """The group that is given, by itself or by name, to compare a network on an image and its transformed copies.
+
+    Raises:
+        ValueError: If it is the name of no group, or has no rotation or reflection of the pixel grid, so that there is
+            no copy but the image itself.
+        TypeError: If it is neither a group nor a name.
+
+    Example:
+        >>> group_to_check("p4m").order
+        8
+    """
+    if not isinstance(group, Group | str):
+        raise TypeError(f"group is an eqzoo.Group such as eqzoo.P4, or its name, got {group!r}")
+    found = Group.from_name(group) if isinstance(group, str) else group
+    if len(found.grid_elements) < 2:
+        raise ValueError(
+            f"{found.name} has only the identity on the pixel grid, so there is nothing to compare; groups with more "
+            "have reflections or an even number of rotations, such as z2m, r2, p4 and p4m"
+        )
+    return found
+
+
 def equivariance_report(
-    model: nn.Module, x: Tensor | None = None, group: Group | None = None, randomize: bool = False, seed: int = 0
+    model: nn.Module, x: Tensor | None = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> EquivarianceReport:
     """All equivariance errors of a network; the arguments are those of `equivariance_error`."""
-    group = group or getattr(model, "group", None)
+    group = getattr(model, "group", None) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors, equivariance_report, randomize_norms
+from ..equivariance import element_errors, equivariance_report, group_to_check, randomize_norms
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral
 from ..models import EquivariantNet
@@ -122,7 +122,8 @@ def check_equivariance(
         seed: The seed of the random images, and of the weights of an untrained network.
 
     Raises:
-        ValueError: If there is no such network, it does not map images to logits, or it does not take the size.
+        ValueError: If there is no such network, it does not map images to logits, it does not take the size, or the
+            group has no rotation or reflection of the pixel grid.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
 
@@ -160,7 +161,7 @@ def _timm(
 
 def _group(group: Group | str | None) -> Group | None:
     if not isinstance(group, str):
-        return group
+        return None if group is None else group_to_check(group)
     try:
         return CHECKED_GROUPS[Group.from_name(group).name]
     except (ValueError, KeyError) as error:

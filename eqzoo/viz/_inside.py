@@ -5,6 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from ..equivariance import group_to_check
 from ..groups import P4, Group, transform
 
 __all__ = ["act", "as_one_image", "copies_of", "double", "fed_to", "moved", "one_of", "own_group", "subgroup"]
@@ -65,13 +66,15 @@ def own_group(module: nn.Module) -> Group | None:
     return group if isinstance(group, Group) else None
 
 
-def copies_of(own: Group, asked: Group | None) -> Group:
+def copies_of(own: Group, asked: Group | str | None) -> Group:
     """The group whose transformed copies are shown: the given one, else the network's own, else p4.
 
     Raises:
-        ValueError: If the given group is not a subgroup of the network's group, so that it does not permute the poses.
+        ValueError: If the given group is not a subgroup of the network's group, so that it does not permute the poses,
+            or as `eqzoo.equivariance.group_to_check`.
+        TypeError: If it is neither a group nor a name.
     """
-    group = asked or (own if own.order > 1 else P4)
+    group = (own if own.order > 1 else P4) if asked is None else group_to_check(asked)
     if own.order > 1 and not subgroup(group, own):
         raise ValueError(
             f"the poses are those of {own.name}, which {group.name} does not permute; ask for {own.name} or a subgroup "

@@ -108,7 +108,7 @@ def attention(
     place: tuple[int, int] | None = None,
     head: int | None = None,
     pose: int | None = None,
-    group: Group | None = None,
+    group: Group | str | None = None,
 ) -> Attention:
     """The attention of a layer for an image and its transformed copies, computed in float64.
 
@@ -129,7 +129,7 @@ def attention(
             and pose are transformed too.
         head: The head, the output field of an attentive convolution, or the slice of an E⁴ layer.
         pose: The query pose, in group self-attention.
-        group: The group of the copies; by default the network's own, or p4 if it has none.
+        group: The group of the copies, or its name; by default the network's own, or p4 if it has none.
 
     Returns:
         The attention for all copies, and its equivariance error.

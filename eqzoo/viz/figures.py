@@ -42,7 +42,7 @@ def attention_maps(
     place: tuple[int, int] | None = None,
     head: int | None = None,
     pose: int | None = None,
-    group: Group | None = None,
+    group: Group | str | None = None,
 ) -> "Figure":
     """Draws the attention of a layer, one map per pose, for an image and its transformed copies.
 
@@ -58,7 +58,7 @@ def attention_maps(
             attention that each pixel receives from all positions.
         head: The head, the output field of an attentive convolution, or the slice of an E⁴ layer.
         pose: The query pose, in group self-attention.
-        group: The group of the copies; by default the network's own, or p4 if it has none.
+        group: The group of the copies, or its name; by default the network's own, or p4 if it has none.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -214,7 +214,9 @@ def filter_orbit(layer: nn.Module, fields: Sequence[int] | None = None, channel:
     return figure
 
 
-def equivariance_map(model: nn.Module, x: Tensor, layer: str | None = None, group: Group | None = None) -> "Figure":
+def equivariance_map(
+    model: nn.Module, x: Tensor, layer: str | None = None, group: Group | str | None = None
+) -> "Figure":
     """Draws the equivariance error of a network's features, or of a layer, at each pixel.
 
     One map per element: the error relative to the root mean square of the output, on a logarithmic scale from round-off
@@ -224,7 +226,7 @@ def equivariance_map(model: nn.Module, x: Tensor, layer: str | None = None, grou
         model: The network, or a layer.
         x: The input, with a batch axis.
         layer: The name of a layer of the network, which is measured on the input that it receives there.
-        group: The group; by default the network's own, or p4 if it is trivial.
+        group: The group, or its name; by default the network's own, or p4 if it is trivial.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -77,15 +77,15 @@ class ErrorMaps:
 
 
 @torch.no_grad()
-def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Group | None = None) -> ErrorMaps:
+def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Group | str | None = None) -> ErrorMaps:
     """The equivariance error of a network's features, or of a layer, at each pixel; in float64 and evaluation mode.
 
     Args:
         model: The network, whose ``forward_features`` is measured, or a layer.
         x: The input with a batch axis: images or, for a layer, its input.
         layer: The name of a layer of the network, which is measured on the input that it receives there.
-        group: The group; by default the network's own, or p4 if it is trivial. The output of a network without a group
-            is a trivial field.
+        group: The group, or its name; by default the network's own, or p4 if it is trivial. The output of a network
+            without a group is a trivial field.
 
     Raises:
         ValueError: If the group does not permute the poses, or the output is not a map or is zero everywhere.
