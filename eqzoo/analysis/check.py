@@ -106,8 +106,10 @@ def check_equivariance(
 ) -> EquivarianceCheck:
     """Measures the equivariance error of a network, and diagnoses what breaks equivariance.
 
-    Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms and biases
-    are randomized first, because at their initial values they hide what training would break.
+    Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms, biases and
+    weights that are zero are randomized first, because at their initial values they hide what training would break. A
+    network that is given itself counts as untrained if all its norms have their initial values or, where it has none,
+    if a tensor of its weights is zero.
 
     Args:
         source: A name of this package, a checkpoint's folder or .safetensors file, an .onnx file, the name of a timm
@@ -135,7 +137,7 @@ def check_equivariance(
     if size is not None and size < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if isinstance(source, nn.Module):
-        trained = not _has_fresh_norms(source)
+        trained = not _looks_untrained(source)
         return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained)
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
@@ -268,8 +270,11 @@ def _randomize(network: nn.Module, generator: torch.Generator, x: Tensor) -> Non
     randomize_norms(network, generator, x)
 
 
-def _has_fresh_norms(network: nn.Module) -> bool:
-    """Whether a network has norms, and all have their initial values, which hide what training would break."""
+def _looks_untrained(network: nn.Module) -> bool:
+    """Whether norms, or weights that are zero, have the initial values that hide what training would break.
+
+    If the network has norms, they tell; else a zero tensor of weights, such as position embeddings.
+    """
     norms = [
         module
         for module in network.modules()
@@ -279,7 +284,9 @@ def _has_fresh_norms(network: nn.Module) -> bool:
     own = [name for name, module in network.named_modules() if module in norms]
     weights = [state[f"{name}.weight"] for name in own]
     means = [state[key] for name in own if (key := f"{name}.running_mean") in state]
-    return bool(norms) and all(bool(((w == 1) | (w == 0)).all()) for w in weights) and not any(m.any() for m in means)
+    if not all(bool(((w == 1) | (w == 0)).all()) for w in weights) or any(m.any() for m in means):
+        return False
+    return bool(norms) or any(p.ndim > 1 and not p.any() for p in network.parameters())
 
 
 def _check_depends_on_image(function: Callable[[Tensor], Tensor], x: Tensor, limit: float, subject: str) -> None:

@@ -100,7 +100,7 @@ def test_an_answer_that_does_not_depend_on_the_image_proves_nothing():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     network.pretrained_cfg = {"input_size": (1, 8, 8)}
     assert not eqzoo.check_equivariance(network).exact
-    nn.init.zeros_(network[1].weight)
+    nn.init.constant_(network[1].weight, 1e-12)
     with pytest.raises(ValueError, match="hardly depends on the image"):
         eqzoo.check_equivariance(network)
 
@@ -188,3 +188,24 @@ def test_sources_that_are_not_there_or_do_not_say_what_they_are(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="names no architecture"):
         load_network(tmp_path / "best.safetensors")
+
+
+def test_weights_that_are_zero_before_training_are_checked_as_if_it_had_changed_them():
+    class Positioned(nn.Module):
+        input_size = (1, 8, 8)
+
+        def __init__(self):
+            super().__init__()
+            self.position = nn.Parameter(torch.zeros(1, 1, 8, 8))
+            self.head = nn.Linear(1, 3)
+
+        def forward(self, x):
+            return self.head((x + self.position).tanh().mean((2, 3)))
+
+    report = eqzoo.check_equivariance(Positioned())
+    assert not report.exact
+    assert any("untrained" in note for note in report.notes)
+    network = Positioned()
+    network.position = None
+    network.forward = lambda x: network.head(x.tanh().mean((2, 3)))
+    assert eqzoo.check_equivariance(network).exact
