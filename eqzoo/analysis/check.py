@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -120,12 +121,16 @@ def check_equivariance(
         size: The side of the images, in pixels; by default the network's own.
         tolerance: The largest error that counts as exact; by default 1e-9 in float64, 1e-4 in float32 and 3e-2 in
             float16.
-        pretrained: Whether to load the weights of a timm network, which may need the Hub.
+        pretrained: Whether to load weights, which must then be there, of a network that is given by name: those of a
+            timm network may need the Hub. By default a network of this package has its weights if there are any, one of
+            timm has none.
         seed: The seed of the random images, and of the weights of an untrained network.
 
     Raises:
-        ValueError: If there is no such network, it does not map images to logits, it does not take the size, or the
-            group has no rotation or reflection of the pixel grid.
+        ValueError: If there is no such network, it does not map images to logits, it does not take the size, the group
+            has no rotation or reflection of the pixel grid, the tolerance is no number from 0, or ``model`` or
+            ``pretrained`` is given with an ONNX file or a network itself.
+        WeightsNotFoundError: If weights are asked for and found nowhere.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
 
@@ -136,6 +141,12 @@ def check_equivariance(
     asked = _group(group)
     if size is not None and size < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
+    own_weights = isinstance(source, nn.Module) or Path(source).suffix == ".onnx"
+    if own_weights and (model is not None or pretrained):
+        what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
+        raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
     if isinstance(source, nn.Module):
         trained = not _looks_untrained(source)
         return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained)
@@ -147,7 +158,7 @@ def check_equivariance(
         found = None if model else resolve(text, any_timm=True)
         if found and not known(found.architecture):
             return _timm(found, pretrained, asked, size, tolerance, seed)
-        loaded = load_network(text, model)
+        loaded = load_network(text, model, pretrained or None)
     return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained)
 
 
@@ -203,7 +214,7 @@ def _module(
         if not trained:
             _randomize(network, torch.Generator().manual_seed(seed), x)
             notes.append("It is untrained: its weights are random, its norms and biases randomized.")
-        _check_depends_on_image(_logits(network), x, limit, subject)
+        _check_depends_on_image(_logits(network), x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
@@ -289,11 +300,13 @@ def _looks_untrained(network: nn.Module) -> bool:
     return bool(norms) or any(p.ndim > 1 and not p.any() for p in network.parameters())
 
 
-def _check_depends_on_image(function: Callable[[Tensor], Tensor], x: Tensor, limit: float, subject: str) -> None:
+def _check_depends_on_image(
+    function: Callable[[Tensor], Tensor], x: Tensor, precision: torch.dtype, subject: str
+) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
     first, other = function(x), function(x.square())
     change = ((first - other).norm() / first.norm()).item()
-    if change <= 10 * limit:
+    if change <= 10 * _TOLERANCES[precision]:
         raise ValueError(
             f"the output of {subject} hardly depends on the image (another image changes it by {change:.1e}), so its "
             "output for a rotated image proves nothing; check a trained network"
@@ -326,7 +339,7 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
         return y.movedim(-1, 1) if channels_last and y.ndim == 4 else y
 
     limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
-    _check_depends_on_image(run, x, limit, str(path))
+    _check_depends_on_image(run, x, file.dtype, str(path))
     logits = element_errors(run, x, asked)
     return EquivarianceCheck(
         subject=str(path),

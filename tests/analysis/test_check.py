@@ -1,6 +1,7 @@
 """Certificates: what passes, what fails and why, and what proves nothing."""
 
 import json
+import math
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ from torch import nn
 
 import eqzoo
 from eqzoo.analysis.diagnosis import diagnose
+from eqzoo.hub import WeightsNotFoundError
 from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
 
@@ -209,3 +211,19 @@ def test_weights_that_are_zero_before_training_are_checked_as_if_it_had_changed_
     network.position = None
     network.forward = lambda x: network.head(x.tanh().mean((2, 3)))
     assert eqzoo.check_equivariance(network).exact
+
+
+def test_a_large_tolerance_passes_and_one_that_is_no_number_is_refused():
+    assert eqzoo.check_equivariance("p4_cnn", tolerance=0.2).exact  # more than another image changes the output
+    for tolerance in (math.nan, math.inf, -1e-3):
+        with pytest.raises(ValueError, match="the tolerance is a number from 0"):
+            eqzoo.check_equivariance("p4_cnn", tolerance=tolerance)
+
+
+def test_arguments_for_names_are_not_ignored(tmp_path):
+    with pytest.raises(WeightsNotFoundError, match="p4_cnn_w11"):
+        eqzoo.check_equivariance("p4_cnn_w11", pretrained=True)
+    for source in (tmp_path / "net.onnx", nn.Flatten()):
+        for option in ({"model": "p4_cnn"}, {"pretrained": True}):
+            with pytest.raises(ValueError, match="leave model and pretrained out"):
+                eqzoo.check_equivariance(source, **option)
