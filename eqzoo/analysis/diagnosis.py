@@ -84,10 +84,11 @@ def _of_layer(module: nn.Module, x: Tensor, group: Group) -> Iterator[tuple[str,
     skipped = isinstance(module, nn.Linear | nn.LayerNorm | nn.Softmax) or getattr(module, "inplace", False)
     if skipped or not _is_field(x):
         return
-    y = module(x)
-    if not _is_field(y) or not y.any():
+    try:
+        y = module(x)
+        error = max(element_errors(module, x, group).values()) if _is_field(y) and y.any() else 0.0
+    except Exception:  # it takes no rotated input, as a layer on channels that come last
         return
-    error = max(element_errors(module, x, group).values())
     if error < _TOLERANCE:
         return
     kinds = dict([*_of_window(module, x), *_of_filters(module, group)])

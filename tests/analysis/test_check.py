@@ -227,3 +227,20 @@ def test_arguments_for_names_are_not_ignored(tmp_path):
         for option in ({"model": "p4_cnn"}, {"pretrained": True}):
             with pytest.raises(ValueError, match="leave model and pretrained out"):
                 eqzoo.check_equivariance(source, **option)
+
+
+def test_a_layer_that_takes_no_rotated_input_is_passed_over():
+    class ChannelsLast(nn.Module):
+        def forward(self, x):
+            return nn.functional.layer_norm(x, (3,))  # rotated, the channels are not last
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(1, 3, 3), ChannelsLast()
+
+        def forward(self, x):
+            return self.norm(self.conv(x).movedim(1, -1))
+
+    (cause,) = diagnose(Network(), torch.rand(1, 1, 8, 8), eqzoo.P4)
+    assert cause.startswith("likely filters that are not symmetric: conv")
