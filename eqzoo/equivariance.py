@@ -147,7 +147,7 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     """
 
     def factors(like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like) + 0.5
+        return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like) + 0.5
 
     for parameter in model.parameters():
         if parameter.ndim == 1:
@@ -175,7 +175,7 @@ def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
     size = getattr(model, "input_size", None) or getattr(model, "pretrained_cfg", {}).get("input_size")
     if size is None:
         raise ValueError(f"{type(model).__name__} has no input_size; pass x, a batch of images")
-    return torch.randn(2, *size, generator=generator, dtype=torch.float64)
+    return torch.randn(2, *size, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _features(model: nn.Module, x: Tensor) -> Tensor:

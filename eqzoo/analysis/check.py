@@ -153,8 +153,8 @@ def check_equivariance(
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
         return _onnx(Path(text), asked, size, tolerance, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)  # the same random weights at every call
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
         found = None if model else resolve(text, any_timm=True)
         if found and not known(found.architecture):
             return _timm(found, pretrained, asked, size, tolerance, seed)
@@ -258,7 +258,8 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
     channels, *sides = shape
     generator = torch.Generator().manual_seed(seed)
     count = 2 if isinstance(network, EquivariantNet) else 1
-    return torch.randn(count, channels, *([size, size] if size else sides), generator=generator, dtype=torch.float64)
+    shape = (count, channels, *([size, size] if size else sides))
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _logits(network: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -329,7 +330,8 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
     if shape[1] != shape[2] and asked.rotations == 4:
         asked = Group(2, asked.reflections)
         notes.append(f"Its images are not square, so rotations by 90° were left out, and {asked.name} was checked.")
-    x = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
     def run(images: Tensor) -> Tensor:
         try:

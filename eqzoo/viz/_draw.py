@@ -107,7 +107,8 @@ def color_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
 
 def draw_map(axes: "Axes", values: Tensor, extent: tuple[float, float, float, float] | None = None, **how: Any) -> None:
     """Draws a map with the keyword arguments of `imshow`, or an image if there are none."""
-    axes.imshow(values.numpy() if how else _image(values), extent=extent, interpolation="nearest", zorder=2, **how)
+    shown = values.detach().cpu().numpy() if how else _image(values)
+    axes.imshow(shown, extent=extent, interpolation="nearest", zorder=2, **how)
 
 
 def draw_above(axes: "Axes", values: Tensor, x: float, side: float) -> None:
@@ -121,7 +122,7 @@ def draw_above(axes: "Axes", values: Tensor, x: float, side: float) -> None:
 
 def _image(values: Tensor) -> Any:
     """``(C, height, width)`` scaled to [0, 1], as RGB: in color if C is 3, else the gray mean over channels."""
-    values = values.detach().double()
+    values = values.detach().to("cpu", torch.float64)
     shown = values if len(values) == 3 else values.mean(0, keepdim=True).expand(3, -1, -1)
     low, high = shown.min(), shown.max()
     return ((shown - low) / (high - low if high > low else 1)).permute(1, 2, 0).numpy()

@@ -99,7 +99,7 @@ def act(maps: Tensor, own: Group, group: Group, g: int) -> Tensor:
 
 def moved(place: tuple[int, int], height: int, width: int, group: Group, g: int) -> tuple[int, int]:
     """The position ``(row, column)`` of a pixel in the transformed image."""
-    marks = torch.arange(height * width).reshape(height, width)
+    marks = torch.arange(height * width, device="cpu").reshape(height, width)
     row, column = (transform(marks, group, g, "trivial") == marks[place]).nonzero()[0].tolist()
     return row, column
 

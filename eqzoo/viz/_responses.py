@@ -56,7 +56,7 @@ def response_weights(layer: AttentiveGroupConv2d | AttentiveLiftingConv2d, x: Te
     sampling = (poses, layer.stride, layer.padding, layer.dilation, layer.attention_dilation)
     filters, (reduce, expand, spatial) = layer.filters(), layer.attention.banks()
     channels, spatials, outputs = list[Tensor](), list[Tensor](), list[Tensor]()
-    for planes in torch.arange(len(filters)).split(layer.group.order):
+    for planes in torch.arange(len(filters), device=filters.device).split(layer.group.order):
         own = [None if bank is None else bank[planes] for bank in (reduce, expand, spatial)]
         arguments = (x, filters[planes], own[0], own[1], own[2], *sampling)
         _, channel, place = reference.response_attention(*arguments)

@@ -91,10 +91,10 @@ def neighbor_places(kernel_size: int | str, height: int, width: int, places: Ten
     The entry of one that does not exist is some place that does.
     """
     if kernel_size == "global":
-        every = torch.arange(height * width).expand(len(places), -1)
+        every = torch.arange(height * width, device=places.device).expand(len(places), -1)
         return every, torch.ones_like(every, dtype=torch.bool)
     side = int(kernel_size)
-    offset = torch.arange(side) - side // 2
+    offset = torch.arange(side, device=places.device) - side // 2
     rows = (places // width)[:, None, None] + offset[:, None] + 0 * offset
     columns = (places % width)[:, None, None] + offset + 0 * offset[:, None]
     exists = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
@@ -110,7 +110,7 @@ def _codes(layer: SelfAttention, height: int, width: int, places: Tensor) -> Ten
         return codes.unsqueeze(2).expand(-1, -1, len(places), -1)
     # A window from any place to any other, of which each place reads its own part.
     codes = layer.position((2 * height - 1, 2 * width - 1))
-    rows, columns = torch.arange(height), torch.arange(width)
+    rows, columns = (torch.arange(count, device=places.device) for count in (height, width))
     row = rows[None, :, None] - (places // width)[:, None, None] + height - 1
     column = columns[None, None, :] - (places % width)[:, None, None] + width - 1
     return codes[:, :, (row * (2 * width - 1) + column).flatten(1)]

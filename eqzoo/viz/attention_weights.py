@@ -278,13 +278,13 @@ def _group_window(layer: LiftingSelfAttention2d | GroupSelfAttention2d, x: Tenso
         return weights[:, :, poses].sum(4).mean((0, 2))
 
     if choice.place:
-        weights = weigh(torch.tensor([choice.place[0] * width + choice.place[1]]))[:, 0]
+        weights = weigh(torch.tensor([choice.place[0] * width + choice.place[1]], device=x.device))[:, 0]
         sides = (height, width) if layer.kernel_size == "global" else (int(layer.kernel_size),) * 2
         return _Seen(f"softmax over the neighborhood of a position, {of}", weights.unflatten(1, sides))
     neighbors = height * width if layer.kernel_size == "global" else int(layer.kernel_size) ** 2
     one = layer.num_heads * layer.out_order * (layer.in_order or 1) ** 2 * neighbors
-    received = torch.zeros(layer.out_order, height * width, dtype=x.dtype)
-    for places in torch.arange(height * width).split(max(1, _AT_ONCE // one)):
+    received = x.new_zeros(layer.out_order, height * width)
+    for places in torch.arange(height * width, device=x.device).split(max(1, _AT_ONCE // one)):
         around, _ = neighbor_places(layer.kernel_size, height, width, places)
         received.index_add_(1, around.flatten(), weigh(places).flatten(1))
     return _Seen(f"attention received from all positions, {of}", received.unflatten(1, (height, width)))

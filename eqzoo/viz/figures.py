@@ -125,7 +125,7 @@ def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attenti
 
     norm = Normalize(0, 1)  # the range of the sigmoid
     for place, (axes, values) in enumerate(zip(shown, seen.channels, strict=True)):
-        axes.imshow(values.numpy(), norm=norm, cmap=SEQUENTIAL, interpolation="nearest", aspect="auto")
+        axes.imshow(values.cpu().numpy(), norm=norm, cmap=SEQUENTIAL, interpolation="nearest", aspect="auto")
         axes.set(xticks=range(values.shape[1]), yticks=[0, len(values) - 1] if len(values) > 1 else [0])
         axes.set_xlabel("pose", fontsize=8)
         axes.tick_params(labelsize=7, length=2)

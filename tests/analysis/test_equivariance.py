@@ -7,7 +7,7 @@ from torch import nn
 import eqzoo
 from eqzoo import viz
 from eqzoo.groups import P4, cyclic
-from eqzoo.layers import GroupSelfAttention2d, LiftingConv2d
+from eqzoo.layers import AttentiveLiftingConv2d, GroupSelfAttention2d, LiftingConv2d
 
 
 def measures(group):
@@ -42,3 +42,33 @@ def test_groups_are_given_by_name_as_well(name):
     assert measures("p4")[name]() == expected
     with pytest.raises(TypeError, match="group is an eqzoo"):
         measures(4)[name]()
+
+
+def test_another_default_device_changes_nothing():
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network.input_size = (1, 6, 6)
+    x, field = torch.randn(1, 1, 6, 6), torch.randn(1, 6, 4, 5, 5)
+    window, everywhere = (GroupSelfAttention2d(P4, 6, 6, side, num_heads=2) for side in (3, "global"))
+    attentive = AttentiveLiftingConv2d(P4, 1, 2, 3, attention="full")
+    computed = {
+        "equivariance_error": lambda: eqzoo.equivariance_error(network, group=P4, randomize=True),
+        "check": lambda: eqzoo.check_equivariance(network).largest,
+        "check of a name": lambda: eqzoo.check_equivariance("p4_cnn").largest,
+        "error_maps": lambda: viz.error_maps(network[0], x, group=P4).errors,
+        "attention": lambda: viz.attention(window, field).error,
+        "attention at a place": lambda: viz.attention(window, field, place=(1, 2)).error,
+        "attention without a window": lambda: viz.attention(everywhere, field).error,
+        "attention on the responses": lambda: viz.attention(attentive, x[0]).error,
+    }
+    expected = {name: compute() for name, compute in computed.items()}
+    with torch.device("meta"):
+        assert {name: compute() for name, compute in computed.items()} == expected
+
+
+def test_checks_leave_the_random_numbers_of_gpus(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    state = torch.get_rng_state()
+    eqzoo.check_equivariance("p4_cnn_w11")
+    assert not seeded
+    assert torch.equal(torch.get_rng_state(), state)
