@@ -81,7 +81,7 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
     """The equivariance error of a network's features, or of a layer, at each pixel; in float64 and evaluation mode.
 
     Args:
-        model: The network, whose ``forward_features`` is measured, or a layer.
+        model: The network, whose ``feature_field`` or else ``forward_features`` is measured, or a layer.
         x: The input with a batch axis: images or, for a layer, its input.
         layer: The name of a layer of the network, which is measured on the input that it receives there.
         group: The group, or its name; by default the network's own, or p4 if it is trivial. The output of a network
@@ -101,8 +101,8 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
     module = net.get_submodule(layer or "")
     own = own_group(module) or own_group(net) or Group(1)
     group = copies_of(own, group)
-    trunk = getattr(module, "forward_features", None)
-    function = partial(_maps, trunk or module, own=own, planes=trunk is not None)
+    field, trunk = (getattr(module, name, None) for name in ("feature_field", "forward_features"))
+    function = partial(_maps, field or trunk or module, own=own, planes=field is None and trunk is not None)
     y = function(x)
     scale = y.square().sum((0, 1, 2)).mean().sqrt()
     if scale == 0:

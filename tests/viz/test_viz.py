@@ -13,6 +13,7 @@ import eqzoo
 from eqzoo import layers, viz
 from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Group, cyclic, transform
+from eqzoo.models.octic_vit import OcticViT
 from tests.conftest import ROOT
 
 
@@ -408,3 +409,14 @@ def test_the_model_is_not_changed():
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_error_maps_of_a_network_whose_features_are_tokens():
+    octic = OcticViT(num_classes=3, img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2)
+    x = torch.randn(1, 3, 16, 16)
+    found = viz.error_maps(octic, x)
+    assert found.group == P4M
+    assert found.maps[5].shape == (4, 4)
+    assert max(found.errors.values()) < 1e-12
+    hybrid = OcticViT(num_classes=3, img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, invariant=False)
+    assert viz.error_maps(hybrid, x, group=P4).errors[1] > 1e-3
