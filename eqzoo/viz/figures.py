@@ -152,8 +152,10 @@ def feature_rings(
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If it is not a regular field of the group, or an index is out of range.
+        ValueError: If it is not a regular field of the group, an index is out of range, or there is no column.
     """
+    if columns < 1:
+        raise ValueError(f"columns is the number of rings per row, at least 1; got {columns}")
     maps = field[0] if field.ndim == 5 and len(field) == 1 else field
     group = group or (cyclic(maps.shape[1]) if maps.ndim == 4 else None)
     if maps.ndim != 4 or group is None or maps.shape[1] != group.order:
@@ -269,12 +271,15 @@ def plot_rotation_curve(
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no curve, a curve and the angles differ in length, or the image has another shape.
+        ValueError: If there is no curve or no angle, a curve and the angles differ in length, or the image has another
+            shape.
     """
     if image is not None and image.ndim != 3:
         raise ValueError(f"image is (C, height, width), got {tuple(image.shape)}")
     if not curves:
         raise ValueError("no curve to draw: curves is {name: [accuracy at each angle]}")
+    if not len(degrees):
+        raise ValueError("no angle to draw curves at: degrees is empty")
     for name, values in curves.items():
         if len(values) != len(degrees):
             raise ValueError(
@@ -294,6 +299,7 @@ def plot_rotation_curve(
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#eeeeee")
     if image is not None:
+        image = image.detach().to("cpu", torch.float64)
         low, high = image.min(), image.max()
         for angle in axes.get_xticks():  # interpolation exceeds the range of the image
             draw_above(axes, rotate(image[None], angle)[0].clamp(low, high), angle, 34)

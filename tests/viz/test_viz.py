@@ -175,6 +175,8 @@ def test_errors_say_what_would_work():
         ("\\(B, C, height, width\\) or a regular field", lambda: viz.error_maps(nn.Flatten(), x[None], group=P4)),
         ("zero everywhere", lambda: viz.error_maps(nn.Identity(), 0 * x[None], group=P4)),
         ("no curve", lambda: viz.plot_rotation_curve({})),
+        ("no angle", lambda: viz.plot_rotation_curve({"a": []}, [])),
+        ("at least 1; got 0", lambda: viz.feature_rings(torch.randn(2, 4, 5, 5), columns=0)),
         ("2 values for 3 angles", lambda: viz.plot_rotation_curve({"a": [1, 2]}, [0, 90, 180])),
         ("image is", lambda: viz.plot_rotation_curve({"a": [1, 2]}, [0, 90], image=torch.zeros(8, 8))),
     ):
