@@ -253,8 +253,12 @@ def _module(
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
     cfg: Any = getattr(network, "pretrained_cfg", None) or {}
     shape = getattr(network, "input_size", None) or cfg.get("input_size")
+    channels = getattr(network, "in_chans", None)
+    if shape is None and size and channels:
+        shape = (channels, size, size)
     if shape is None:
-        raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; check it by a name")
+        missing = "pass size=, the side of its images" if channels else "set its input_size = (channels, height, width)"
+        raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
     channels, *sides = shape
     generator = torch.Generator().manual_seed(seed)
     count = 2 if isinstance(network, EquivariantNet) else 1
@@ -375,13 +379,24 @@ def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[in
     batch, *rest = file.input_shape
     channels_last = rest[2] in (1, 3, 4) and rest[0] not in (1, 3, 4)
     channels, *sides = [rest[2], *rest[:2]] if channels_last else rest
-    told = json.loads(file.metadata.get("input_size", "[null, null, null]"))
+    told = _told_shape(file.metadata.get("input_size", "[null, null, null]"), path)
     known = [channels or told[0], *(have or size or said for have, said in zip(sides, told[1:], strict=True))]
     if None in known:
         raise ValueError(f"{path} takes images of {file.input_shape}; give their side with --size")
     if size and known[1:] != [size, size]:
         raise ValueError(f"{path} takes images of {known[1]} x {known[2]} pixels alone, not of {size}")
     return (known[0], known[1], known[2]), batch or 2, channels_last
+
+
+def _told_shape(text: str, path: Path) -> list[Any]:
+    """Channels, height and width in a file's metadata, each None where it does not say it."""
+    try:
+        told: Any = json.loads(text)
+    except ValueError:
+        told = None
+    if isinstance(told, list) and len(told) == 3 and all(n is None or (type(n) is int and n > 0) for n in told):
+        return told
+    raise ValueError(f"{path}: input_size in its metadata is [channels, height, width], got {text!r}")
 
 
 def _diagnose_onnx(path: Path) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
         21600
     """
     size = tuple(model.input_size) if input_size is None else input_size  # type: ignore[arg-type]
-    parameter = next(model.parameters())
+    parameter = next(model.parameters(), torch.empty(0))
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     with evaluation_mode(model), counter:
         model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
@@ -66,7 +66,7 @@ def throughput(
     Returns:
         ``images_per_second``, ``batch_size``, and ``machine`` with the number of threads.
     """
-    parameter = next(model.parameters())
+    parameter = next(model.parameters(), torch.empty(0))
     x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
     threads = torch.get_num_threads()
     timer = torch_benchmark().Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)

@@ -2,6 +2,8 @@
 
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -10,8 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import eqzoo
+from eqzoo.analysis.check import _image_shape
 from eqzoo.analysis.diagnosis import diagnose
 from eqzoo.hub import WeightsNotFoundError
+from eqzoo.models.gcnn import GroupCNN
 from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
 
@@ -244,3 +248,19 @@ def test_a_layer_that_takes_no_rotated_input_is_passed_over():
 
     (cause,) = diagnose(Network(), torch.rand(1, 1, 8, 8), eqzoo.P4)
     assert cause.startswith("likely filters that are not symmetric: conv")
+
+
+def test_a_network_that_is_built_by_its_class_is_checked_at_a_size():
+    network = GroupCNN(eqzoo.P4, width=2)
+    assert eqzoo.check_equivariance(network, size=28).image == (1, 28, 28)
+    with pytest.raises(ValueError, match="GroupCNN has no input_size and no pretrained_cfg; pass size="):
+        eqzoo.check_equivariance(network)
+    with pytest.raises(ValueError, match=r"Flatten has .*; set its input_size = \(channels, height, width\)"):
+        eqzoo.check_equivariance(nn.Flatten(), size=28)
+
+
+@pytest.mark.parametrize("text", ["oops", "[1, 28]", "28", '[1, "a", 28]', "[1, 0, 28]"])
+def test_metadata_of_an_onnx_file_that_is_no_size_is_an_error_that_names_the_file(text):
+    file = SimpleNamespace(input_shape=(None, 1, None, None), metadata={"input_size": text})
+    with pytest.raises(ValueError, match=r"net\.onnx: input_size in its metadata is"):
+        _image_shape(file, Path("net.onnx"), None)

@@ -107,3 +107,7 @@ def test_frozen_norms_stay_frozen(measure, fails):
     with pytest.raises(RuntimeError) if fails else nullcontext():
         measure(model, torch.randn(2, 1, 5, 5))
     assert [module.training for module in model] == [True, False, True, True]
+
+
+def test_a_network_without_parameters_multiplies_nothing():
+    assert eqzoo.multiply_adds(nn.AvgPool2d(2), (1, 8, 8)) == 0
