@@ -226,8 +226,12 @@ def build(
 
     Raises:
         WeightsNotFoundError: If weights are asked for and found nowhere.
-        ValueError: If the weights file cannot be read, is not what it should be, or does not fit the network.
+        ValueError: If the weights file cannot be read, is not what it should be, or does not fit the network, or a rate
+            of dropout is no probability.
     """
+    for name, rate in kwargs.items():
+        if name.endswith(("drop_rate", "drop_path_rate")) and not (isinstance(rate, int | float) and 0 <= rate <= 1):
+            raise ValueError(f"{name} is a probability, from 0 to 1; got {rate!r}")
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
     if pretrained and cfg.source == "hf-hub":
