@@ -65,7 +65,7 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
         example: A setting that the error shows.
 
     Raises:
-        ValueError: If one of the items has no key or no equals sign.
+        ValueError: If one of the items has no key or no equals sign, or a key comes twice.
 
     Example:
         >>> parse_settings(["lr=0.01", "milestones=[20, 40]", "optimizer=sgd"])
@@ -76,6 +76,8 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
         key, sign, value = item.partition("=")
         if not sign or not key:
             raise ValueError(f"--set takes KEY=VALUE such as {example}, got {item!r}")
+        if key in found:
+            raise ValueError(f"--set takes each key once, and {key} comes twice")
         try:
             found[key] = json.loads(value)
         except ValueError:

@@ -24,7 +24,8 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Times networks as they are, deployed and compiled, in interleaved runs."""
-    if args.rounds < 1 or min(args.batch_sizes) < 1 or (args.threads is not None and args.threads < 1):
+    sizes = args.batch_sizes or [1, 32]
+    if args.rounds < 1 or min(sizes) < 1 or (args.threads is not None and args.threads < 1):
         raise ValueError("--rounds, --batch-sizes and --threads are at least 1")
     device = _device(args.device)
     threads = torch.get_num_threads()
@@ -33,9 +34,9 @@ def run(args: argparse.Namespace) -> Answer:
         names = list(dict.fromkeys(args.names))
         twins = {name: args.against or _twin(name) for name in names}
         timed = list(dict.fromkeys([*names, *(twin for twin in twins.values() if twin)]))
-        with nullcontext() if args.no_compile else _recompilations(len(timed) * len(args.batch_sizes)):
-            forms, notes = _forms(timed, device, [] if args.no_compile else args.batch_sizes)
-            entries = [row for size in args.batch_sizes for row in _clock(forms, size, device, args.rounds)]
+        with nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)):
+            forms, notes = _forms(timed, device, [] if args.no_compile else sizes)
+            entries = [row for size in sizes for row in _clock(forms, size, device, args.rounds)]
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)

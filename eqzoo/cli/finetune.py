@@ -25,7 +25,11 @@ def run(args: argparse.Namespace) -> Answer:
         "channels_last": args.channels_last,
         "seed": args.seed,
     }
-    recipe = {key: value for key, value in named.items() if value is not None} | _settings(args.set)
+    given, settings = {key: value for key, value in named.items() if value is not None}, _settings(args.set)
+    if twice := sorted(given.keys() & settings.keys()):
+        raise ValueError(f"{', '.join(twice)} is given by an option of its own and by --set; give it once")
+    if args.size is not None and args.size < 1:
+        raise ValueError(f"--size is the side of the images, at least one pixel; got {args.size}")
     try:
         result = finetune(
             args.name,
@@ -44,7 +48,8 @@ def run(args: argparse.Namespace) -> Answer:
             download=args.download,
             device=args.device,
             workers=args.workers,
-            **recipe,
+            **given,
+            **settings,
         )
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error

@@ -103,7 +103,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--model",
         nargs="+",
-        default=["p4_cnn", "z2_cnn"],
+        action="extend",
         metavar="NAME",
         help="pretrained networks to compare (default: p4_cnn and its baseline z2_cnn)",
     )
@@ -132,7 +132,11 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         help="start from trained weights (default: if there are any)",
     )
     sub.add_argument(
-        "--freeze", nargs="*", metavar="MODULE", help="modules to freeze (without names: all but the classifier)"
+        "--freeze",
+        nargs="*",
+        action="extend",
+        metavar="MODULE",
+        help="modules to freeze (without names: all but the classifier)",
     )
     sub.add_argument("--epochs", type=int, help="the number of epochs (default: by the number of images)")
     sub.add_argument(
@@ -177,7 +181,12 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--seed", type=int, help="default: 0")
     sub.add_argument(
-        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="other keys of a recipe, such as optimizer=adamw"
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="other keys of a recipe, such as optimizer=adamw",
     )
     sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
     sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
@@ -255,7 +264,7 @@ def _check(sub: argparse.ArgumentParser) -> None:
 
 def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed in interleaved runs")
-    sub.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 32], metavar="N", help="default: 1 32")
+    sub.add_argument("--batch-sizes", type=int, nargs="+", action="extend", metavar="N", help="default: 1 32")
     sub.add_argument(
         "--against", metavar="NAME", help="the network to compare with (default: the z2 network of the same name)"
     )

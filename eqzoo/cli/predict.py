@@ -15,10 +15,12 @@ from ._images import transformed_copies
 
 __all__ = ["run"]
 
+_MODELS = ("p4_cnn", "z2_cnn")  # without --model
+
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints predictions: a row for each copy of the image, a column for each network."""
-    models = [load_network(name, pretrained=True).network for name in args.model]
+    models = [load_network(name, pretrained=True).network for name in args.model or _MODELS]
     group = P4M if any(model.group.reflections for model in models) else P4
     columns = [_predict(model, transformed_copies(args.image, model, group, args.invert)) for model in models]
     rows = [["", *(column.name for column in columns)]]

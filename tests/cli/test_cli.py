@@ -350,3 +350,28 @@ done"""
 def test_what_the_papers_print():
     assert rows()["p4_cnn.rotmnist"].error_text == "2.048 ± 0.045"
     assert "p4m_cnn.rotmnist" not in rows()
+
+
+def test_options_that_come_twice_are_added_up():
+    def parse(line):
+        return command_line.parser().parse_args(line.split())
+
+    tuned = "finetune p4_cnn d --output o --set optimizer=adamw --set a=1 b=2 --freeze stem --freeze blocks.0 blocks.1"
+    args = parse(tuned)
+    assert args.set == ["optimizer=adamw", "a=1", "b=2"]
+    assert args.freeze == ["stem", "blocks.0", "blocks.1"]
+    assert parse("predict x.png --model a --model b").model == ["a", "b"]
+    assert parse("bench a --batch-sizes 1 --batch-sizes 2 3").batch_sizes == [1, 2, 3]
+    assert parse("finetune p4_cnn d --output o").set == []  # the default is not the list of another call
+
+
+def test_a_setting_in_two_ways_is_refused(capsys, tmp_path):
+    tuned = ("finetune", "p4_cnn", tmp_path, "--output", tmp_path / "out")
+    for args, message in (
+        (("--lr", 0.1, "--set", "lr=0.2"), "lr is given by an option of its own and by --set"),
+        (("--set", "lr=0.1", "lr=0.2"), "lr comes twice"),
+        (("--size", 0), "at least one pixel; got 0"),
+    ):
+        code, out, err = run(capsys, *tuned, *args)
+        assert (code, out) == (2, "")
+        assert message in err
