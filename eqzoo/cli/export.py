@@ -4,6 +4,7 @@ import argparse
 
 from ..export.programs import ExportError, export_onnx, export_pt2
 from ..models.loading import load_network
+from ..models.resolve import resolve
 from ._answer import Answer
 
 __all__ = ["run"]
@@ -11,7 +12,11 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Writes and checks a file; the exit code is 1 where the network cannot be exported correctly."""
-    source = load_network(args.source, args.model)
+    if args.untrained and (args.model or resolve(args.source).config):
+        raise ValueError(
+            f"{args.source} is a checkpoint with weights of its own; leave --untrained out, or name a network"
+        )
+    source = load_network(args.source, args.model, pretrained=False if args.untrained else None)
     if not source.trained and not args.untrained:
         raise ValueError(
             f"{source.name} has no published weights; give a checkpoint's folder or file, or add --untrained to export "

@@ -1,6 +1,7 @@
 """`eqzoo export` and `eqzoo check`: what they print, and their exit codes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from torch import nn
 
 import eqzoo
 from eqzoo.analysis import check_equivariance
+from eqzoo.cli import export
 from eqzoo.cli import main as command_line
 from eqzoo.cli.predict import _predict
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
+from tests.conftest import ROOT
 
 
 def test_the_commands_codes_and_json(capsys, tmp_path):
@@ -82,3 +85,20 @@ def test_a_network_with_fresh_norms_is_checked_with_random_ones():
     assert not check_equivariance(Wrong(), P4).exact
     trained = eqzoo.create_model("p4_cnn", pretrained=True)
     assert check_equivariance(trained).exact
+
+
+def test_an_untrained_export_has_random_weights(monkeypatch, capsys, tmp_path):
+    exported = []
+    report = SimpleNamespace(as_dict=dict)
+    monkeypatch.setattr(export, "export_pt2", lambda network, *_: exported.append(network) or report)
+    trained = eqzoo.create_model("p4_cnn", pretrained=True).stem.conv.weight
+    for options in ([], ["--untrained"]):
+        assert command_line.main(["export", "p4_cnn", "a.pt2", *options]) == 0
+    first, second = (network.stem.conv.weight for network in exported)
+    assert torch.equal(first, trained)
+    assert not torch.equal(second, trained)
+    card = ROOT / "model_cards" / "p4_cnn.rotmnist"
+    for args in ([card], [card / "model.safetensors"], [card / "model.safetensors", "--model", "p4_cnn"]):
+        source, *options = map(str, args)
+        assert command_line.main(["export", source, "a.pt2", "--untrained", *options]) == 2
+        assert "leave --untrained out" in capsys.readouterr().err
