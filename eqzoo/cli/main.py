@@ -7,11 +7,12 @@ that returns an `eqzoo.cli.Answer`. The module, and with it torch and timm, is i
 
 import argparse
 import importlib
+import io
 import json
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._common import __version__
 
@@ -28,6 +29,8 @@ EXIT_CODES = """exit codes:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code, see ``eqzoo --help``."""
     try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ± or ‖
         whole = parser()
         code = _run(whole.parse_args(argv, argparse.Namespace(parser=whole)))
         sys.stdout.flush()
@@ -44,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     try:
         answer = importlib.import_module(f"eqzoo.cli.{args.command}").run(args)
-        print(json.dumps(answer.data, indent=2, ensure_ascii=False) if args.json else answer.text)
+        print(_json(answer.data) if args.json else answer.text)
     except BrokenPipeError:
         raise
     except Exception as error:
@@ -56,6 +59,12 @@ def _run(args: argparse.Namespace) -> int:
         print(f"eqzoo {args.command}: {message}", file=sys.stderr)
         return 2 if expected else 3
     return int(answer.code)
+
+
+def _json(data: Any) -> str:
+    """Strict JSON, without NaN, in letters that the output has."""
+    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    return json.dumps(data, indent=2, ensure_ascii=not unicode, allow_nan=False)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -70,4 +70,7 @@ def _predict(model: EquivariantNet, x: Tensor) -> _Prediction:
         )
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
     name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    return _Prediction(name, tuple(labels), model.double()(x).softmax(1))
+    probabilities = model.double()(x).softmax(1)
+    if not probabilities.isfinite().all():
+        raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
+    return _Prediction(name, tuple(labels), probabilities)

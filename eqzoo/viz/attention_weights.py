@@ -135,7 +135,8 @@ def attention(
         The attention for all copies, and its equivariance error.
 
     Raises:
-        ValueError: If there is no such layer, position, head or pose, or the group does not permute the poses.
+        ValueError: If there is no such layer, position, head or pose, the group does not permute the poses, or the
+            attention is not finite.
 
     Example:
         >>> import eqzoo
@@ -163,6 +164,11 @@ def attention(
         images.append(rotated[0] if x.ndim == 4 else rotated[0].mean(1))
     maps = [s.maps for s in seen if s.maps is not None]
     channels = [s.channels for s in seen if s.channels is not None]
+    if not all(values.isfinite().all() for values in [*maps, *channels]):
+        raise ValueError(
+            f"the attention of {name or type(module).__name__} is not finite; the weights, or the image, hold NaN or "
+            "infinite numbers"
+        )
     error = max(_distance(maps, own, group), _distance([c[..., None, None] for c in channels], own, group))
     return Attention(
         name, seen[0].quantity, own, group, group.grid_elements, images, maps, channels, place, size,
@@ -211,7 +217,8 @@ def _distance(maps: list[Tensor], own: Group, group: Group) -> float:
         return 0.0
     norm = maps[0].norm()
     pairs = zip(maps, group.grid_elements, strict=True)
-    return max(((m - act(maps[0], own, group, g)).norm() / norm).item() for m, g in pairs)
+    differences = [(m - act(maps[0], own, group, g)).norm() for m, g in pairs]
+    return max((d / norm).item() if d else 0.0 for d in differences)  # maps may be zero
 
 
 def _look(module: nn.Module, x: Tensor, choice: _Choice) -> _Seen:

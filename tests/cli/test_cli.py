@@ -1,11 +1,14 @@
 """The command line, as a user runs it."""
 
 import importlib
+import io
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -375,3 +378,36 @@ def test_a_setting_in_two_ways_is_refused(capsys, tmp_path):
         code, out, err = run(capsys, *tuned, *args)
         assert (code, out) == (2, "")
         assert message in err
+
+
+def test_weights_that_are_not_finite_predict_and_attend_to_nothing(capsys, tmp_path, monkeypatch):
+    network = eqzoo.create_model("p4_alpha_rh_cnn")
+    network.stem.conv.attention.spatial.data[:] = math.nan
+    for name in ("predict", "attention"):
+        module = importlib.import_module(f"eqzoo.cli.{name}")
+        monkeypatch.setattr(module, "load_network", lambda *_, **__: SimpleNamespace(network=network.eval()))
+    for args in (("predict", IMAGE), ("attention", "p4_alpha_rh_cnn", IMAGE, tmp_path / "out.png")):
+        code, out, err = run(capsys, *args)
+        assert (code, out) == (2, "")
+        assert "is not finite" in err
+
+
+def test_json_is_strict(capsys, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", lambda args: Answer("", {"x": math.nan}))
+    code, out, err = run(capsys, "list", "--json")
+    assert (code, out) == (2, "")
+    assert "not JSON compliant" in err
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_an_output_that_is_not_utf_8_gets_what_it_can_show(monkeypatch, option):
+    answer = Answer("error ± ‖x‖", {"said": "error ± ‖x‖"})
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", lambda args: answer)
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert command_line.main(["list", *option]) == 0
+    said = terminal.buffer.getvalue().decode("cp1252")
+    if option:
+        assert json.loads(said) == answer.data
+    else:
+        assert said == "error ± ?x?\n"
