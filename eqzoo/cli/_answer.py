@@ -24,7 +24,7 @@ class Answer:
     """
 
     text: str
-    data: dict[str, Any]
+    data: dict[str, Any] | list[dict[str, Any]]
     code: int = 0
 
 

@@ -1,13 +1,32 @@
 """Image files as network inputs."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from ..data import load_image, normalize, preprocess
+from ..data.folder import _images
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
-__all__ = ["transformed_copies"]
+__all__ = ["image_files", "transformed_copies"]
+
+
+def image_files(paths: Sequence[str]) -> list[str]:
+    """Files as they are given, and for each folder the images below it, sorted.
+
+    Raises:
+        ValueError: If there is no image below a folder.
+    """
+    found = []
+    for path in paths:
+        files = [str(file) for file in _images(Path(path))] if Path(path).is_dir() else [path]
+        if not files:
+            raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")
+        found += files
+    return found
 
 
 def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: bool) -> Tensor:

@@ -108,7 +108,7 @@ def _info(sub: argparse.ArgumentParser) -> None:
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("image", metavar="FILE", help="an image file")
+    sub.add_argument("images", nargs="+", metavar="FILE", help="image files, and folders of such")
     sub.add_argument(
         "--model",
         nargs="+",
@@ -295,8 +295,9 @@ COMMANDS = {
         _info,
     ),
     "predict": Command(
-        "classify an image and its rotated copies",
-        "Classifies an image and its rotated copies, and prints the largest change of a probability.",
+        "classify an image and its rotated copies, or many images",
+        "Classifies an image and its rotated copies, and prints the largest change of a probability. With several "
+        "files, or a folder, it prints a line for each image: the file, and each network's class and its probability.",
         _predict,
     ),
     "finetune": Command(

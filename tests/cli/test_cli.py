@@ -411,3 +411,49 @@ def test_an_output_that_is_not_utf_8_gets_what_it_can_show(monkeypatch, option):
         assert json.loads(said) == answer.data
     else:
         assert said == "error ± ?x?\n"
+
+
+@pytest.fixture
+def digits_folder(tmp_path):
+    """A folder with images in two formats, one of them in a folder of its own, and a text file."""
+    (tmp_path / "more").mkdir()
+    seven = Image.open(IMAGE)
+    seven.save(tmp_path / "b.png")
+    seven.resize((56, 56)).convert("RGB").save(tmp_path / "more" / "c.jpg")
+    Image.open(IMAGE.with_name("four.png")).save(tmp_path / "a.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_predict_has_a_line_for_each_of_several_images(capsys, digits_folder, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_BATCH_SIZE", 2)
+    code, out, _ = run(capsys, "predict", digits_folder, IMAGE, "--model", "p4_cnn", "--model", "z2_cnn")
+    assert code == 0
+    heading, *lines = (re.split(r"  +", line) for line in out.splitlines())
+    assert heading == ["file", "p4_cnn.rotmnist", "probability", "z2_cnn.rotmnist", "probability"]
+    expected = [digits_folder / "a.png", digits_folder / "b.png", digits_folder / "more" / "c.jpg", IMAGE]
+    assert [line[0] for line in lines] == [str(path) for path in expected]
+    assert [line[1] for line in lines] == ["4", "7", "7", "7"]
+    assert lines[1][1:] == lines[3][1:]
+    alone = json.loads(run(capsys, "predict", IMAGE, "--json")[1])["networks"]
+    found = json.loads(run(capsys, "predict", digits_folder, "--json")[1])
+    assert [entry["image"] for entry in found] == [str(path) for path in expected[:3]]
+    for network, other in zip(found[1]["networks"], alone, strict=True):
+        assert (network["name"], network["label"]) == (other["name"], other["copies"][0]["label"])
+        assert list(network["probabilities"].values()) == pytest.approx(other["copies"][0]["probabilities"])
+        assert network["probability"] == network["probabilities"][network["label"]]
+
+
+def test_predict_names_the_file_that_is_no_image_before_it_predicts(capsys, digits_folder, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_predict", None)
+    (digits_folder / "empty").mkdir()
+    (digits_folder / "more" / "d.png").write_text("no image")
+    for args, message in (
+        ((digits_folder,), "d.png is not an image"),
+        ((IMAGE, digits_folder / "none.png"), "no image at"),
+        ((digits_folder / "empty",), "no image in the folder"),
+    ):
+        code, out, err = run(capsys, "predict", *args)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
