@@ -268,7 +268,11 @@ def _check(sub: argparse.ArgumentParser) -> None:
         metavar="ERROR",
         help="the largest error that counts as exact (default: by number type)",
     )
-    sub.add_argument("--pretrained", action="store_true", help="load the weights of a timm network")
+    sub.add_argument(
+        "--pretrained",
+        action="store_true",
+        help="load weights, which must be there; a timm network has random ones without it",
+    )
 
 
 def _bench(sub: argparse.ArgumentParser) -> None:
