@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..data import load_image, normalize, preprocess
-from ..data.folder import _images
+from ..data.folder import images_below
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
@@ -22,7 +22,7 @@ def image_files(paths: Sequence[str]) -> list[str]:
     """
     found = []
     for path in paths:
-        files = [str(file) for file in _images(Path(path))] if Path(path).is_dir() else [path]
+        files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
         if not files:
             raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")
         found += files

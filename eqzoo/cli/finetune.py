@@ -28,8 +28,6 @@ def run(args: argparse.Namespace) -> Answer:
     given, settings = {key: value for key, value in named.items() if value is not None}, _settings(args.set)
     if twice := sorted(given.keys() & settings.keys()):
         raise ValueError(f"{', '.join(twice)} is given by an option of its own and by --set; give it once")
-    if args.size is not None and args.size < 1:
-        raise ValueError(f"--size is the side of the images, at least one pixel; got {args.size}")
     try:
         result = finetune(
             args.name,

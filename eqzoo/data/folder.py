@@ -12,7 +12,7 @@ from torch import Tensor
 from .images import is_grayscale, load_image, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder"]
+__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder", "images_below"]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
@@ -70,12 +70,12 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
 def folder_channels(path: Path) -> int:
     """1 if all images below a folder are grayscale by their headers, else 3; unreadable files are ignored."""
     with ThreadPoolExecutor() as pool:
-        return 1 if all(_tried(pool, _gray, _images(path))[0]) else 3
+        return 1 if all(_tried(pool, _gray, images_below(path))[0]) else 3
 
 
 def folder_side(path: Path, count: int = 100) -> int:
     """The median of the shorter sides of at most ``count`` images below a folder, in pixels; 0 if none is readable."""
-    files = _images(path)
+    files = images_below(path)
     with ThreadPoolExecutor() as pool:
         sides = sorted(_tried(pool, _shorter_side, files[:: max(1, len(files) // count)])[0])
     return sides[len(sides) // 2] if sides else 0
@@ -91,7 +91,8 @@ def _gray(path: Path) -> bool:
         return is_grayscale(image)
 
 
-def _images(folder: Path) -> list[Path]:
+def images_below(folder: Path) -> list[Path]:
+    """The image files in a folder and the folders in it, sorted, without hidden ones."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     return sorted(
@@ -128,7 +129,7 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
         )
     files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):
-        found = _images(folder / name)
+        found = images_below(folder / name)
         if not found:
             from torchvision.datasets.folder import IMG_EXTENSIONS
 

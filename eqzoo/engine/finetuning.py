@@ -121,6 +121,8 @@ def finetune(
     _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
     source = resolve(name) if pretrained is False else _with_tag(resolve(name))
     blank = weightless(source)
+    if size is not None and size < 1:
+        raise ValueError(f"size is the side of the images, at least one pixel; got {size}")
     side = size or blank.input_size[1]
     check_side(source, side)
     if not isinstance(freeze, bool):

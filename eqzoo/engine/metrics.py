@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..analysis._mode import evaluation_mode
 from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, inputs, rotation_curve, sample
 from ..data import AnySplit
 from ..groups import P4, transform
@@ -35,12 +36,9 @@ LEAST_IMAGES = 50  # that are rotated, however slow the network
 
 @torch.no_grad()
 def predictions(model: nn.Module, images: Tensor, batch_size: int = 500) -> Tensor:
-    """The predicted classes of normalized images, ``(n,)`` int64; the model's mode is restored."""
-    was_training = model.training
-    model.eval()
-    classes = torch.cat([model(batch).argmax(1) for batch in images.split(batch_size)])
-    model.train(was_training)
-    return classes
+    """The predicted classes of normalized images, ``(n,)`` int64; the model's modules keep their modes."""
+    with evaluation_mode(model):
+        return torch.cat([model(batch).argmax(1) for batch in images.split(batch_size)])
 
 
 def top1(predicted: Tensor, labels: Tensor) -> float:
