@@ -22,14 +22,17 @@ from eqzoo.models._builder import configured_name
 
 __all__ = [
     "DOCS",
+    "OF_A_DATASET",
     "add_data_arguments",
     "filled",
     "input_size",
     "is_own",
+    "is_recipe_of",
     "load_recipe",
     "read_splits",
     "recipe_names",
     "recipe_text",
+    "run_name",
     "shuffled",
     "splits_of",
     "spread",
@@ -39,6 +42,9 @@ __all__ = [
 ]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+# What a recipe says of its own data set, and no run on another: the sizes of its splits, and weights that may have been
+# trained on images that another data set validates or tests on.
+OF_A_DATASET: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None}
 
 
 def load_recipe(name: str) -> Recipe:
@@ -54,6 +60,17 @@ def recipe_text(name: str) -> str:
 def recipe_names() -> list[str]:
     """The names of all recipes."""
     return sorted(RECIPES)
+
+
+def is_recipe_of(name: str, model: str, dataset: str) -> bool:
+    """Whether a name is that of a recipe for a network and a data set."""
+    return name in RECIPES and (RECIPES[name].recipe.model, RECIPES[name].recipe.dataset) == (model, dataset)
+
+
+def run_name(name: str, recipe: Recipe) -> str:
+    """The name of a run: the given one if it is that of a recipe for the network and the data set; else these two."""
+    plain = f"{recipe.model}.{Path(recipe.dataset).stem}"
+    return name if is_recipe_of(name, recipe.model, recipe.dataset) else plain
 
 
 def _entry(name: str) -> Entry:

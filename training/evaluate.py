@@ -12,7 +12,15 @@ import shlex
 from pathlib import Path
 
 import torch
-from common import add_data_arguments, is_own, load_recipe, recipe_names, splits_of
+from common import (
+    OF_A_DATASET,
+    add_data_arguments,
+    is_own,
+    load_recipe,
+    recipe_names,
+    run_name,
+    splits_of,
+)
 
 from eqzoo._common import write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
@@ -64,19 +72,19 @@ def main() -> None:
 
 def arguments_of(run: FinishedRun) -> str:
     """What follows training/train.py in the command of a run: a recipe, and all that differs from it."""
-    recipe, known = run.recipe, recipe_names()
-    name = name_of(run)
-    if name not in known:  # of the user's own images
-        name = next(other for other in known if other.startswith(f"{recipe.model}."))
+    recipe, known, name = run.recipe, recipe_names(), name_of(run)
+    if name not in known:  # of another data set, or of a network without a recipe
+        name = next((other for other in known if other.startswith(f"{recipe.model}.")), known[0])
     plain, words, args = load_recipe(name), [name], dict(recipe.model_args)
-    if is_own(recipe.dataset):
-        plain = dataclasses.replace(plain, valid_size=None, samples_per_class=None, start=None)
+    if recipe.dataset != plain.dataset:
+        plain = dataclasses.replace(plain, **OF_A_DATASET)
         words += ["--dataset", Path(recipe.dataset).name]
+    if is_own(recipe.dataset):
         args = {key: value for key, value in args.items() if key not in ("num_classes", "in_chans")}
     changed = {
         field.name: getattr(recipe, field.name)
         for field in dataclasses.fields(recipe)
-        if field.name not in ("model", "dataset", "seed", "model_args")
+        if field.name not in ("dataset", "seed", "model_args")
         and getattr(recipe, field.name) != getattr(plain, field.name)
     }
     changed |= {"model_args": args} if args != plain.model_args else {}
@@ -87,9 +95,7 @@ def arguments_of(run: FinishedRun) -> str:
 
 def name_of(run: FinishedRun) -> str:
     """The name of a run's recipe: that of the folder above the seed's, if it is one; else model and data set."""
-    plain = f"{run.recipe.model}.{Path(run.recipe.dataset).stem}"
-    above = run.folder.resolve().parent.name
-    return above if above in recipe_names() and above.startswith(plain) else plain
+    return run_name(run.folder.resolve().parent.name, run.recipe)
 
 
 if __name__ == "__main__":

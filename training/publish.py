@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import load_recipe, recipe_names, recipe_text
+from common import is_recipe_of, load_recipe, recipe_names, recipe_text
 
 import eqzoo
 from eqzoo._common import atomic, json_text
@@ -262,7 +262,8 @@ def _is_of_its_recipe(results: dict[str, Any]) -> bool:
 
 def _check_ours(results: dict[str, Any], weights: Path) -> None:
     name, data = results["checkpoint"], results["dataset"]["name"]
-    if data not in DATASETS or not name.startswith(f"{results['recipe']['model']}.{data}"):
+    model = results["recipe"]["model"]
+    if data not in DATASETS or not (name == f"{model}.{data}" or is_recipe_of(name, model, data)):
         raise SystemExit(f"{name} is of the data set {data}, which is not the zoo's; name a folder with --output DIR")
     if weights.stat().st_size > GIT_LIMIT:
         raise SystemExit(

@@ -9,10 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
-from common import add_data_arguments, is_own, load_recipe, recipe_names, splits_of
+from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe_names, run_name, splits_of
 
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
@@ -26,7 +25,9 @@ def main() -> None:
     parser.add_argument("--list", nargs="?", const="*", metavar="PATTERN", help="print the recipes, and stop")
     parser.add_argument("--seed", type=int, help="another seed than the recipe's")
     parser.add_argument("--epochs", type=int, help="another length than the recipe's")
-    parser.add_argument("--dataset", help="another data set: a folder of images or a .npz file in the data folder")
+    parser.add_argument(
+        "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other values, as JSON: lr=0.01")
     parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<model>.<data set>/seed<seed>)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
@@ -45,11 +46,9 @@ def main() -> None:
     try:
         recipe = changed(load_recipe(args.recipe), args)
         splits = splits_of(recipe, args)
-        name = args.recipe
         if is_own(recipe.dataset):
             recipe = fitted(recipe, splits)
-            name = f"{recipe.model}.{Path(recipe.dataset).stem}"
-        run_dir = args.output or Path("runs") / name / f"seed{recipe.seed}"
+        run_dir = args.output or Path("runs") / run_name(args.recipe, recipe) / f"seed{recipe.seed}"
         train(recipe, lambda: build_network(recipe), splits, run_dir, args.device, args.workers, args.track)
     except (OSError, ValueError, FloatingPointError) as error:
         raise SystemExit(f"train.py: {error}") from error
@@ -69,15 +68,14 @@ def print_recipes(pattern: str) -> None:
 
 def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     """The recipe with the values that the command line gives."""
-    # The sizes of the splits are those of the recipe's data set, and the weights that it starts from may have been
-    # trained on images that another data set validates or tests on.
-    changes: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None} if args.dataset else {}
+    changes = parse_settings(args.set)
     keys = [field.name for field in dataclasses.fields(Recipe)]
-    changes |= parse_settings(args.set)
     if unknown := [key for key in changes if key not in keys]:
         raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
-    return dataclasses.replace(recipe, **changes | {name: value for name, value in named.items() if value is not None})
+    changes |= {name: value for name, value in named.items() if value is not None}
+    other = changes.get("dataset", recipe.dataset) != recipe.dataset
+    return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
 
 
 def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:
