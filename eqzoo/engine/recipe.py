@@ -81,7 +81,8 @@ class Recipe:
         valid_size: The images held out of the training split for validation, if the data set has no validation split;
             None for a tenth, 0 for none: then the weights of the last epoch are saved.
         samples_per_class: The training images of each class that are used; None for all.
-        patience: The epochs without a higher validation accuracy before the run ends early; None for never.
+        patience: The epochs at full size without a higher validation accuracy before the run ends early; None for
+            never.
         layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the

@@ -253,8 +253,8 @@ def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:
 
 
 def patience_is_over(recipe: Recipe, best: int, epoch: int) -> bool:
-    """Whether a run ends early after an epoch, where ``best`` is the best epoch."""
-    return recipe.patience is not None and epoch - best >= recipe.patience
+    """Whether a run ends early after an epoch, where ``best`` is the best epoch. Epochs at half size do not count."""
+    return recipe.patience is not None and epoch - max(best, recipe.half_size_epochs) >= recipe.patience
 
 
 def split_digest(split: AnySplit) -> str:

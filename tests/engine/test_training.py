@@ -16,7 +16,7 @@ import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split
 from eqzoo.engine import Recipe, best_row, is_finished, loop, predictions, top1, train
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run_directory import RunDirectory, patience_is_over
 from eqzoo.engine.state import TrainingState
 from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
 from tests.conftest import ROOT
@@ -408,6 +408,12 @@ def test_the_end_of_a_run_is_seen_in_its_record():
         True,
     ]
     assert [is_finished(other(epochs=4), record[:n]) for n in range(5)] == [False, False, False, False, True]
+
+
+def test_patience_counts_epochs_at_full_size():
+    recipe = other(epochs=9, patience=2, half_size_epochs=5)
+    assert [patience_is_over(recipe, 1, epoch) for epoch in (3, 5, 6, 7)] == [False, False, False, True]
+    assert [patience_is_over(recipe, 6, epoch) for epoch in (7, 8)] == [False, True]
 
 
 def test_early_stopping_stops_and_stays_stopped(tmp_path, monkeypatch):
