@@ -149,22 +149,27 @@ def _finish_epoch(
     best: dict[str, Any],
     began: float,
 ) -> dict[str, Any]:
-    """Validates, saves weights, record and state; returns the best epoch so far, and adds to the history of losses."""
+    """Validates, saves state, weights and record; returns the best epoch so far, and adds to the history of losses.
+
+    An epoch is in the record once its weights are saved. A run that was killed before that goes on from the state,
+    which has the row and, of the last epoch, the weights.
+    """
     accelerator = state.accelerator
     accuracy, valid_loss = state.validate()
     history.append(valid_loss or 0.0)
     row = {"epoch": epoch + 1, "loss": loss, "valid_loss": valid_loss, "valid_accuracy": accuracy}
     if epoch < state.recipe.half_size_epochs:
         row["half_size"] = True
-    if not best or rank(row) > rank(best):
-        best = dict(row)
-        if accelerator.is_main_process:
-            directory.save_weights(state.eval_model.state_dict())
+    improved = not best or rank(row) > rank(best)
+    best = dict(row) if improved else best
     row |= {"lr": state.base_rate(epoch + 1, history)}
     if accelerator.is_main_process:
         seconds = round(time.perf_counter() - began, 2)
-        directory.append_row(row | {"processes": accelerator.num_processes, "seconds": seconds})
-        directory.save_state(state.state_dict() | {"epoch": epoch + 1})
+        line = row | {"processes": accelerator.num_processes, "seconds": seconds}
+        directory.save_state(state.state_dict() | {"epoch": epoch + 1, "row": line})
+        if improved:
+            directory.save_weights(state.eval_model.state_dict())
+        directory.append_row(line)
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
     return best
 
@@ -264,6 +269,9 @@ def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[st
     saved, rows = found
     try:
         state.load_state_dict(saved)
-        return saved["epoch"], best_row(rows), [row.get("valid_loss") or 0.0 for row in rows]
     except (RuntimeError, ValueError, KeyError) as error:
         raise directory.resume_error(error) from error
+    best = best_row(rows)
+    if best["epoch"] == saved["epoch"] and state.accelerator.is_main_process:
+        directory.save_weights(state.eval_model.state_dict())  # it may have been killed before it saved them
+    return saved["epoch"], best, [row.get("valid_loss") or 0.0 for row in rows]

@@ -29,6 +29,7 @@ __all__ = [
     "is_finished",
     "patience_is_over",
     "rank",
+    "split_differences",
     "split_digest",
     "write_json",
 ]
@@ -68,8 +69,18 @@ class RunDirectory:
         return False
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of record.jsonl, one for each epoch; none if there is no file."""
-        return [json.loads(line) for line in self._lines()]
+        """The rows of record.jsonl, one for each epoch; none if there is no file.
+
+        A last line that is no JSON is left out: the process was killed while it wrote it.
+        """
+        lines, rows = self._lines(), []
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number < len(lines):
+                    raise ValueError(f"line {number} of {self.record} is not JSON ({error})") from error
+        return rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Adds an epoch to record.jsonl."""
@@ -89,7 +100,7 @@ class RunDirectory:
         return load_file(self.weights)
 
     def save_state(self, state: Mapping[str, Any]) -> None:
-        """Writes state.pt: the states of model, optimizer and average, the epochs done and the best one."""
+        """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
         # Through memory, because torch's own writing to a full disk raises no OSError.
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
@@ -99,7 +110,7 @@ class RunDirectory:
         """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.
 
         Args:
-            main_process: Whether this process writes files: record.jsonl is cut to the epochs of the state.
+            main_process: Whether this process writes files: record.jsonl gets a line for each epoch of the state.
 
         Raises:
             ValueError: If the files of the run are damaged or missing.
@@ -110,17 +121,17 @@ class RunDirectory:
             return None
         try:
             state: dict[str, Any] = torch.load(self.state, map_location="cpu", weights_only=True)
-            # The record is one epoch ahead of the state if the run was killed between the two.
-            lines = self._lines()[: state["epoch"]]
-            rows = [json.loads(line) for line in lines]
-            if len(lines) < state["epoch"] or not self.weights.is_file():
-                raise ValueError(
-                    f"{len(lines)} of {state['epoch']} lines of {RECORD_NAME}, or {WEIGHTS_NAME} is missing"
-                )
+            rows = self.rows()[: state["epoch"]]
+            if len(rows) == state["epoch"] - 1 and "row" in state:  # killed before the record
+                rows.append(state["row"])
+            if len(rows) < state["epoch"]:
+                raise ValueError(f"{RECORD_NAME} has {len(rows)} of {state['epoch']} lines")
+            if not self.weights.is_file() and best_row(rows)["epoch"] < state["epoch"]:
+                raise ValueError(f"{WEIGHTS_NAME} is missing")
         except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise self.resume_error(error) from error
         if main_process:
-            self._write(self.record, "".join(f"{line}\n" for line in lines).encode())
+            self._write(self.record, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
         return state, rows
 
     def resume_error(self, error: Exception) -> ValueError:
@@ -277,12 +288,13 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[
     for key in here:
         before, now = there.get(key), here[key]
         if key == "data_sha256":
-            yield from _split_differences(before or {}, now)
+            yield from split_differences(before or {}, now)
         elif before != now:
             yield f"{key} was {before!r} and is {now!r}"
 
 
-def _split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    """What differs between the images of two runs, by the digests of their splits, in words."""
     for split, word in SPLIT_NAMES.items():
         if split not in there and split in here:
             yield f"there are {word} images, and there were none"

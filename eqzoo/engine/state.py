@@ -1,5 +1,6 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from ..data import AnySplit, Split, Streamed, augment, batches
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, scheduler
+from .run_directory import split_differences, split_digest
 
 __all__ = ["TrainingState", "freeze"]
 
@@ -82,6 +84,10 @@ class TrainingState:
         shape = (1, -1, 1, 1)
         self.mean = torch.tensor(cfg["mean"], dtype=dtype, device=self.device).view(shape)
         self.std = torch.tensor(cfg["std"], dtype=dtype, device=self.device).view(shape)
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, str]:
+        return {name: split_digest(split) for name, split in self.splits.items()}
 
     @property
     def eval_model(self) -> nn.Module:
@@ -169,12 +175,16 @@ class TrainingState:
         return 100 * (right / len(split)), loss / len(split)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of model, optimizer and moving average, as state.pt holds them."""
+        """The states of model, optimizer and moving average, and digests of the images, as state.pt holds them."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state["data_sha256"] = self._digests
         return state | ({"ema": self.ema.module.state_dict()} if self.ema else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the states of model, optimizer and moving average."""
+        """Loads the states of model, optimizer and moving average; raises ValueError if they saw other images."""
+        # States of before the digests were kept have none.
+        if said := "; ".join(split_differences(state.get("data_sha256", self._digests), self._digests)):
+            raise ValueError(f"it is a run on other images: {said}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.ema:

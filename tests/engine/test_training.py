@@ -1,5 +1,6 @@
 """The training loop: it learns, is the same when stopped, and says what went wrong."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split
-from eqzoo.engine import Recipe, best_row, is_finished, loop, predictions, top1, train
+from eqzoo.engine import FinishedRun, Recipe, best_row, is_finished, loop, predictions, top1, train
 from eqzoo.engine.run_directory import RunDirectory, patience_is_over
 from eqzoo.engine.state import TrainingState
 from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
@@ -69,7 +70,13 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("place", "moment"), [(RunDirectory, "append_row"), (RunDirectory, "save_state"), (loop, "_train_epoch")]
+    ("place", "moment"),
+    [
+        (RunDirectory, "save_state"),
+        (RunDirectory, "save_weights"),
+        (RunDirectory, "append_row"),
+        (loop, "_train_epoch"),
+    ],
 )
 def test_a_run_stopped_at_any_moment_ends_as_one_that_was_not(tmp_path, monkeypatch, place, moment):
     whole = run(tmp_path / "whole").state_dict()
@@ -90,6 +97,57 @@ def test_a_run_stopped_at_any_moment_ends_as_one_that_was_not(tmp_path, monkeypa
     records = [(tmp_path / name / "record.jsonl").read_text().splitlines() for name in ("whole", "stopped")]
     without_time = [[{k: v for k, v in json.loads(row).items() if k != "seconds"} for row in rows] for rows in records]
     assert without_time[0] == without_time[1]
+
+
+@pytest.mark.parametrize("moment", ["save_state", "save_weights", "append_row"])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "behind"])
+def test_the_weights_are_those_of_the_recorded_epoch_if_one_comes_out_otherwise(tmp_path, monkeypatch, moment, done):
+    """Epochs that are not deterministic: the second one would have been the best, and is worse when repeated."""
+    original, calls, accuracies = getattr(RunDirectory, moment), [], iter([50.0, 60.0])
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    monkeypatch.setattr(TrainingState, "backward", lambda self, images, labels, numbers: torch.zeros(()))
+    monkeypatch.setattr(TrainingState, "step", lambda self, *_: self.model.head.weight.data.add_(next(drawn)))
+    drawn, recipe = itertools.count(1.0), other(epochs=3)
+
+    def stop(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            original(*args) if done else None
+            raise Killed
+        original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, moment, stop)
+        with pytest.raises(Killed):
+            run(tmp_path, recipe)
+    accuracies = iter([45.0, 40.0])
+    before = load_file(tmp_path / "best.safetensors")["head.weight"]
+    run(tmp_path, recipe)
+    found = rows(tmp_path)
+    assert [row["epoch"] for row in found] == [1, 2, 3]
+    kept = (moment, done) != ("save_state", False)  # the second epoch is not repeated
+    assert [row["valid_accuracy"] for row in found] == ([50.0, 60.0, 45.0] if kept else [50.0, 45.0, 40.0])
+    weights, state = load_file(tmp_path / "best.safetensors"), torch.load(tmp_path / "state.pt", weights_only=True)
+    assert best_row(found)["epoch"] == (2 if kept else 1)
+    missing = {("save_state", True), ("save_weights", False)}  # weights of the second epoch, when it was killed
+    assert torch.equal(weights["head.weight"], before) != ((moment, done) in missing)
+    assert not torch.equal(weights["head.weight"], state["model"]["head.weight"])
+
+
+def test_a_line_that_was_not_finished_is_written_again(tmp_path):
+    run(tmp_path)
+    record, state = tmp_path / "record.jsonl", (tmp_path / "state.pt").read_bytes()
+    whole = record.read_text()
+    record.write_text(whole[:-20])
+    assert len(RunDirectory(tmp_path).rows()) == 2
+    with pytest.raises(ValueError, match="has 2 of 3 epochs"):
+        FinishedRun.read(tmp_path)
+    run(tmp_path)
+    assert record.read_text() == whole
+    assert (tmp_path / "state.pt").read_bytes() == state
+    record.write_text(whole.replace('"epoch": 2', '"epoch" 2'))
+    with pytest.raises(ValueError, match=r"line 2 of .*record\.jsonl is not JSON"):
+        RunDirectory(tmp_path).rows()
 
 
 def test_a_run_killed_by_the_system_goes_on(tmp_path):
@@ -355,7 +413,8 @@ def test_a_run_of_an_older_recipe_goes_on(tmp_path):
     keys = "model dataset epochs batch_size optimizer lr weight_decay schedule warmup_epochs seed model_args"
     path.write_text(json.dumps({key: values[key] for key in keys.split()}))
     state = torch.load(tmp_path / "old" / "state.pt", weights_only=True)
-    assert set(state) == {"model", "optimizer", "epoch"}
+    assert set(state) == {"model", "optimizer", "epoch", "row", "data_sha256"}
+    del state["row"], state["data_sha256"]
     for group in state["optimizer"]["param_groups"]:
         del group["initial_lr"]
     torch.save(state, tmp_path / "old" / "state.pt")
@@ -374,6 +433,23 @@ def stop_after(monkeypatch, epochs):
         return original(state, epoch, *args)
 
     monkeypatch.setattr(loop, "_train_epoch", stop)
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path):
+    recipe = other(epochs=2)
+    with pytest.MonkeyPatch.context() as monkey:
+        stop_after(monkey, 1)
+        with pytest.raises(Killed):
+            run(tmp_path, recipe)
+    for part, words in (("train", "training"), ("valid", "validation")):
+        splits = SPLITS | {part: bars(len(SPLITS[part]), 9)}
+        with pytest.raises(
+            ValueError, match=f"cannot be resumed .* other images: the {words} images differ.*remove it"
+        ):
+            train(recipe, build, splits, tmp_path)
+    with pytest.raises(ValueError, match="there are no validation images, and there were some"):
+        train(recipe, build, {"train": SPLITS["train"]}, tmp_path)
+    run(tmp_path, recipe)
 
 
 def test_another_recipe_is_told_by_what_differs(tmp_path):
