@@ -74,38 +74,45 @@ def train(
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     directory = RunDirectory(run_dir)
-    fresh = accelerator.is_main_process and directory.start(recipe)
+    if accelerator.is_main_process:
+        directory.start(recipe)
     accelerator.wait_for_everyone()
-    with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
-        try:
+    try:
+        with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
             state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
-        except Exception:  # the folder stays free for a corrected command
-            if fresh:
-                directory.recipe.unlink(missing_ok=True)
-            raise
-        start, best, history = _resume(directory, state)
-        _init_tracker(accelerator, recipe, track)
-        with _progress_bar(state, start) as bar:
-            for epoch in range(start, recipe.epochs):
-                if patience_is_over(recipe, best.get("epoch", 0), epoch):
-                    break
-                began = time.perf_counter()
-                try:
-                    loss = _train_epoch(state, epoch, history, best, bar)
-                except FloatingPointError as error:
-                    raise FloatingPointError(_not_finite(directory, recipe, error, best)) from None
-                best = _finish_epoch(directory, state, epoch, loss, history, best, began)
-                bar.set_postfix(_postfix(epoch, loss, best))
-        for tracker in accelerator.trackers:
-            tracker.finish()
-        accelerator.wait_for_everyone()
-        return state.finished_model(directory.load_weights())
+            _train_epochs(directory, state, track)
+            accelerator.wait_for_everyone()
+            return state.finished_model(directory.load_weights())
+    except (Exception, KeyboardInterrupt):
+        if accelerator.is_main_process:
+            directory.release()
+        raise
 
 
 def check_device(device: str | None) -> None:
     """Raises ValueError unless there is such a device to train on."""
     if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
         raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+
+
+def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:
+    """Trains from the first epoch that is not finished to the last."""
+    recipe, accelerator = state.recipe, state.accelerator
+    start, best, history = _resume(directory, state)
+    _init_tracker(accelerator, recipe, track)
+    with _progress_bar(state, start) as bar:
+        for epoch in range(start, recipe.epochs):
+            if patience_is_over(recipe, best.get("epoch", 0), epoch):
+                break
+            began = time.perf_counter()
+            try:
+                loss = _train_epoch(state, epoch, history, best, bar)
+            except FloatingPointError as error:
+                raise FloatingPointError(_not_finite(directory, recipe, error, best)) from None
+            best = _finish_epoch(directory, state, epoch, loss, history, best, began)
+            bar.set_postfix(_postfix(epoch, loss, best))
+    for tracker in accelerator.trackers:
+        tracker.finish()
 
 
 def _train_epoch(

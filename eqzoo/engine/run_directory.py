@@ -53,20 +53,24 @@ class RunDirectory:
         self.recipe, self.record = path / RECIPE_NAME, path / RECORD_NAME
         self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
 
-    def start(self, recipe: Recipe) -> bool:
-        """Writes recipe.json if there is none, and says so; raises ValueError if it is of another recipe."""
+    def start(self, recipe: Recipe) -> None:
+        """Writes recipe.json if there is none; raises ValueError if it is of another recipe."""
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
         if not self.recipe.exists():
             self._write(self.recipe, json_text(asdict(recipe)).encode())
-            return True
+            return
         there = Recipe.read(self.recipe)  # missing keys have their defaults
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({values}); name another folder or remove that one"
             )
-        return False
+
+    def release(self) -> None:
+        """Removes recipe.json if no epoch was finished, so that the folder is free for another recipe."""
+        if not self.state.exists() and not self.record.exists():
+            self.recipe.unlink(missing_ok=True)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of record.jsonl, one for each epoch; none if there is no file.

@@ -196,6 +196,25 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_best_weights(tmp_
         run(tmp_path, Recipe("p4_cnn", "bars", epochs=3, batch_size=16, lr=1e30, model_args=RECIPE.model_args))
 
 
+def test_a_run_that_fails_in_its_first_epoch_leaves_its_folder_to_the_corrected_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingState, "backward", lambda self, *_: torch.tensor(float("nan")))
+    with pytest.raises(FloatingPointError, match=r"no epoch was finished, so there is no .*best\.safetensors yet"):
+        run(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    narrow = {name: Split(split.images[..., :20], split.labels) for name, split in SPLITS.items()}
+    with pytest.raises(ValueError, match="square"):
+        train(other(augment="rotations"), build, narrow, tmp_path)
+    run(tmp_path, other(epochs=1))
+    with pytest.raises(ValueError, match="another recipe"):
+        run(tmp_path)
+    with monkeypatch.context() as patch:  # a run with a finished epoch keeps its folder
+        patch.setattr(loop, "_resume", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(tmp_path, other(epochs=1))
+    assert (tmp_path / "recipe.json").is_file()
+
+
 def test_learning_rates():
     cosine = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2)
     assert [cosine.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
@@ -469,6 +488,10 @@ def test_a_run_that_cannot_be_gone_on_with_says_so(tmp_path, name):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:1000])
     else:
         (tmp_path / name).unlink()
+    if name == "best.safetensors":  # of an epoch before the last one, whose weights the state has not
+        first, *others = rows(tmp_path)
+        lines = [first | {"valid_accuracy": 100.0}, *others]
+        (tmp_path / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(ValueError, match=r"cannot be resumed .*; remove it"):
         run(tmp_path)
 
