@@ -1,9 +1,10 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
+import copy
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import accelerate
 import torch
@@ -14,6 +15,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
+from ..analysis.sizes import refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
@@ -232,10 +234,24 @@ def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Modu
             f"a batch of {recipe.batch_size} cannot be split among {processes} processes and {recipe.accumulate} "
             "passes; their product must divide it"
         )
+    if recipe.half_size_epochs:
+        for name in sorted({"train", "valid"} & splits.keys()):
+            _check_half_size(recipe, model, *splits[name].shape[1:])
     if recipe.class_weights and len(recipe.class_weights) != classes:
         raise ValueError(f"class_weights has {len(recipe.class_weights)} factors for {classes} classes")
     if "valid" not in splits and (recipe.patience is not None or recipe.schedule == "plateau"):
         raise ValueError("patience and the plateau schedule need a validation split, and there is none")
+
+
+def _check_half_size(recipe: Recipe, model: nn.Module, height: int, width: int) -> None:
+    """Raises ValueError unless the network accepts images of a size and of half of it."""
+    said = f"half_size_epochs={recipe.half_size_epochs} trains on images of {height // 2} x {width // 2} pixels, then "
+    if height % 2 or width % 2:
+        raise ValueError(f"{said}of {height} x {width}, which have no half; set half_size_epochs=0 or even sides")
+    blank = copy.deepcopy(model).to("meta", torch.float32).eval()
+    for h, w in ((height // 2, width // 2), (height, width)):
+        if reason := refusal(cast(EquivariantNet, blank), h, w):
+            raise ValueError(f"{said}of {height} x {width}, and {recipe.model} refuses {h} x {w}: {reason}")
 
 
 def _on_device(split: AnySplit, device: torch.device) -> AnySplit:

@@ -64,7 +64,7 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
         model = build()
 
         def forward(x):  # p4_cnn takes no images of 14 pixels
-            seen.append(x.shape[2])
+            seen.extend([] if x.is_meta else [x.shape[2]])
             return x.mean((2, 3)).expand(-1, 2) * model.head.weight.sum()
 
         model.forward = forward
@@ -79,6 +79,21 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
     assert (best["epoch"], best["valid_accuracy"]) == (3, 50.0)  # of the two at full size
     with pytest.raises(ValueError, match="half_size_epochs is out of range"):
         other(epochs=4, half_size_epochs=4)
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        (28, r"of 14 x 14 pixels, then of 28 x 28, and p4_cnn refuses 14 x 14: "),
+        (29, r"of 14 x 14 pixels, then of 29 x 29, which have no half"),
+    ],
+)
+def test_sizes_are_checked_before_the_epochs_at_half_size(tmp_path, side, message):
+    split = Split(torch.zeros(16, 1, side, side, dtype=torch.uint8), torch.arange(16) % 2)
+    with pytest.raises(ValueError, match=message) as caught:
+        train(other(epochs=4, half_size_epochs=2), build, {"train": split}, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gradients_are_clipped(tmp_path):
