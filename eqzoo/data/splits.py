@@ -120,7 +120,8 @@ def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[st
         size: The number of images to hold out; None for a tenth, 0 for none.
 
     Raises:
-        ValueError: If no training image would be left, or a size is given and there is a validation split already.
+        ValueError: If no training image would be left, or none of a class; or a size is given and there is a validation
+            split already.
     """
     if "valid" in splits:
         if size is not None:
@@ -138,6 +139,13 @@ def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[st
     # RandomState, whose streams are frozen; those of torch and of numpy's newer generators may change.
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(count))
     train = splits["train"]
+    kept, before = train.labels[order[size:]].unique(), train.labels.unique()
+    if gone := sorted(set(before.tolist()) - set(kept.tolist())):
+        name = train.classes[gone[0]] if train.classes else gone[0]
+        raise ValueError(
+            f"class {name!r} has too few images: all {int((train.labels == gone[0]).sum())} would be held out for "
+            "validation; add images, set valid_size=0, or provide the validation images yourself"
+        )
     return {"train": _part(train, order[size:]), "valid": _part(train, order[:size])} | {
         name: split for name, split in splits.items() if name != "train"
     }

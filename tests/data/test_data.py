@@ -520,3 +520,17 @@ def test_images_of_a_data_set_are_scaled_to_an_input_size(tmp_path):
     assert torch.equal(scaled["test"].images, wanted)
     rotated = resized(Split(kept["test"].images.rot90(1, (2, 3)), kept["test"].labels), (4, 4))
     assert torch.equal(rotated.images, wanted.rot90(1, (2, 3)))
+
+
+def test_no_class_loses_all_its_images_to_validation():
+    labels = torch.arange(40) % 2
+    order = np.random.RandomState(2016).permutation(40)
+    labels[order[0]] = 2  # one of the four that are held out
+    split = Split(torch.zeros(40, 1, 4, 4, dtype=torch.uint8), labels)
+    with pytest.raises(ValueError, match=r"class 2 has too few images: all 1 would be held out .* valid_size=0"):
+        hold_out({"train": split})
+    with pytest.raises(ValueError, match="class 'torn' has too few images"):
+        hold_out({"train": replace(split, classes=("round", "long", "torn"))})
+    assert len(hold_out({"train": split}, 0)["train"]) == 40
+    labels[order[-1]] = 2
+    assert len(hold_out({"train": split})["train"]) == 36
