@@ -86,7 +86,8 @@ class Recipe:
         layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
-            classes, channels and group of the network as with ``pretrained=True``; None for initial weights.
+            classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
+            names of the classes differ; None for initial weights.
 
     Raises:
         ValueError: If a value has another type, is out of range, or has no effect beside the others.

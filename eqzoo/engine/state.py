@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -54,7 +54,7 @@ class TrainingState:
         torch.manual_seed(recipe.seed)
         self.model = build()
         if recipe.start and not resumed:
-            _load_start(self.model, recipe)
+            _load_start(self.model, recipe, splits["train"].classes)
         self.model = self.model.to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
@@ -200,16 +200,23 @@ class TrainingState:
         return model.eval()
 
 
-def _load_start(model: nn.Module, recipe: Recipe) -> None:
-    """Loads the weights of the checkpoint that the recipe starts from."""
+def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> None:
+    """Loads the weights of the checkpoint that the recipe starts from; its classifier only for the same classes.
+
+    Those of a checkpoint or of images without names are the same if there are equally many.
+    """
     named = f"start={recipe.start!r}"
     if not isinstance(model, EquivariantNet):
         raise ValueError(f"{named} needs a network of eqzoo, got a {type(model).__name__}")
     args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
     try:
-        model.load_state_dict(create_model(str(recipe.start), pretrained=True, **args).state_dict())
+        start = cast(EquivariantNet, create_model(str(recipe.start), pretrained=True, **args))
+        model.load_state_dict(start.state_dict())
     except (RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{named} does not fit {recipe.model}: {error}") from error
+    names = start.pretrained_cfg.get("label_names") or ()
+    if names and classes and list(names) != list(classes):
+        model.reset_classifier(model.num_classes)
 
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:

@@ -4,9 +4,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import best_row, predictions, train
+from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
 from tests.engine.test_training import (
     RECIPE,
@@ -94,6 +96,19 @@ def test_sizes_are_checked_before_the_epochs_at_half_size(tmp_path, side, messag
         train(other(epochs=4, half_size_epochs=2), build, {"train": split}, tmp_path)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "kept"), [((), True), (tuple("0123456789"), True), (tuple("abcdefghij"), False)], ids=str
+)
+def test_the_classifier_of_other_classes_is_not_started_from(classes, kept):
+    torch.set_default_dtype(torch.float32)
+    split = Split(torch.zeros(10, 1, 28, 28, dtype=torch.uint8), torch.arange(10), classes)
+    recipe = other(start="p4_cnn.rotmnist", batch_size=10, model_args={})
+    state = TrainingState(recipe, lambda: eqzoo.create_model("p4_cnn"), {"train": split}, accelerator_of("cpu"), 0)
+    trained = eqzoo.create_model("p4_cnn.rotmnist", pretrained=True).state_dict()
+    for name, value in state.model.state_dict().items():
+        assert torch.equal(value, trained[name]) == (kept or not name.startswith("head.")), name
 
 
 def test_gradients_are_clipped(tmp_path):
