@@ -22,13 +22,14 @@ from common import (
     splits_of,
 )
 
-from eqzoo._common import write_json
+from eqzoo._common import json_text, write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
 from eqzoo.engine import FinishedRun, best_run, evaluate_run
+from eqzoo.engine.loop import check_device
 from eqzoo.hub import RESULTS_NAME
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Parses, evaluates and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs that differ by their seeds")
@@ -38,13 +39,14 @@ def main() -> None:
         "--curve", type=int, default=SAMPLE_SIZE, metavar="N", help=f"images of the rotation curve ({SAMPLE_SIZE})"
     )
     parser.add_argument("--workers", type=int, default=4, help="processes that read images that are not in memory (4)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     add_data_arguments(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for name in ("curve", "rotated"):
         if (count := getattr(args, name)) is not None and count < 1:
             parser.error(f"--{name} takes a number of images, at least 1, got {count}")
     try:
+        check_device(args.device)
         runs = sorted(map(FinishedRun.read, args.runs), key=lambda run: run.recipe.seed)
     except ValueError as error:
         raise SystemExit(str(error)) from error
@@ -54,20 +56,23 @@ def main() -> None:
         raise SystemExit(f"two of {', '.join(map(str, args.runs))} have the same seed")
     splits = splits_of(runs[0].recipe, args)
     run = best_run(runs)
-    results = evaluate_run(
-        run,
-        runs,
-        splits,
-        checkpoint=name_of(run),
-        arguments=arguments_of(run),
-        device=args.device,
-        half=args.half,
-        rotated=args.rotated,
-        curve=args.curve,
-        workers=args.workers,
-    )
+    try:
+        results = evaluate_run(
+            run,
+            runs,
+            splits,
+            checkpoint=name_of(run),
+            arguments=arguments_of(run),
+            device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+            half=args.half,
+            rotated=args.rotated,
+            curve=args.curve,
+            workers=args.workers,
+        )
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     write_json(run.folder / RESULTS_NAME, results)
-    print((run.folder / RESULTS_NAME).read_text())
+    print(json_text(results))
 
 
 def arguments_of(run: FinishedRun) -> str:

@@ -18,7 +18,7 @@ from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     """Parses, reads the data and trains."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", help="<model>.<data set>[_<variant>]")
@@ -36,7 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--track", metavar="TRACKER", help="log to trackio, tensorboard or another of accelerate's too")
     add_data_arguments(parser)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.list:
         print_recipes(args.list)
         return
@@ -54,7 +54,8 @@ def main() -> None:
         raise SystemExit(f"train.py: {error}") from error
     state = PartialState()
     if state.is_main_process:
-        print(f"trained; next: python training/evaluate.py {run_dir}")
+        further = f"next: python training/evaluate.py {run_dir}" if "test" in splits else "there are no test images"
+        print(f"trained; {further}")
     state.destroy_process_group()
 
 

@@ -19,7 +19,7 @@ from ..models import EquivariantNet
 from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import FinishedRun
+from .run_directory import RECORD_NAME, FinishedRun
 
 __all__ = ["best_run", "evaluate_run"]
 
@@ -58,7 +58,15 @@ def evaluate_run(
 
     Returns:
         What results.json holds, see `checkpoint_results`.
+
+    Raises:
+        ValueError: If the data set has no test split.
     """
+    if "test" not in splits:
+        raise ValueError(
+            f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
+            f"on validation images is in {run.folder / RECORD_NAME}"
+        )
     model, test = _network(run, half, device), splits["test"]
     of_rotated = test if rotated is None else sample(test, rotated)
     predicted = predict_quarter_rotations(model, of_rotated, workers)

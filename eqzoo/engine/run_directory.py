@@ -21,6 +21,7 @@ from .recipe import Recipe
 
 __all__ = [
     "RECIPE_NAME",
+    "RECORD_NAME",
     "SETTINGS_NAME",
     "SPLIT_NAMES",
     "FinishedRun",
@@ -213,7 +214,7 @@ class FinishedRun:
         """Reads a run's folder.
 
         Raises:
-            ValueError: If it is not the folder of a run, or the run is not finished.
+            ValueError: If it is not the folder of a run, the run is not finished, or its weights are missing.
         """
         run = RunDirectory(folder)
         if not run.recipe.is_file():
@@ -221,6 +222,8 @@ class FinishedRun:
         recipe, rows = Recipe.read(run.recipe), run.rows()
         if not is_finished(recipe, rows):
             raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
+        if not run.weights.is_file():
+            raise ValueError(f"{folder} has no {WEIGHTS_NAME}, which holds its weights; restore it or train again")
         return cls(folder, recipe, rows)
 
     @property

@@ -7,10 +7,15 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+import eqzoo
 from eqzoo.data import DATASETS
-from eqzoo.engine import FinishedRun
+from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.engine.run_directory import RunDirectory
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
@@ -65,3 +70,44 @@ def test_a_checkpoint_of_another_data_set_is_not_published_under_a_longer_name(t
     results = {"checkpoint": "p4_resnet18.cifar100", "dataset": {"name": "cifar10"}, "recipe": recipe}
     with pytest.raises(SystemExit, match="is of the data set cifar10"):
         publish._check_ours(results, tmp_path)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of images without any for the test."""
+    for label in "ab":
+        (tmp_path / "cells" / "train" / label).mkdir(parents=True)
+        for n in range(8):
+            pixels = np.full((28, 28), 20 * n, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "cells" / "train" / label / f"{n}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run, whose weights are the initial ones."""
+    torch.set_default_dtype(torch.float32)
+    recipe = Recipe("p4_cnn", "cells", 1, model_args={"width": 2, "num_classes": 2, "in_chans": 1})
+    run = RunDirectory(tmp_path / "run")
+    run.start(recipe)
+    run.save_weights(eqzoo.create_model("p4_cnn", **recipe.model_args).state_dict())
+    run.append_row({"epoch": 1, "valid_accuracy": 50.0, "seconds": 1.0})
+    return run
+
+
+def test_without_test_images_there_is_nothing_to_evaluate(images, run, capsys):
+    torch.set_default_dtype(torch.float32)
+    words = ["p4_cnn.rotmnist", "--dataset", "cells", "--data-dir", str(images), "--output", str(images / "trained")]
+    train.main([*words, "--device", "cpu", "--workers", "0", "--epochs", "1", "--set", "batch_size=4"])
+    assert capsys.readouterr().out == "trained; there are no test images\n"
+    with pytest.raises(SystemExit, match="cells has no test images to evaluate on: add them"):
+        evaluate.main([str(run.path), "--data-dir", str(images)])
+
+
+def test_what_is_wrong_with_a_run_is_said_in_one_line(run, capsys):
+    with pytest.raises(SystemExit):
+        evaluate.main([str(run.path), "--device", "gpu"])
+    assert "invalid choice: 'gpu'" in capsys.readouterr().err
+    run.weights.unlink()
+    with pytest.raises(SystemExit, match=r"run has no best\.safetensors"):
+        evaluate.main([str(run.path), "--device", "cpu"])
