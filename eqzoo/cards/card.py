@@ -16,6 +16,7 @@ __all__ = ["render_card", "render_table"]
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
 _STEPS = {1: 360, 2: 180, 4: 90}  # degrees between the rotations of the pixel grid, by their number
+_UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 
 
@@ -234,6 +235,8 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     if several:
         errors = ", ".join(f"{error:.2f}" for error in r["test_errors"])
         rows.append((f"mean ± standard deviation of {r['seeds']} seeds ({errors})", _error(r, 3), printed))
+    if (macro := r.get("macro_f1")) is not None:
+        rows.append((f"macro F1, the mean over classes, {r['dataset']['test']:,} {data.noun}", f"{macro:.3f} %", ""))
     validated = bool(r["dataset"].get("valid"))
     if validated:
         best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
@@ -288,7 +291,21 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         "and logits and of the elements of the group that map the pixel grid to itself, in float64; "
         "`eqzoo.equivariance_error(model)` measures it."
     )
-    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}"
+    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}{_classes(r, data)}"
+
+
+def _classes(r: dict[str, Any], data: DataSet) -> str:
+    """The table of the classes, where the largest has at least twice the test images of the smallest."""
+    classes = r.get("classes") or [{"images": 1}]
+    counts = [row["images"] for row in classes]
+    if max(counts) < _UNEQUAL * min(counts):
+        return ""
+    lines = [f"| class | test {data.noun} | recall | F1 |", "|---|---|---|---|"]
+    for row in classes:
+        percents = ["" if row[key] is None else f"{row[key]:.2f} %" for key in ("recall", "f1")]
+        cells = [_value(row["name"]), f"{row['images']:,}", *percents]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n\n" + "\n".join(lines)
 
 
 def _training(r: dict[str, Any], recipe_text: str) -> str:

@@ -16,7 +16,7 @@ from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
 from ..data import AnySplit
 from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
-from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, top1
+from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
 from .run_directory import RECORD_NAME, FinishedRun
@@ -69,8 +69,11 @@ def evaluate_run(
         )
     model, test = _network(run, half, device), splits["test"]
     of_rotated = test if rotated is None else sample(test, rotated)
-    predicted = predict_quarter_rotations(model, of_rotated, workers)
-    error = _error(predicted[0] if of_rotated is test else predict_split(model, test, workers), test)
+    rotations = predict_quarter_rotations(model, of_rotated, workers)
+    predicted = rotations[0] if of_rotated is test else predict_split(model, test, workers)
+    error = _error(predicted, test)
+    found = scores(test.labels, predicted, test.classes or tuple(map(str, range(model.num_classes))))
+    found |= quarter_rotation_metrics(rotations, of_rotated.labels)
     errors = [
         error if other is run else _error(predict_split(_network(other, half, device), test, workers), test)
         for other in runs
@@ -85,7 +88,7 @@ def evaluate_run(
         command=f"{run.launcher} training/train.py {arguments or f'{checkpoint} --seed {run.recipe.seed}'}",
         best=run.best,
         test_error=error,
-        metrics=quarter_rotation_metrics(predicted, of_rotated.labels) | {"rotation_curve": over_angles},
+        metrics=found | {"rotation_curve": over_angles},
         rotated_images=len(of_rotated),
         training_seconds=run.seconds,
         weights_sha256=sha256_of(_weights(run, half)),

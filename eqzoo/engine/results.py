@@ -52,7 +52,8 @@ def checkpoint_results(
         command: The command that trains it.
         best: The row of record.jsonl of the epoch whose weights are kept.
         test_error: The error on the whole test split, in percent.
-        metrics: The metrics on the test split: `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
+        metrics: The metrics on the test split: `eqzoo.engine.metrics.scores`, of which the confusion matrix is left
+            out, `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
         rotated_images: The number of test images that were rotated by multiples of 90°.
         training_seconds: The training time, in seconds.
         weights_sha256: The hash of its weights file.
@@ -81,6 +82,9 @@ def checkpoint_results(
         "selected_epoch": best["epoch"],
         "valid_error": None if valid is None else round(100 - valid, 3),
         "test_error": test_error,
+        "macro_f1": metrics["macro_f1"],
+        "balanced_accuracy": metrics["balanced_accuracy"],
+        "classes": metrics["classes"],
         "rotated_images": rotated_images,
         "test_error_of_rotated_copies": [round(100 - value, 3) for value in metrics["accuracy_of_rotated_copies"]],
         "same_class_at_all_quarter_rotations": metrics["same_class_at_all_quarter_rotations"],

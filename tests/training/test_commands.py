@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import eqzoo
-from eqzoo.data import DATASETS
-from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.data import DATASETS, Split
+from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
 from eqzoo.engine.run_directory import RunDirectory
 from tests.conftest import ROOT
 
@@ -111,3 +111,20 @@ def test_what_is_wrong_with_a_run_is_said_in_one_line(run, capsys):
     run.weights.unlink()
     with pytest.raises(SystemExit, match=r"run has no best\.safetensors"):
         evaluate.main([str(run.path), "--device", "cpu"])
+
+
+def test_an_evaluation_has_the_scores_of_every_class(run, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(results, "throughput", lambda *_: {})
+    labels = torch.tensor([0, 0, 0, 0, 1, 1])
+    images = torch.randint(0, 256, (6, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    read = FinishedRun.read(run.path)
+    for names in (("round", "torn"), ()):
+        splits = {"train": Split(images, labels, names), "test": Split(images, labels, names)}
+        r = evaluate_run(read, [read], splits, checkpoint="p4_cnn.cells", curve=1, rotated=2)
+        assert [row["name"] for row in r["classes"]] == list(names or "01")
+        assert [row["images"] for row in r["classes"]] == [4, 2]
+        recalls = [row["recall"] for row in r["classes"]]
+        assert r["balanced_accuracy"] == pytest.approx(sum(recalls) / 2, abs=1e-3)
+        assert (4 * recalls[0] + 2 * recalls[1]) / 6 == pytest.approx(100 - r["test_error"], abs=1e-3)
+        assert r["macro_f1"] == pytest.approx(sum(row["f1"] for row in r["classes"]) / 2, abs=1e-3)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import eqzoo
 from eqzoo.cards import draw_rotation_curve, published_config, render_card, render_table
+from eqzoo.engine.metrics import scores
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
@@ -31,6 +32,7 @@ NEW = {
     "multiply_adds": 12_345_678,
     "throughput": {"images_per_second": 4321.0, "batch_size": 256, "machine": "NVIDIA H100"},
 }
+SCORES = ("macro_f1", "balanced_accuracy", "classes")
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def cards(tmp_path, monkeypatch):
 def shipped_results():
     """A shipped checkpoint's results, without what results did not always have."""
     results = json.loads((SHIPPED / "results.json").read_text())
-    return {key: value for key, value in results.items() if key not in NEW or key == "seeds"}
+    return {key: value for key, value in results.items() if key not in (*NEW, *SCORES) or key == "seeds"}
 
 
 def make_run(folder, state=None, file="best.safetensors", **changes):
@@ -289,6 +291,7 @@ def test_a_card_without_validation_or_newer_keys(tmp_path):
     assert "no validation digits" in text
     assert "No digits were held out for validation" in text
     assert "rotation_curve" not in text
+    assert "F1" not in text
     assert "the curve above" not in text.lower()
     r = results_of("p4_cnn", "rotmnist", equivariance_error=0.1)
     assert "approximately equivariant under p4" in card_of(r, tmp_path)
@@ -305,6 +308,22 @@ def test_a_card_says_on_which_images_rotations_were_measured(tmp_path):
     text = card_of(results_of("p4_cnn", "rotmnist", **changes), tmp_path)
     assert "lowest and highest, 1,234 digits drawn with seed 0 |" in text
     assert "by 0°, 90°, 180°, 270°, 500 digits drawn with seed 0 |" in text
+
+
+def test_a_card_shows_classes_of_unequal_sizes(tmp_path):
+    found = scores(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), ("round", "a | b", "torn"))
+    r = results_of("p4_cnn", "rotmnist", **{key: found[key] for key in SCORES})
+    text = card_of(r, tmp_path)
+    assert "| macro F1, the mean over classes, 8,000 digits | 66.667 % |" in text
+    table = text.partition("| class | test digits | recall | F1 |\n")[2].splitlines()
+    assert table[1:4] == [
+        "| round | 2 | 50.00 % | 66.67 % |",
+        "| a \\| b | 1 | 100.00 % | 66.67 % |",
+        "| torn | 0 |  |  |",
+    ]
+    for row in r["classes"]:
+        row["images"] = 5
+    assert "| class |" not in card_of(r, tmp_path)
 
 
 def test_tables_are_grouped_by_data_set():
