@@ -39,8 +39,8 @@ class Recipe:
 
     The learning rate rises linearly over the warm-up from 0 to ``lr``; then it is constant (``"constant"``), falls
     along half a cosine to 0 at the last step (``"cosine"``), or is multiplied by ``decay_rate`` after each of the
-    ``milestones`` (``"multistep"``) or after ``plateau_patience`` epochs without a lower validation loss
-    (``"plateau"``).
+    ``milestones`` (``"multistep"``) or after more than ``plateau_patience`` epochs in a row without a lower validation
+    loss (``"plateau"``, as `torch.optim.lr_scheduler.ReduceLROnPlateau` counts them).
 
     Args:
         model: The registered name of the network.
@@ -58,7 +58,8 @@ class Recipe:
         optimizer_args: Further arguments of the optimizer, such as ``{"momentum": 0.9}``; JSON values.
         milestones: The epochs after which a multistep schedule decays, ascending.
         decay_rate: The factor of the learning rate at each decay of a multistep or plateau schedule.
-        plateau_patience: The epochs without a lower validation loss before a plateau schedule decays.
+        plateau_patience: The epochs without a lower validation loss that a plateau schedule waits for; it decays after
+            one more. The lowest loss is that of the epochs of one size: behind half-size epochs it starts anew.
         loss: One of timm's losses: ``"ce"``, cross-entropy, ``"bce"``, ``"poly"`` or ``"asl"``.
         label_smoothing: The probability that is distributed over all classes.
         class_weights: A factor of the loss for each class; () for none. Cross-entropy only.
@@ -181,7 +182,9 @@ class Recipe:
     def decays(self, losses: Sequence[float]) -> int:
         """The number of decays of a plateau schedule after these validation losses, one for each epoch."""
         best, waited, count = float("inf"), 0, 0
-        for loss in losses if self.schedule == "plateau" else ():
+        for epoch, loss in enumerate(losses if self.schedule == "plateau" else ()):
+            if epoch == self.half_size_epochs:
+                best, waited = float("inf"), 0
             best, waited = (loss, 0) if loss < best else (best, waited + 1)
             if waited > self.plateau_patience:
                 waited, count = 0, count + 1

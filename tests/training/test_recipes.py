@@ -173,6 +173,10 @@ def test_plateaus():
         0,
     ]
     assert Recipe(**BASE).decays([1, 2, 2, 2, 2]) == 0
+    falling = [0.5, 0.4, 0.3, 0.9, 0.8, 0.7, 0.6]  # images at half size are easier here
+    assert replace(recipe, epochs=9).decays(falling) == 1
+    assert replace(recipe, epochs=9, half_size_epochs=3).decays(falling) == 0
+    assert replace(recipe, epochs=9, half_size_epochs=3).decays([0.5, 0.6, 0.6, 0.6, 0.6, 0.6]) == 1
 
 
 def test_recipes_start_from_checkpoints_that_are_published():
