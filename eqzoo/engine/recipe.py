@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from timm.optim import list_optimizers
+from timm.optim import get_optimizer_info, list_optimizers
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler import Scheduler
@@ -231,6 +231,8 @@ class Recipe:
                 f"optimizer is one of timm's, such as {', '.join(near or ['adam', 'sgd'])}, and all that "
                 f"timm.optim.list_optimizers() names; got {self.optimizer!r}"
             )
+        if get_optimizer_info(self.optimizer).second_order:
+            raise ValueError(f"optimizer {self.optimizer!r} needs second derivatives, got a loop with first ones only")
 
 
 def build_network(recipe: Recipe, **kwargs: Any) -> nn.Module:
@@ -241,8 +243,14 @@ def build_network(recipe: Recipe, **kwargs: Any) -> nn.Module:
     Args:
         recipe: The recipe.
         **kwargs: Further arguments of `eqzoo.create_model`, such as ``checkpoint_path``; they override both.
+
+    Raises:
+        ValueError: If the network takes no such arguments.
     """
-    return create_model(configured_name(recipe.model, recipe.dataset), **recipe.model_args | kwargs)
+    try:
+        return create_model(configured_name(recipe.model, recipe.dataset), **recipe.model_args | kwargs)
+    except TypeError as error:  # of the signature of its class
+        raise ValueError(f"model_args={recipe.model_args} do not suit {recipe.model}: {error}") from error
 
 
 def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:

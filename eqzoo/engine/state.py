@@ -59,20 +59,9 @@ class TrainingState:
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
-        self.frozen = freeze(self.model, recipe.freeze)
-        if recipe.checkpointing:
-            _checkpoint(self.model)
-        if accelerator.num_processes > 1 and self.device.type == "cuda":
-            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
-        self.optimizer = create_optimizer_v2(
-            self.model,
-            recipe.optimizer,
-            lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            filter_bias_and_bn=False,
-            layer_decay=recipe.layer_decay,
-            **recipe.optimizer_args,
-        )
+        synchronized = accelerator.num_processes > 1 and self.device.type == "cuda"
+        self.model, self.frozen = _with_options(self.model, recipe, synchronized)
+        self.optimizer = _optimizer(self.model, recipe)
         self.scheduler: Scheduler = scheduler(recipe, self.optimizer)
         self.base_values = list(self.scheduler.base_values)
         self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
@@ -265,12 +254,32 @@ def _on_device(split: AnySplit, device: torch.device) -> AnySplit:
     return split if isinstance(split, Streamed) else split.to(device)
 
 
-def _checkpoint(model: nn.Module) -> None:
-    if not hasattr(model, "set_grad_checkpointing"):
-        raise ValueError(
-            f"{type(model).__name__} cannot recompute its blocks (no set_grad_checkpointing); set checkpointing=False"
+def _with_options(model: nn.Module, recipe: Recipe, synchronized: bool) -> tuple[nn.Module, list[nn.Module]]:
+    """The network with shared statistics, frozen parts and recomputed blocks, and its frozen modules."""
+    if synchronized:  # first: it replaces modules
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    frozen = freeze(model, recipe.freeze)
+    if recipe.checkpointing:
+        if not hasattr(model, "set_grad_checkpointing"):
+            name = type(model).__name__
+            raise ValueError(f"{name} cannot recompute its blocks (no set_grad_checkpointing); set checkpointing=False")
+        model.set_grad_checkpointing(True)  # type: ignore[operator]
+    return model, frozen
+
+
+def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    try:
+        return create_optimizer_v2(
+            model,
+            recipe.optimizer,
+            lr=recipe.lr,
+            weight_decay=recipe.weight_decay,
+            filter_bias_and_bn=False,
+            layer_decay=recipe.layer_decay,
+            **recipe.optimizer_args,
         )
-    model.set_grad_checkpointing(True)  # type: ignore[operator]
+    except TypeError as error:  # of the signature of its class
+        raise ValueError(f"optimizer_args={recipe.optimizer_args} do not suit {recipe.optimizer}: {error}") from error
 
 
 def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

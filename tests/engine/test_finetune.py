@@ -289,7 +289,7 @@ def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
     x, y = arrays(24)
     splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
     call = {"name": "p4_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "epochs": 1}
-    with pytest.raises(TypeError, match="nonesuch"):
+    with pytest.raises(ValueError, match="nonesuch"):
         eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["finetune.json"]
     (tmp_path / "out" / "recipe.json").write_text("{}")  # as of a run that was killed before its first epoch

@@ -3,13 +3,14 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import best_row, predictions, train
+from eqzoo.engine import best_row, build_network, predictions, train
 from eqzoo.engine.loop import accelerator_of
-from eqzoo.engine.state import TrainingState
+from eqzoo.engine.state import TrainingState, _with_options
 from tests.engine.test_training import (
     RECIPE,
     SPLITS,
@@ -162,6 +163,31 @@ def test_what_is_frozen_stays(tmp_path):
         go(tmp_path / "no", other(freeze=("trunk",)))
     with pytest.raises(ValueError, match="nothing to train"):
         go(tmp_path / "all", other(freeze=("stem", "blocks", "head")))
+
+
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_frozen_norms_are_those_of_the_network_that_is_trained(synchronized):
+    """Batch norms that share statistics are other modules."""
+    name = next(name for name, part in build().named_modules() if isinstance(part, _BatchNorm))
+    model, frozen = _with_options(build(), other(freeze=(name,)), synchronized)
+    norm = model.get_submodule(name)
+    assert isinstance(norm, torch.nn.SyncBatchNorm) == synchronized
+    assert frozen == [norm]
+    assert not any(parameter.requires_grad for parameter in norm.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer_args": {"foo": 1}}, r"optimizer_args=\{'foo': 1\} do not suit adam: .*'foo'"),
+        ({"model_args": {"foo": 1}}, r"model_args=\{'foo': 1\} do not suit p4_cnn: .*'foo'"),
+    ],
+)
+def test_arguments_that_are_not_taken_are_named(tmp_path, changes, message):
+    recipe = other(**changes)
+    with pytest.raises(ValueError, match=message) as caught:
+        train(recipe, lambda: build_network(recipe), SPLITS, tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_deeper_layers_learn_faster_with_layer_decay(tmp_path):

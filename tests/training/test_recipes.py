@@ -118,6 +118,7 @@ def test_networks_are_built_for_their_data_set():
         {"schedule": "multistep", "milestones": [2, 1]},
         {"warmup_epochs": 3},
         {"optimizer": "adamm"},
+        {"optimizer": "adahessian"},
         {"augment": "shift"},
         {"loss": "mse"},
         {"precision": "float16"},
@@ -176,7 +177,7 @@ def test_plateaus():
     falling = [0.5, 0.4, 0.3, 0.9, 0.8, 0.7, 0.6]  # images at half size are easier here
     assert replace(recipe, epochs=9).decays(falling) == 1
     assert replace(recipe, epochs=9, half_size_epochs=3).decays(falling) == 0
-    assert replace(recipe, epochs=9, half_size_epochs=3).decays([0.5, 0.6, 0.6, 0.6, 0.6, 0.6]) == 1
+    assert replace(recipe, epochs=9, half_size_epochs=3).decays([0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]) == 1
 
 
 def test_recipes_start_from_checkpoints_that_are_published():
