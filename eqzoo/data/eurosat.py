@@ -17,18 +17,19 @@ from .splits import DRAW_SEED, AnySplit
 __all__ = ["EUROSAT_CLASSES", "eurosat"]
 
 SIDE = 64  # pixels, 10 m each
-EUROSAT_CLASSES = (
-    "AnnualCrop",
-    "Forest",
-    "HerbaceousVegetation",
-    "Highway",
-    "Industrial",
-    "Pasture",
-    "PermanentCrop",
-    "Residential",
-    "River",
-    "SeaLake",
-)
+SIZES = {  # the tiles of each class
+    "AnnualCrop": 3_000,
+    "Forest": 3_000,
+    "HerbaceousVegetation": 3_000,
+    "Highway": 2_500,
+    "Industrial": 2_500,
+    "Pasture": 2_000,
+    "PermanentCrop": 2_500,
+    "Residential": 3_000,
+    "River": 2_500,
+    "SeaLake": 3_000,
+}
+EUROSAT_CLASSES = tuple(SIZES)
 
 
 def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[str, AnySplit]:
@@ -65,6 +66,12 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
             f"{folder} holds the class folders {', '.join(found) or 'none'}; EuroSAT's are {', '.join(EUROSAT_CLASSES)}"
         )
     tiles = image_folder(folder, (3, SIDE, SIDE), flat=True)["train"]
+    for name, size, count in zip(SIZES, SIZES.values(), tiles.labels.bincount().tolist(), strict=True):
+        if count != size:
+            raise ValueError(
+                f"{folder / name} holds {count:,} images, and EuroSAT has {size:,} of this class, without which its "
+                "parts are others; unpack or download it again"
+            )
     parts: dict[str, list[torch.Tensor]] = {"train": [], "valid": [], "test": []}
     for label in range(len(EUROSAT_CLASSES)):
         places = (tiles.labels == label).nonzero()[:, 0]  # in the order of the file names

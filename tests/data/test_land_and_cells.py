@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from eqzoo.data import CELL_CLASSES, EUROSAT_CLASSES, chula_rbc12_cells, load_splits, read_images
+from eqzoo.data.eurosat import SIZES
 from tests.conftest import SHARED
 
 
@@ -86,8 +87,9 @@ def test_what_is_missing_or_malformed_is_named(smears, change, error, said):
 
 
 @pytest.fixture
-def tiles(tmp_path):
+def tiles(tmp_path, monkeypatch):
     """Ten tiles of each class, each of one color that is its number."""
+    monkeypatch.setattr("eqzoo.data.eurosat.SIZES", dict.fromkeys(EUROSAT_CLASSES, 10))
     for label, name in enumerate(EUROSAT_CLASSES):
         folder = tmp_path / "eurosat" / "2750" / name
         folder.mkdir(parents=True)
@@ -116,9 +118,17 @@ def test_tiles_are_divided_class_by_class(tiles):
 def test_tiles_that_are_not_there(tiles, tmp_path):
     with pytest.raises(FileNotFoundError, match="put its class folders there"):
         load_splits("eurosat", tmp_path / "nowhere")
+    (tiles / "eurosat" / "2750" / "Pasture" / "Pasture_7.jpg").unlink()
+    with pytest.raises(ValueError, match="Pasture holds 9 images, and EuroSAT has 10 of this class"):
+        load_splits("eurosat", tiles)
     shutil.rmtree(tiles / "eurosat" / "2750" / "River")
     with pytest.raises(ValueError, match="EuroSAT's are AnnualCrop"):
         load_splits("eurosat", tiles)
+
+
+def test_the_published_tiles_are_counted():
+    assert sum(SIZES.values()) == 27_000
+    assert tuple(sorted(SIZES)) == EUROSAT_CLASSES
 
 
 @pytest.mark.skipif(not (SHARED / "data" / "chula_rbc12").is_dir(), reason="the data set is not here")
