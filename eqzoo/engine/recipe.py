@@ -143,9 +143,10 @@ class Recipe:
         for name in ("model_args", "optimizer_args"):
             if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
                 raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
-        if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warmup_epochs < self.epochs or self.lr <= 0:
+        valid_lr = 0 < self.lr < float("inf")  # NaN is not
+        if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warmup_epochs < self.epochs or not valid_lr:
             raise ValueError(
-                "a recipe needs epochs >= 1, batch_size >= 1, 0 <= warmup_epochs < epochs and lr > 0, got "
+                "a recipe needs epochs >= 1, batch_size >= 1, 0 <= warmup_epochs < epochs and a finite lr > 0, got "
                 f"{self.epochs}, {self.batch_size}, {self.warmup_epochs} and {self.lr}"
             )
         self._check_ranges()
@@ -160,7 +161,7 @@ class Recipe:
             ValueError: If it is not a JSON object, or a key or a value is invalid.
         """
         try:
-            values = json.loads(Path(path).read_text())
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
         known = [item.name for item in fields(cls)]
@@ -212,6 +213,14 @@ class Recipe:
             raise ValueError(f"{wrong[0]} is out of range, got {getattr(self, wrong[0])!r}")
         if bool(self.milestones) != (self.schedule == "multistep"):
             raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
+        if self.milestones and self.milestones[-1] >= self.epochs:
+            raise ValueError(f"milestones are less than the {self.epochs} epochs, got {self.milestones}; give others")
+        for name, schedules in (("decay_rate", ("multistep", "plateau")), ("plateau_patience", ("plateau",))):
+            if self.schedule not in schedules and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(
+                    f"{name} belongs to a schedule {' or '.join(schedules)}, got {getattr(self, name)} and "
+                    f"{self.schedule!r}"
+                )
         if self.full_size_lr is not None and (self.schedule != "cosine" or self.half_size_epochs <= self.warmup_epochs):
             raise ValueError(
                 "full_size_lr needs a cosine schedule, and more epochs at half size than in the warm-up; got "
