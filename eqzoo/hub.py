@@ -180,7 +180,7 @@ def fetch_config(repo_id: str, cache_dir: str | Path | None = None) -> dict[str,
     """
     path = _download(repo_id, CONFIG_NAME, cache_dir)
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise WeightsNotFoundError(f"{CONFIG_NAME} of {_url(repo_id)} is not JSON ({error})") from error
     return config
@@ -342,7 +342,7 @@ def _url(repo_id: str) -> str:
 
 def _known_sha256(name: str) -> str | None:
     path = shipped_folder() / name / RESULTS_NAME
-    return json.loads(path.read_text()).get("weights_sha256") if path.is_file() else None
+    return json.loads(path.read_text(encoding="utf-8")).get("weights_sha256") if path.is_file() else None
 
 
 def _nowhere(name: str, reason: str) -> str:

@@ -144,6 +144,17 @@ assert set(timm.list_pretrained()) - pretrained == set(eqzoo.list_pretrained())
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
+@pytest.mark.parametrize("folder", ["eqzoo", "training"])
+def test_text_files_are_utf_8_whatever_the_locale(folder):
+    found = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(getattr(node, "func", None), "attr", "")
+            if name in ("read_text", "write_text") and "encoding" not in [keyword.arg for keyword in node.keywords]:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found
+
+
 def test_files_are_small():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     for name in tracked.splitlines():

@@ -95,8 +95,8 @@ def main() -> None:
         args.output.mkdir(parents=True, exist_ok=True)
         precision = "" if args.dtype == "float32" else f"_{args.dtype}"
         path = args.output / f"{args.suite}_{args.device}{precision}.json"
-        atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n"))
-        atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n"))
+        atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
+        atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n", encoding="utf-8"))
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -416,7 +416,7 @@ def peak_memory(subject: Subject, batch: int, args: argparse.Namespace) -> float
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to what is resident now
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak to what is resident now
     before = resident("VmRSS")
     step()
     return resident("VmHWM") - before
@@ -424,7 +424,7 @@ def peak_memory(subject: Subject, batch: int, args: argparse.Namespace) -> float
 
 def resident(field: str) -> float:
     """A field of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 

@@ -145,7 +145,7 @@ def spread(values: Sequence[float]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic(path, lambda temporary: temporary.write_text(text))
+    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def filled(text: str) -> str:

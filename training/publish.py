@@ -71,8 +71,8 @@ def _publish(args: argparse.Namespace) -> None:
             _push(folder, repo_id, args.replace)
     if args.render or any(not _is_repo_folder(run) for run in args.run):
         for path, text in rendered().items():
-            if not path.is_file() or path.read_text() != text:
-                atomic(path, lambda temporary, text=text: temporary.write_text(text))
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                atomic(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
                 print(path.relative_to(ROOT))
 
 
@@ -113,7 +113,7 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
             (folder / ONNX_NAME).unlink(missing_ok=True)
         atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
         for name, text in texts.items():
-            atomic(folder / name, lambda path, text=text: path.write_text(text))
+            atomic(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
         if CURVE_NAME not in texts:
             (folder / CURVE_NAME).unlink(missing_ok=True)
     except OSError as error:
@@ -124,14 +124,14 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
 def rendered() -> dict[Path, str]:
     """Every text that is rendered from results.json: the files beside the weights, and README.md with its tables."""
     folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
-    results = {folder: json.loads((folder / RESULTS_NAME).read_text()) for folder in folders}
+    results = {folder: json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8")) for folder in folders}
     texts = {}
     for folder, result in results.items():
         weights = folder / WEIGHTS_NAME
         config = published_config(result, weights)
         found = _texts(result, config, weights.stat().st_size, _own_repo(result, True), folder, True)
         texts |= {folder / name: text for name, text in found.items()}
-    readme = (ROOT / CARD_NAME).read_text()
+    readme = (ROOT / CARD_NAME).read_text(encoding="utf-8")
     before, _, rest = readme.partition(START)
     _, _, after = rest.partition(END)
     texts[ROOT / CARD_NAME] = f"{before}{START}\n{render_table(list(results.values()))}\n{END}{after}"
@@ -165,7 +165,7 @@ def _export(folder: Path) -> None:
 def _push(folder: Path, repo_id: str, replace: bool) -> None:
     results, weights = _read_results(folder), folder / WEIGHTS_NAME
     check_weights(weights, results, "publish the run again")
-    config = json.loads((folder / CONFIG_NAME).read_text())
+    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
     ours = _is_ours(folder)
@@ -214,7 +214,7 @@ def _read_results(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise SystemExit(f"no {path}; {_way_to_results(run)}")
     try:
-        results: dict[str, Any] = json.loads(path.read_text())
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SystemExit(f"{path} is not JSON ({error}); run python training/evaluate.py {run} again") from error
     return results
@@ -235,7 +235,7 @@ def _way_to_results(run: Path) -> str:
 def _of_start(run: Path) -> dict[str, str]:
     """The license of a fine-tuned run, which is that of the weights that it started from."""
     path = run / CONFIG_NAME
-    found = json.loads(path.read_text())["pretrained_cfg"].get("license") if path.is_file() else None
+    found = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license") if path.is_file() else None
     return {"license": found} if found else {}
 
 

@@ -26,14 +26,14 @@ def main() -> None:
     args = parser.parse_args()
     text = page()
     if args.output:
-        atomic(args.output, lambda path: path.write_text(text))
+        atomic(args.output, lambda path: path.write_text(text, encoding="utf-8"))
     else:
         print(text)
 
 
 def page() -> str:
     """All tables, a section a paper."""
-    ours = {path.parent.name: json.loads(path.read_text()) for path in CARDS.glob("*/results.json")}
+    ours = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in CARDS.glob("*/results.json")}
     parts = [
         "# The papers' tables",
         "Test errors in percent, the papers' beside ours, which are rendered from `model_cards/*/results.json` by "

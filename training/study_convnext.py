@@ -186,7 +186,7 @@ def render(folder: Path) -> None:
     path = folder / f"{NAME}.json"
     if not path.is_file():
         raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text())))
+    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def study(args: argparse.Namespace) -> None:
@@ -227,7 +227,7 @@ def table_of(folder: Path, minutes: float) -> dict[str, Any]:
     here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "timm": timm.__version__}
     if not path.is_file():
         return {**here, "minutes": minutes, "splits": {}, "networks": {}, "runs": []}
-    table: dict[str, Any] = json.loads(path.read_text())
+    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if table["minutes"] != minutes:
         raise SystemExit(f"{path} has runs of {table['minutes']:g} minutes, not of {minutes:g}; name another --output")
     return table

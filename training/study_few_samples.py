@@ -101,7 +101,7 @@ def main() -> None:
             results.append(one_run(args.runs, splits[task], seed, size, task, arm, rate))
         table = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "runs": results}
         write_text(DOCS / "few_samples.json", json.dumps(table, indent=1) + "\n")
-    write_text(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text())))
+    write_text(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text(encoding="utf-8"))))
 
 
 def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:
@@ -146,7 +146,7 @@ def one_run(
     name = f"{arm.model}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
     folder = runs / task / str(size) / name / f"seed{seed}"
     if (folder / "result.json").is_file():
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         return result
     recipe = Recipe(
         arm.model, task, arm.times * EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,

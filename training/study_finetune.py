@@ -131,7 +131,7 @@ def main() -> None:
     path = args.output / f"{NAME}.json"
     if not path.is_file():
         raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(args.output / f"{NAME}.md", page(json.loads(path.read_text())))
+    write_text(args.output / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def study(args: argparse.Namespace) -> None:
@@ -142,7 +142,7 @@ def study(args: argparse.Namespace) -> None:
             run_cell(cell, args, range(3) if args.full else range(1), until)
         if args.only in (None, "timm") and (cell.data, cell.network, cell.count) == AGAINST:
             run_plain(cell, args, until)
-    runs = [json.loads(path.read_text()) for path in sorted(args.runs.glob("*.json"))]
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(args.runs.glob("*.json"))]
     table = {
         "machine": machine(torch.device("cpu")),
         "torch": torch.__version__,
@@ -269,7 +269,7 @@ def run_plain(cell: Cell, args: argparse.Namespace, until: float) -> None:
     ours = path_of(args, cell, "the rules")
     if not ours.is_file():
         return
-    own, seconds = resolve(cell.network), json.loads(ours.read_text())["seconds"]
+    own, seconds = resolve(cell.network), json.loads(ours.read_text(encoding="utf-8"))["seconds"]
     for network, side in PLAIN.items():
         for rate in PLAIN_RATES:
             path = args.runs / f"timm_{network}_{rate:g}.json"

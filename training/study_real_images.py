@@ -204,7 +204,7 @@ def read(folder: Path) -> dict[str, Any]:
     """The rows so far, and where they were made."""
     path = folder / f"{NAME}.json"
     if path.is_file():
-        table: dict[str, Any] = json.loads(path.read_text())
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return table
     here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
     return {**here, "precision": {}, "step_seconds": {}, "runs": []}

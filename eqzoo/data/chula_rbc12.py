@@ -148,7 +148,7 @@ def _cells(image: Path, text: Path) -> tuple[np.ndarray[Any, Any], list[int]]:
         raise ValueError(f"{image} is {width} x {height} pixels; crops of {SIDE} x {SIDE} need more than {half}")
     around = np.pad(smear, ((half, half), (half, half), (0, 0)), mode="reflect")
     crops, labels = [], []
-    for place, line in enumerate(text.read_text(errors="replace").splitlines(), 1):
+    for place, line in enumerate(text.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():
             continue
         x, y, number = _numbers(line, f"{text}, line {place}")

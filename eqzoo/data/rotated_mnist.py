@@ -90,7 +90,7 @@ def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
 
 
 def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    values = np.array(path.read_text().split(), dtype=np.float64)
+    values = np.array(path.read_text(encoding="utf-8").split(), dtype=np.float64)
     if values.size != count * 785:
         raise ValueError(f"{path} has {values.size} numbers, not {count} rows of 784 pixels and a class")
     table = values.reshape(count, 785)

@@ -19,7 +19,7 @@ def has_bfloat16(device: torch.device) -> bool:
     """Whether a device multiplies bfloat16 numbers in hardware; other processors emulate them, slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.is_file() else []
+    lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
 
@@ -28,7 +28,7 @@ def usable_cores() -> int:
     """The cores that this process may use: those of its affinity, at most the CPU limit of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = _CPU_LIMIT.read_text().split()
+        quota, period = _CPU_LIMIT.read_text(encoding="utf-8").split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):  # no control group, or "max", which is no limit
         return cores

@@ -90,7 +90,7 @@ class RunDirectory:
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Adds an epoch to record.jsonl."""
         try:
-            with self.record.open("a") as file:
+            with self.record.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise _write_error(self.record, error) from error
@@ -185,7 +185,7 @@ class RunDirectory:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
 
     def _lines(self) -> list[str]:
-        return self.record.read_text().splitlines() if self.record.is_file() else []
+        return self.record.read_text(encoding="utf-8").splitlines() if self.record.is_file() else []
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         try:

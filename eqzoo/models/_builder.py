@@ -200,7 +200,7 @@ def configured_name(model: str, dataset: str) -> str:
 
 
 def _read_config(name: str) -> dict[str, Any]:
-    config = json.loads((shipped_folder() / name / CONFIG_NAME).read_text())
+    config = json.loads((shipped_folder() / name / CONFIG_NAME).read_text(encoding="utf-8"))
     fixed = {"num_classes", "in_chans"}  # the entry has them
     if args := {key: value for key, value in config.get("model_args", {}).items() if key not in fixed}:
         _ARGUMENTS[name] = args

@@ -215,7 +215,13 @@ def _library(source: str) -> ctypes.CDLL | None:
         return None
     files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))]
     flags = [*_FLAGS, *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
-    ingredients = [compiler, _run([compiler, "--version"]).stdout, _cpu(), *flags, *(f.read_text() for f in files)]
+    ingredients = [
+        compiler,
+        _run([compiler, "--version"]).stdout,
+        _cpu(),
+        *flags,
+        *(f.read_text(encoding="utf-8") for f in files),
+    ]
     key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     try:
         target = _folder() / f"{source}-{key}.so"
@@ -266,7 +272,7 @@ def _folder() -> Path:
 def _cpu() -> str:
     """What machine code depends on: home folders may be shared by machines with different processors."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
