@@ -64,16 +64,28 @@ def render_card(
 
 
 def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
-    data = dataset(name)
+    data, counts = dataset(name), [_counts(r) for r in results]
+    columns = [
+        "checkpoint",
+        "group",
+        "parameters",
+        "test error",
+        "paper",
+        "same class at all 90° rotations",
+        "error under p4",
+    ]
+    differ = any(row != counts[0] for row in counts)
+    columns += ["images: train, valid, test"] if differ else []
+    words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
     lines = [
         f"### {data.title}",
         "",
-        f"{_wrap(f'Trained and tested on {data.text.format(**_counts(results[0]))}.')}",
+        f"{_wrap(f'Trained and tested on {data.text.format(**words)}.')}",
         "",
-        "| checkpoint | group | parameters | test error | paper | same class at all 90° rotations | error under p4 |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
     ]
-    for r in results:
+    for r, count in zip(results, counts, strict=True):
         row = rows().get(r["checkpoint"])
         cells = [
             f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
@@ -84,6 +96,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",
         ]
+        cells += ["; ".join(count.values())] if differ else []
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

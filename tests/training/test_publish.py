@@ -338,6 +338,18 @@ def test_tables_are_grouped_by_data_set():
     ]
 
 
+def test_a_table_has_the_counts_of_each_row_where_they_differ():
+    some = [results_of("p4_allcnn", "cifar10"), results_of("z2_allcnn", "cifar10")]
+    assert "images: train" not in render_table(some)
+    some[1]["dataset"] = {"name": "cifar10", "train": 50_000, "test": 8_000}
+    text = render_table(some)
+    flowing = " ".join(text.split())
+    assert "40,000 or 50,000 training and 10,000 or no validation images" in flowing
+    assert "the 8,000 images of its test split" in flowing
+    ends = [line.rpartition(" | ")[2] for line in text.splitlines() if line.startswith("| [")]
+    assert ends == ["40,000; 10,000; 8,000 |", "50,000; no; 8,000 |"]
+
+
 def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):
     """What a reader would paste: the first example as it stands, and timm's from the folder."""
     torch.set_default_dtype(torch.float32)
