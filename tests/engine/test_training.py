@@ -205,13 +205,13 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_its_folder_to_the_corrected_
     narrow = {name: Split(split.images[..., :20], split.labels) for name, split in SPLITS.items()}
     with pytest.raises(ValueError, match="square"):
         train(other(augment="rotations"), build, narrow, tmp_path)
-    run(tmp_path, other(epochs=1))
+    run(tmp_path, other(epochs=2))
     with pytest.raises(ValueError, match="another recipe"):
         run(tmp_path)
     with monkeypatch.context() as patch:  # a run with a finished epoch keeps its folder
         patch.setattr(loop, "_resume", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path, other(epochs=1))
+            run(tmp_path, other(epochs=2))
     assert (tmp_path / "recipe.json").is_file()
 
 
