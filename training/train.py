@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe_names, run_name, splits_of
@@ -24,7 +25,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("recipe", nargs="?", help="<model>.<data set>[_<variant>]")
     parser.add_argument("--list", nargs="?", const="*", metavar="PATTERN", help="print the recipes, and stop")
     parser.add_argument("--seed", type=int, help="another seed than the recipe's")
-    parser.add_argument("--epochs", type=int, help="another length than the recipe's")
+    parser.add_argument(
+        "--epochs", type=int, help="another length than the recipe's; its milestones move in proportion"
+    )
     parser.add_argument(
         "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
     )
@@ -75,8 +78,18 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
         raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
     changes |= {name: value for name, value in named.items() if value is not None}
+    if args.epochs is not None and recipe.milestones and not {"milestones", "schedule"} & changes.keys():
+        changes |= _stretched(recipe, args.epochs)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
+
+
+def _stretched(recipe: Recipe, epochs: int) -> dict[str, Any]:
+    """The milestones at the same shares of another length; a run too short for one has a constant rate."""
+    places = {round(milestone * epochs / recipe.epochs) for milestone in recipe.milestones}
+    if found := sorted(place for place in places if 0 < place < epochs):
+        return {"milestones": tuple(found)}
+    return {"milestones": (), "schedule": "constant", "decay_rate": Recipe.decay_rate}
 
 
 def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:

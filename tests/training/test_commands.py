@@ -49,6 +49,22 @@ def test_the_command_of_a_run_gives_its_recipe():
 
 
 @pytest.mark.parametrize(
+    ("words", "milestones"),
+    [
+        ([], (200, 250, 300)),
+        (["--epochs", "700"], (400, 500, 600)),
+        (["--epochs", "7"], (4, 5, 6)),
+        (["--epochs", "1"], ()),
+        (["--epochs", "7", "--set", "milestones=[2]"], (2,)),
+        (["--epochs", "7", "--set", "schedule=cosine", "milestones=[]"], ()),
+    ],
+    ids=str,
+)
+def test_milestones_keep_their_shares_of_another_length(words, milestones):
+    assert parsed(["p4_allcnn.cifar10", *words]).milestones == milestones
+
+
+@pytest.mark.parametrize(
     ("words", "folder", "name"),
     [
         (["p4_resnet18.cifar100", "--dataset", "cifar10"], "p4_resnet18.cifar100", "p4_resnet18.cifar10"),
