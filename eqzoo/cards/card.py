@@ -179,10 +179,11 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     mean, std = (", ".join(f"{value:g}" for value in cfg[key]) for key in ("mean", "std"))
     of = f"; {data.images}" if data.images else ""
     classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
-    does = "transform" if channels in MODES else "code"
+    timm = " timm's create_transform is as exact on square images; on others its crop is rounded to whole pixels."
     images = _wrap(
         f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
-        f"normalized by mean {mean} and standard deviation {std}, as in the {does} above. {classes}"
+        f"normalized by mean {mean} and standard deviation {std}, as in the code above."
+        f"{timm if channels in MODES else ''} {classes}"
     )
     shell = f"From a shell:\n\n    eqzoo predict image.png --model {best}\n\n" if channels in MODES else ""
     return f"""## Use
@@ -219,12 +220,12 @@ def _read(best: str, channels: int, height: int, width: int) -> str:
     """The code that makes the network and the images that it takes, ``x``."""
     if channels in MODES:
         return f"""import eqzoo
-from PIL import Image
-from timm.data import create_transform, resolve_model_data_config
+from eqzoo import data
 
 model = eqzoo.create_model("{best}", pretrained=True).eval()
-transform = create_transform(**resolve_model_data_config(model), is_training=False)
-x = transform(Image.open("image.png").convert("{MODES[channels]}")).unsqueeze(0)"""
+mean, std = (model.pretrained_cfg[key] for key in ("mean", "std"))
+image = data.preprocess(data.load_image("image.png", channels={channels}), model.input_size[1:])
+x = data.normalize(image[None], mean, std, image.dtype)"""
     return f"""import eqzoo
 import torch
 from eqzoo.data import normalize

@@ -86,7 +86,7 @@ OURS: dict[str, Entry] = {
         "to 12 ran in two processes, whose batch norms see 32 images each. In a trial with a learning rate of 0.03 "
         "the accuracy on validation images was 55.96 % after the first epoch, in one with 0.01 62.80 %, in this run "
         "62.38 %. The validation error fell until the 20th epoch, so few epochs are the likely reason for the "
-        "difference to the paper.",
+        "difference to the paper. The command makes a run of this recipe, not these weights.",
         channels_last=True,
         half_size_epochs=6,
         full_size_lr=0.008,

@@ -14,18 +14,20 @@ _TEXT = (
     "{split}.{more}"
 )
 _SHARP = (
-    " In the first ten epochs all training images were interpolated, since then half of them. Before that, after "
-    "the first epoch at full size, the accuracy was 88.91 % on validation images, and 98.0 % on 450 of them "
-    "interpolated."
+    " Rotations by any angle interpolate, which blurs an image a little. In the first ten epochs of this run every "
+    "training image was rotated, so that sharp images were unfamiliar: after the first epoch at full size the accuracy "
+    "was 88.91 % on validation images, and 98.0 % on 450 of them interpolated. Since then half of the training images "
+    "stay sharp. The command makes a run of this recipe, not these weights."
 )
 _KEPT = (
     " The published run started with the classifier of CIFAR-10 as well, which has ten classes too; a new run starts "
     "with a new classifier."
 )
 _TWICE = (
-    " The learning rate starts anew at full size, from 0.006. This run did so after its 21st epoch only, and had one "
-    "cycle of 21 epochs until then, whose last three, at full size, had rates below 0.001 and an accuracy of "
-    "98.26 % on validation images."
+    " The learning rate starts anew at full size, from 0.01. This run went there in parts: one cycle of 21 epochs, "
+    "whose last three, at full size, had rates below 0.001 (98.26 % accuracy on validation images), two epochs at full size "
+    "from 0.0006 (98.54 %, 98.44 % on test images), and then the last six of the cycle, from 0.0057. The "
+    "command makes a run of this recipe, not these weights."
 )
 _PUBLISHED = (
     " Cells are scaled to 40 x 40 pixels. The paper of the data set has 92.1 % accuracy with a pretrained "
@@ -72,7 +74,7 @@ def _recipe(
 RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _SHARP + _KEPT, half_size_epochs=9),
     **_recipe(
-        "p4m_resnet29", "eurosat", 23, 0.02, None, _TWICE, half_size_epochs=18, full_size_lr=0.006, precision="bfloat16"
+        "p4m_resnet29", "eurosat", 29, 0.02, None, _TWICE, half_size_epochs=18, full_size_lr=0.01, precision="bfloat16"
     ),
     **_recipe(
         "z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", _KEPT, half_size_epochs=9, precision="bfloat16"
