@@ -225,7 +225,7 @@ from eqzoo import data
 model = eqzoo.create_model("{best}", pretrained=True).eval()
 mean, std = (model.pretrained_cfg[key] for key in ("mean", "std"))
 image = data.preprocess(data.load_image("image.png", channels={channels}), model.input_size[1:])
-x = data.normalize(image[None], mean, std, image.dtype)"""
+x = data.normalize(image.unsqueeze(0), mean, std, image.dtype)"""
     return f"""import eqzoo
 import torch
 from eqzoo.data import normalize

@@ -25,9 +25,9 @@ _KEPT = (
 )
 _TWICE = (
     " The learning rate starts anew at full size, from 0.01. This run went there in parts: one cycle of 21 epochs, "
-    "whose last three, at full size, had rates below 0.001 (98.26 % accuracy on validation images), two epochs at full size "
-    "from 0.0006 (98.54 %, 98.44 % on test images), and then the last six of the cycle, from 0.0057. The "
-    "command makes a run of this recipe, not these weights."
+    "whose last three, at full size, had rates below 0.001 (98.26 % accuracy on validation images); two epochs at full "
+    "size from 0.0006 (98.54 %, and 98.44 % on test images); the last six of the cycle, from 0.0057. The command makes "
+    "a run of this recipe, not these weights."
 )
 _PUBLISHED = (
     " Cells are scaled to 40 x 40 pixels. The paper of the data set has 92.1 % accuracy with a pretrained "
