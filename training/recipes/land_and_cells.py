@@ -31,7 +31,7 @@ _TWICE = (
 )
 _PUBLISHED = (
     " Cells are scaled to 40 x 40 pixels. The paper of the data set has 92.1 % accuracy with a pretrained "
-    "EfficientNet-B1, on another split and cells that were separated first."
+    "EfficientNet-B1, on 12 classes, another split and cells that were separated first."
 )
 _FIRST = " A first recipe, with few epochs." + _PUBLISHED
 _SPLITS = {
@@ -105,8 +105,8 @@ RECIPES: dict[str, Entry] = {
         8,
         0.01,
         "p4m_resnet29.eurosat",
-        " This run started from those after 23 epochs, with 1.56 % test error, and not from the present ones."
-        + _PUBLISHED,
+        " This run started from weights of p4m_resnet29.eurosat after 23 epochs (1.56 % test error), not from its "
+        "present ones." + _PUBLISHED,
         augment="affine_color",
         precision="bfloat16",
     ),
