@@ -117,12 +117,12 @@ def finetune(
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written, or weights of ``against`` are found nowhere.
     """
+    if size is not None and size < 1:
+        raise ValueError(f"size is the side of the images, at least one pixel; got {size}")
     _check_call(output, data, recipe, device)
     _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
     source = resolve(name) if pretrained is False else _with_tag(resolve(name))
     blank = weightless(source)
-    if size is not None and size < 1:
-        raise ValueError(f"size is the side of the images, at least one pixel; got {size}")
     side = size or blank.input_size[1]
     check_side(source, side)
     if not isinstance(freeze, bool):

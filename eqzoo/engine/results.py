@@ -52,8 +52,8 @@ def checkpoint_results(
         command: The command that trains it.
         best: The row of record.jsonl of the epoch whose weights are kept.
         test_error: The error on the whole test split, in percent.
-        metrics: The metrics on the test split: `eqzoo.engine.metrics.scores`, of which the confusion matrix is left
-            out, `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
+        metrics: The metrics on the test split: those of ``scores`` in metrics.py, without the confusion matrix,
+            `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
         rotated_images: The number of test images that were rotated by multiples of 90°.
         training_seconds: The training time, in seconds.
         weights_sha256: The hash of its weights file.
