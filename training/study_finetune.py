@@ -81,7 +81,7 @@ column is the accuracy on at most {test:,} test images, of the rules alone; noth
 of the rules was chosen here: before, it was `shifts`.
 
 Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
-Here are the {count} runs that have been made; `--full` makes those of all {full} factors and cells, with three
+Here are the {count} runs that have been made; `--full` makes those of all {full} combinations, with three
 seeds."""
 
 
