@@ -176,17 +176,53 @@ def test_the_readme_is_short():
     own = re.sub(r"<!-- results.*<!-- end of results -->", "", text, flags=re.DOTALL)
     assert len(re.findall(r"(?<!!)\[[^]]*\]\([^)]+\)", own)) <= 6
     headline = " ".join(own.partition("## Try it")[0].split())
-    table = (ROOT / "docs" / "few_samples.md").read_text()
-    rows = [row.split(" | ") for row in table.partition("## CIFAR-10")[0].splitlines() if row.startswith("| 100 ")]
-    p4, resnet, longer, _ = (float(row[5].partition(" ")[0]) for row in rows)
-    assert f"{p4:.0f} % accuracy" in headline
-    assert f"a ResNet with about as many parameters {resnet:.0f} %" in headline
-    assert f"with four times the steps the ResNet has {longer} %" in headline
-    assert "CIFAR-10 nothing is gained" in headline
+    assert "after the same minutes" in headline
+    assert "on 102 cells less accurate; on photographs nothing is gained" in headline
+    assert f"- {len(eqzoo.list_models())} networks under" in headline
     for name in ("z2_resnet29", "p4_resnet29"):
         error = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_error"]
         assert f"{error:.2f} %" in own, name
-    assert f"- {len(eqzoo.list_models())} networks under" in headline
+
+
+def test_the_readme_says_whether_it_pays():
+    """Its numbers are those of the studies, with the comparisons that are less kind beside them."""
+    text = (ROOT / "README.md").read_text()
+    section = " ".join(text.partition("## Does it pay?")[2].partition("\n## ")[0].split())
+    table = (ROOT / "docs" / "few_samples.md").read_text()
+    rows = [row.split(" | ") for row in table.partition("## CIFAR-10")[0].splitlines() if row.startswith("| 100 ")]
+    p4, resnet, longer, _ = (float(row[5].partition(" ")[0]) for row in rows)
+    assert f"{p4:.0f} % accuracy" in section
+    assert f"a ResNet with about as many parameters {resnet:.0f} %" in section
+    assert f"with four times the steps the ResNet has {longer} %" in section
+    assert "CIFAR-10, which have a fixed orientation, nothing is gained" in section
+    assert (
+        f"| EuroSAT, 1 to 100 % of 16,200 satellite tiles | {' | '.join(_leads('EuroSAT', 'accuracy', 0))} |" in section
+    )
+    cells = "| Chula RBC-12, 3 to 100 % of 10,184 blood cells |"
+    assert f"{cells} {' | '.join(_leads('Chula RBC-12', 'accuracy', 1))} |" in section
+    assert f"| Chula RBC-12, 1 %: 102 cells | {' | '.join(_leads('Chula RBC-12', 'accuracy', 0, 1))} |" in section
+    low, high = _leads("Chula RBC-12", "macro F1", 0)[1].split(" to ")
+    assert f"is {low.strip('-')} lower to {high.strip('+')} higher after the same minutes" in section
+    same_steps = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", 0) if float(x) > 0]
+    same_minutes = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", 2) if float(x) > 0]
+    headline = " ".join(text.partition("## Try it")[0].split())
+    assert f"{min(same_steps)} to {max(same_steps)} percentage points more accurate" in headline
+    assert f"{min(same_minutes)} to {max(same_minutes)} after the same minutes, but on 102 cells less" in headline
+
+
+def _row(data: str, score: str, line: int) -> list[str]:
+    """A line of the differences that docs/real_images.md prints, by the share of the training images."""
+    page = (ROOT / "docs" / "real_images.md").read_text().partition(f"\n## {data}")[2]
+    lines = page.partition(f"Differences of {score} ")[2].splitlines()
+    return [
+        cell.strip() for cell in [row for row in lines if row.startswith("| both augmented")][line].split("|")[2:-1]
+    ]
+
+
+def _leads(data: str, score: str, first: int, last: int | None = None) -> list[str]:
+    """The lowest to the highest difference: same steps, same minutes, same minutes and 8 copies averaged."""
+    rows = [sorted(_row(data, score, line)[first:last], key=float) for line in (0, 2, 3)]
+    return [row[0] if row[0] == row[-1] else f"{row[0]} to {row[-1]}" for row in rows]
 
 
 def test_numbers_of_the_choice_are_those_of_the_networks_and_the_benchmark():
