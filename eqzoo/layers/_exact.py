@@ -1,14 +1,19 @@
 """The condition under which strided windows are equivariant."""
 
+from functools import partial
+from typing import Any, TypeVar
+
 from torch import Tensor, nn
 
 from ..groups import Group
 
-__all__ = ["check_size"]
+__all__ = ["check_size", "with_size_check"]
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def check_size(
-    module: nn.Module, group: Group, x: Tensor, span: int, stride: int, padding: int, exact: bool = True
+    module: nn.Module | str, group: Group, x: Tensor, span: int, stride: int, padding: int, exact: bool = True
 ) -> None:
     """Raises ValueError unless a strided window samples an image and its transformed copies at the same pixels.
 
@@ -48,3 +53,25 @@ def check_size(
                 f"edge, so a transformed image is sampled at other places. It is exact at {axis} {side - rest} or "
                 f"{side - rest + stride} here; or use stride 1 and then a pool whose size divides the side"
             )
+
+
+def with_size_check(plain: M, layer: nn.Module, group: Group, span: int, stride: int, padding: int, exact: bool) -> M:
+    """A plain layer that raises ValueError for the sizes that break equivariance, as the layer does that it replaces.
+
+    Args:
+        plain: The plain layer, to which a forward pre-hook is added.
+        layer: The equivariant layer, named in the error.
+        group: As in `check_size`, and so are the others.
+        span: The side of the window including its dilation, in pixels.
+        stride: The step of the window, in pixels.
+        padding: The zeros added to each side, in pixels.
+        exact: Whether sizes are checked.
+    """
+    if exact and stride > 1 and group.order > 1:
+        check = partial(_check_input, name=str(layer), group=group, span=span, stride=stride, padding=padding)
+        plain.register_forward_pre_hook(check)
+    return plain
+
+
+def _check_input(_: nn.Module, inputs: tuple[Tensor, ...], name: str, **window: Any) -> None:
+    check_size(name, x=inputs[0], **window)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
-from ._exact import check_size
+from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
 
@@ -104,7 +104,10 @@ class _OrbitConv2d(KeepsBanks):
         return filters, None if self.bias is None else self.bias.repeat(order)
 
     def fuse(self) -> nn.Module:
-        """The equivalent plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``.
+
+        It raises ValueError for the sizes for which this layer does.
+        """
         conv = nn.Conv2d(
             self.in_planes,
             self.out_channels * self.group.order,
@@ -121,15 +124,19 @@ class _OrbitConv2d(KeepsBanks):
             bias = self.expanded_bias()
             if conv.bias is not None and bias is not None:
                 conv.bias.copy_(bias)
-        return conv.train(self.training)
+        conv.train(self.training)
+        return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
+
+    @property
+    def _span(self) -> int:
+        return self.dilation * (self.kernel_size - 1) + 1
 
     def _check(self, x: Tensor) -> None:
         lead = (self.in_channels,) if self.in_field == "trivial" else (self.in_channels, self.group.order)
         if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
             wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
             raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
-        span = self.dilation * (self.kernel_size - 1) + 1
-        check_size(self, self.group, x, span, self.stride, self.padding, self.exact)
+        check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:
         return (

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._exact import check_size
+from ._exact import check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
@@ -76,9 +76,10 @@ class SpatialPool2d(nn.Module):
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
-        """The equivalent plain pool on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent plain pool on planes, ``(B, C·|H|, height, width)``, which raises ValueError as this one."""
         plain = nn.MaxPool2d if self.reduce == "max" else nn.AvgPool2d
-        return plain(self.kernel_size, self.stride, self.padding)
+        window = (self.kernel_size, self.stride, self.padding)
+        return with_size_check(plain(*window), self, self.group, *window, self.exact)
 
     def extra_repr(self) -> str:
         return (

@@ -104,6 +104,9 @@ def test_fuse_gives_a_plain_convolution(layer, channels_last):
     assert type(plain) is torch.nn.Conv2d
     planes = x if x.ndim == 4 else x.flatten(1, 2)
     torch.testing.assert_close(plain(planes), conv(x).flatten(1, 2), rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match=rf"{layer.__name__}.*would break p4m: at height 6"):
+        plain(planes[..., :6, :6])
+    assert layer(P4M, 2, 3, 3, stride=2, padding=1, exact=False).fuse()(planes[..., :6, :6]).shape[-1] == 3
 
 
 def test_parameters_are_four_dimensional_and_the_index_is_not_saved():

@@ -1,6 +1,7 @@
 """Properties of every registered network: counts, equivariance, fusing, features, gradients, export."""
 
 import copy
+import pickle
 from decimal import Decimal
 
 import pytest
@@ -220,6 +221,16 @@ def test_fused_networks_are_plain_and_equal(name):
     if "gsanet" not in name:  # its attention has no plain form
         weighted = {type(module) for module in plain.modules() if list(module.parameters(recurse=False))}
         assert weighted <= WEIGHTED
+
+
+@pytest.mark.parametrize(("name", "fits", "breaks"), [("p4_resnet29", 32, 30), ("p4m_cnn", 28, 27)])
+def test_a_fused_network_refuses_the_sizes_that_the_network_refuses(name, fits, breaks):
+    model = eqzoo.create_model(name).eval()
+    for plain in (model, pickle.loads(pickle.dumps(copy.deepcopy(reparameterize_model(model))))):
+        with torch.no_grad():
+            plain(torch.randn(1, model.in_chans, fits, fits))
+            with pytest.raises(ValueError, match=r"SpatialPool2d\(p4m?, 2.*would break p4m?: at height"):
+                plain(torch.randn(1, model.in_chans, breaks, breaks))
 
 
 def test_a_convolutional_network_becomes_plain_convolutions_and_norms():
