@@ -22,7 +22,7 @@ def check_size(
     reverses the width, and translations reverse none.
 
     Args:
-        module: The layer, named in the error.
+        module: The layer, or its name, for the error.
         group: The group under which the layer is to be equivariant.
         x: The input, ``(..., height, width)``.
         span: The side of the window including its dilation, in pixels.
@@ -37,8 +37,8 @@ def check_size(
     room = min(height, width) + 2 * padding - span
     if room < 0:
         raise ValueError(
-            f"{module} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels of "
-            f"padding a side; give an image that is at least {-room} pixels larger here, or a larger padding"
+            f"{_named(module)} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels "
+            f"of padding a side; give an image that is at least {-room} pixels larger here, or a larger padding"
         )
     if stride == 1 or not exact:
         return
@@ -49,29 +49,36 @@ def check_size(
         rest = (side + 2 * padding - span) % stride
         if rest:
             raise ValueError(
-                f"{module} would break {group.name}: at {axis} {side} its last window ends {rest} pixels before the "
-                f"edge, so a transformed image is sampled at other places. It is exact at {axis} {side - rest} or "
+                f"{_named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
+                f"before the edge, so a transformed image is sampled at other places. It is exact at {axis} {side - rest} or "
                 f"{side - rest + stride} here; or use stride 1 and then a pool whose size divides the side"
             )
 
 
 def with_size_check(plain: M, layer: nn.Module, group: Group, span: int, stride: int, padding: int, exact: bool) -> M:
-    """A plain layer that raises ValueError for the sizes that break equivariance, as the layer does that it replaces.
+    """Adds the size check of an equivariant layer to the plain layer that replaces it.
 
     Args:
-        plain: The plain layer, to which a forward pre-hook is added.
+        plain: The plain layer, which gets a forward pre-hook.
         layer: The equivariant layer, named in the error.
-        group: As in `check_size`, and so are the others.
+        group: The group under which the layer is equivariant.
         span: The side of the window including its dilation, in pixels.
         stride: The step of the window, in pixels.
         padding: The zeros added to each side, in pixels.
         exact: Whether sizes are checked.
     """
     if exact and stride > 1 and group.order > 1:
-        check = partial(_check_input, name=str(layer), group=group, span=span, stride=stride, padding=padding)
-        plain.register_forward_pre_hook(check)
+        check = partial(_check_input, name=_named(layer), group=group, span=span, stride=stride, padding=padding)
+        plain.register_forward_pre_hook(check, with_kwargs=True)
     return plain
 
 
-def _check_input(_: nn.Module, inputs: tuple[Tensor, ...], name: str, **window: Any) -> None:
-    check_size(name, x=inputs[0], **window)
+def _named(layer: nn.Module | str) -> str:
+    """The layer as it is printed, without its parts."""
+    return layer if isinstance(layer, str) else f"{type(layer).__name__}({layer.extra_repr()})"
+
+
+def _check_input(
+    _: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Tensor], name: str, **window: Any
+) -> None:
+    check_size(name, x=(*inputs, *keywords.values())[0], **window)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
+from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
 from .conv import _OrbitConv2d
 
@@ -222,7 +223,8 @@ class _AttentiveConv2d(_OrbitConv2d):
         """The equivalent layer on planes ``(B, C·|H|, height, width)``, with all transformed filters stored."""
         if isinstance(self.attention, InputAttention2d):
             return nn.Sequential(self.attention.fuse(), super().fuse())
-        return _FusedAttentiveConv(self)
+        fused = _FusedAttentiveConv(self)
+        return with_size_check(fused, self, self.group, self._span, self.stride, self.padding, self.exact)
 
     def _sampling(self) -> tuple[int, int, int, int, int, int]:
         poses = self.in_planes // self.in_channels

@@ -106,7 +106,7 @@ class _OrbitConv2d(KeepsBanks):
     def fuse(self) -> nn.Module:
         """The equivalent plain `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``.
 
-        It raises ValueError for the sizes for which this layer does.
+        It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
         """
         conv = nn.Conv2d(
             self.in_planes,

@@ -76,7 +76,7 @@ class SpatialPool2d(nn.Module):
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
-        """The equivalent plain pool on planes, ``(B, C·|H|, height, width)``, which raises ValueError as this one."""
+        """The equivalent plain pool on planes, ``(B, C·|H|, height, width)``, with the same check of sizes."""
         plain = nn.MaxPool2d if self.reduce == "max" else nn.AvgPool2d
         window = (self.kernel_size, self.stride, self.padding)
         return with_size_check(plain(*window), self, self.group, *window, self.exact)

@@ -177,6 +177,16 @@ def test_fuse_gives_the_same_map_on_planes(layer_cls, attention, bias):
 
 
 @pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
+def test_fused_layers_refuse_the_sizes_that_the_layer_refuses(attention):
+    layer = drawn(AttentiveGroupConv2d(P4, 2, 2, 3, stride=2, padding=1, attention=attention, attention_size=3))
+    x = image(layer, 6, 6)
+    for refuse, taken in ((layer, x), (layer.fuse(), x.flatten(1, 2))):
+        assert refuse(taken[..., :5, :5]).shape[-1] == 3
+        with pytest.raises(ValueError, match=r"AttentiveGroupConv2d.*would break p4: at height 6"):
+            refuse(taken)
+
+
+@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
 def test_shapes_of_the_state_dict(attention):
     layer = AttentiveGroupConv2d(P4, 6, 5, 3, attention=attention, attention_size=7)
     shapes = {name: tuple(value.shape) for name, value in layer.state_dict().items()}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
@@ -106,6 +107,8 @@ def test_fuse_gives_a_plain_convolution(layer, channels_last):
     torch.testing.assert_close(plain(planes), conv(x).flatten(1, 2), rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match=rf"{layer.__name__}.*would break p4m: at height 6"):
         plain(planes[..., :6, :6])
+    with pytest.raises(ValueError, match="would break p4m"):
+        fuse_conv_bn_eval(plain.eval(), torch.nn.BatchNorm2d(24).eval())(input=planes[..., :6, :6])
     assert layer(P4M, 2, 3, 3, stride=2, padding=1, exact=False).fuse()(planes[..., :6, :6]).shape[-1] == 3
 
 

@@ -77,6 +77,15 @@ def test_spatial_pools(group, sizes, reduce):
     assert torch.equal(pool.fuse()(x.flatten(1, 2)), pool(x).flatten(1, 2))
 
 
+@pytest.mark.parametrize("reduce", ["max", "avg"])
+def test_a_fused_pool_refuses_the_sizes_that_the_pool_refuses(reduce):
+    assert SpatialPool2d(P4, 2, reduce=reduce, exact=False).fuse()(torch.zeros(1, 4, 5, 5)).shape[-1] == 2
+    fused = SpatialPool2d(P4, 2, reduce=reduce).fuse()
+    assert fused(input=torch.zeros(1, 4, 4, 4)).shape[-1] == 2
+    with pytest.raises(ValueError, match="would break p4"):
+        fused(torch.zeros(1, 4, 5, 5))
+
+
 def test_a_pool_that_drops_an_edge_raises_and_does_break_equivariance():
     pool = SpatialPool2d(P4, 2)
     x = torch.randn(1, 2, 4, 7, 7)
