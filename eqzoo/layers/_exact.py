@@ -50,8 +50,9 @@ def check_size(
         if rest:
             raise ValueError(
                 f"{_named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
-                f"before the edge, so a transformed image is sampled at other places. It is exact at {axis} {side - rest} or "
-                f"{side - rest + stride} here; or use stride 1 and then a pool whose size divides the side"
+                f"before the edge, so a transformed image is sampled at other places. It is exact at {axis} "
+                f"{side - rest} or {side - rest + stride} here; or use stride 1 and then a pool whose size divides "
+                "the side"
             )
 
 
