@@ -194,7 +194,11 @@ def test_the_readme_says_whether_it_pays():
     assert f"{p4:.0f} % accuracy" in section
     assert f"a ResNet with about as many parameters {resnet:.0f} %" in section
     assert f"with four times the steps the ResNet has {longer} %" in section
+    rows = [row.split(" | ") for row in table.partition("## CIFAR-10")[2].splitlines() if row.startswith("| 100 ")]
+    upright = {row[1]: row[4].partition(" ")[0] for row in rows if "no rotations in training" in row[1]}
+    scores = [upright[f"{name}, no rotations in training"] for name in ("timm ResNet", "p4_cnn")]
     assert "CIFAR-10, which have a fixed orientation, nothing is gained" in section
+    assert "the ResNet has {} % accuracy on them, p4_cnn {} %".format(*scores) in section
     assert (
         f"| EuroSAT, 1 to 100 % of 16,200 satellite tiles | {' | '.join(_leads('EuroSAT', 'accuracy', 0))} |" in section
     )
@@ -203,15 +207,15 @@ def test_the_readme_says_whether_it_pays():
     assert f"| Chula RBC-12, 1 %: 102 cells | {' | '.join(_leads('Chula RBC-12', 'accuracy', 0, 1))} |" in section
     low, high = _leads("Chula RBC-12", "macro F1", 0)[1].split(" to ")
     assert f"is {low.strip('-')} lower to {high.strip('+')} higher after the same minutes" in section
+    headline = " ".join(text.partition("## Try it")[0].split())
+    assert f"macro F1 on the cells is {low.strip('-')} lower to {high.strip('+')} higher" in headline
     low, high = _leads("Chula RBC-12", "macro F1", 0)[2].split(" to ")
     assert f"{low.strip('-')} lower to {high.strip('+')} higher against the averaged copies" in section
-    headline = " ".join(text.partition("## Try it")[0].split())
     for line, words in ((0, "percentage points more accurate"), (2, "after the same minutes, but on 102 cells less")):
         smallest, *cells = map(float, _row("Chula RBC-12", "accuracy", line))
         leads = [*map(float, _row("EuroSAT", "accuracy", line)), *cells]
         assert smallest < 0 < min(leads)
-        assert f"{min(leads)} to {max(leads)} " in headline
-        assert words in headline
+        assert f"{min(leads)} to {max(leads)} {words}" in headline
     averaged = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", 3)]
     assert f"it is {-min(averaged)} less to {max(averaged)} more accurate" in headline
 
