@@ -1,9 +1,11 @@
 """The recipe of a training run: typed settings, and the learning rate schedule."""
 
 import json
+import math
 import os
+from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -11,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from timm.optim import get_optimizer_info, list_optimizers
-from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler import Scheduler
 from timm.scheduler.step_lr import StepLRScheduler
@@ -75,6 +76,10 @@ class Recipe:
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
         full_size_lr: The learning rate at which a cosine schedule starts anew behind them, so that it falls to 0 twice;
             None for one cycle.
+        restarts: The epochs after which a cosine schedule starts anew, ascending; it falls to 0 before each of them
+            (Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, section 3). A restart after the last epoch
+            of a run and more epochs are a recipe by which that run goes on, in its folder.
+        restart_lrs: The learning rates of the restarts, one each; () for ``lr`` each time.
         accumulate: The passes that a batch is split into, to use less memory; batch norms see the parts.
         checkpointing: Whether blocks are recomputed in the backward pass, to use less memory; batch norms then count
             each batch twice in their running statistics.
@@ -121,6 +126,8 @@ class Recipe:
     compile: bool = False
     half_size_epochs: int = 0
     full_size_lr: float | None = None
+    restarts: tuple[int, ...] = ()
+    restart_lrs: tuple[float, ...] = ()
     accumulate: int = 1
     checkpointing: bool = False
     deterministic: bool = True
@@ -180,6 +187,14 @@ class Recipe:
         scheduler(self, optimizer).step(epoch)  # timm's schedulers take fractions of epochs
         return float(optimizer.param_groups[0]["lr"])
 
+    def continues(self, other: "Recipe") -> bool:
+        """Whether a run of another recipe is a beginning of this one's: more epochs behind a restart at its end."""
+        count = len(other.restarts)
+        if self.epochs <= other.epochs or self.restarts[: count + 1] != (*other.restarts, other.epochs):
+            return False
+        cut = {"epochs": other.epochs, "restarts": other.restarts, "restart_lrs": self._restart_lrs[:count]}
+        return asdict(self) | cut == asdict(other) | {"restart_lrs": other._restart_lrs}
+
     def decays(self, losses: Sequence[float]) -> int:
         """The number of decays of a plateau schedule after these validation losses, one for each epoch."""
         best, waited, count = float("inf"), 0, 0
@@ -190,6 +205,10 @@ class Recipe:
             if waited > self.plateau_patience:
                 waited, count = 0, count + 1
         return count
+
+    @property
+    def _restart_lrs(self) -> tuple[float, ...]:
+        return self.restart_lrs or (self.lr,) * len(self.restarts)
 
     def _check_ranges(self) -> None:
         ranges = {
@@ -226,10 +245,26 @@ class Recipe:
                 "full_size_lr needs a cosine schedule, and more epochs at half size than in the warm-up; got "
                 f"{self.schedule!r}, {self.half_size_epochs} and {self.warmup_epochs}"
             )
+        self._check_restarts()
         if self.class_weights and self.loss != "ce":
             raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
         if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
             raise ValueError("patience and the plateau schedule need validation images, got valid_size=0")
+
+    def _check_restarts(self) -> None:
+        if (self.restarts or self.restart_lrs) and self.schedule != "cosine":
+            raise ValueError(f"restarts belong to a cosine schedule, got {self.restarts} and {self.schedule!r}")
+        first = self.warmup_epochs if self.full_size_lr is None else self.half_size_epochs
+        if sorted(set(self.restarts)) != list(self.restarts) or not all(first < e < self.epochs for e in self.restarts):
+            raise ValueError(
+                f"restarts are ascending and between {first:g} and the {self.epochs} epochs, got {self.restarts}"
+            )
+        if self.restart_lrs and len(self.restart_lrs) != len(self.restarts):
+            raise ValueError(
+                f"restart_lrs is empty or has a rate for each restart, got {self.restart_lrs} for {self.restarts}"
+            )
+        if not all(0 < lr < float("inf") for lr in self.restart_lrs):
+            raise ValueError(f"restart_lrs is out of range, got {self.restart_lrs}")
 
     def _check_names(self) -> None:
         if self.augment not in AUGMENTATIONS:
@@ -266,21 +301,34 @@ def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
     """The scheduler of a recipe, one of timm, stepped with a number of epochs that may be fractional."""
     warmup: dict[str, Any] = {"warmup_t": recipe.warmup_epochs, "warmup_lr_init": 0.0}
     if recipe.schedule == "cosine":
-        full = recipe.epochs - recipe.half_size_epochs
-        length = recipe.epochs - recipe.warmup_epochs
-        cycles: dict[str, Any] = {}
-        if recipe.full_size_lr is not None:
-            length -= full
-            cycles = {"cycle_mul": full / length, "cycle_decay": recipe.full_size_lr / recipe.lr, "cycle_limit": 2}
-        # Slightly more than 1: for a length of 1 timm warns that the rate never changes, which holds for whole epochs.
-        return CosineLRScheduler(
-            optimizer, 1 + 1e-12 if length == 1 else length, warmup_prefix=True, **warmup, **cycles
-        )
+        return _CosineScheduler(recipe, optimizer)
     if recipe.schedule == "multistep":
         # timm decays an epoch early: when 1 + the epoch reaches a milestone.
         later = [milestone + 1 for milestone in recipe.milestones]
         return MultiStepLRScheduler(optimizer, later, recipe.decay_rate, warmup_prefix=False, **warmup)
     return StepLRScheduler(optimizer, 1, 1.0, warmup_prefix=False, **warmup)  # the rate stays
+
+
+class _CosineScheduler(Scheduler):  # type: ignore[misc]
+    """A linear warm-up, then half cosines to 0, one for each cycle; timm's have lengths in geometric progression."""
+
+    def __init__(self, recipe: Recipe, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, param_group_field="lr")
+        again = [] if recipe.full_size_lr is None else [(recipe.half_size_epochs, recipe.full_size_lr)]
+        again += zip(recipe.restarts, recipe._restart_lrs, strict=True)
+        self.warmup = recipe.warmup_epochs
+        self.starts = [self.warmup, *(epoch for epoch, _ in again), recipe.epochs]
+        self.scales = [1.0, *(lr / recipe.lr for _, lr in again)]
+        self.step(0)
+
+    def _get_lr(self, t: float) -> list[float]:
+        if t < self.warmup:
+            share = t / self.warmup
+        else:
+            cycle = min(bisect(self.starts, t), len(self.scales)) - 1
+            start, end = self.starts[cycle : cycle + 2]
+            share = self.scales[cycle] * 0.5 * (1 + math.cos(math.pi * (t - start) / (end - start)))
+        return [share * value for value in self.base_values]
 
 
 def _fits(value: object, hint: Any) -> bool:

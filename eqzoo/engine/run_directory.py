@@ -55,17 +55,23 @@ class RunDirectory:
         self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
 
     def start(self, recipe: Recipe) -> None:
-        """Writes recipe.json if there is none; raises ValueError if it is of another recipe."""
+        """Writes recipe.json if there is none, or if the recipe continues the one there; else it has to be the same.
+
+        Raises:
+            ValueError: If recipe.json is of another recipe.
+        """
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
-        if not self.recipe.exists():
+        there = Recipe.read(self.recipe) if self.recipe.exists() else None  # missing keys have their defaults
+        if there is None or recipe.continues(there):
             self._write(self.recipe, json_text(asdict(recipe)).encode())
             return
-        there = Recipe.read(self.recipe)  # missing keys have their defaults
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
+            more = other == ["epochs"] and recipe.epochs > there.epochs and recipe.schedule == "cosine"
+            way = f"restart the schedule with restarts={[*there.restarts, there.epochs]}, " if more else ""
             raise ValueError(
-                f"{self.path} holds a run of another recipe ({values}); name another folder or remove that one"
+                f"{self.path} holds a run of another recipe ({values}); {way}name another folder or remove that one"
             )
 
     def release(self) -> None:

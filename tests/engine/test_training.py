@@ -225,6 +225,29 @@ def test_learning_rates():
     assert Recipe("p4_cnn", "bars", epochs=10, lr=1.0, schedule="constant").rate(9) == 1
 
 
+def test_learning_rates_with_restarts():
+    values = {"epochs": 10, "lr": 1.0, "warmup_epochs": 2}
+    again = Recipe("p4_cnn", "bars", **values, restarts=(4, 8), restart_lrs=(0.5, 0.25))
+    expected = [0, 0.5, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0]
+    assert [again.rate(epoch) for epoch in (0, 1, 2, 3, 4, 6, 8, 9, 10)] == pytest.approx(expected)
+    same = Recipe("p4_cnn", "bars", **values, restarts=(4,))  # from the rate of the first cycle
+    assert [same.rate(epoch) for epoch in (3.5, 4, 7, 10)] == pytest.approx([0.5 * (1 - 0.5**0.5), 1, 0.5, 0])
+    sizes = Recipe("p4_cnn", "bars", **values, half_size_epochs=4, full_size_lr=0.4, restarts=(6,), restart_lrs=(0.8,))
+    assert [sizes.rate(epoch) for epoch in (3, 4, 5, 6, 8)] == pytest.approx([0.5, 0.4, 0.2, 0.8, 0.4])
+    for bad, said in (
+        ({"restarts": (2, 4)}, "restarts are ascending and between 2 and the 10 epochs, got"),
+        ({"restarts": (5, 4)}, "restarts are ascending"),
+        ({"restarts": (10,)}, "restarts are ascending"),
+        ({"half_size_epochs": 4, "full_size_lr": 0.4, "restarts": (4,)}, "between 4 and the 10 epochs"),
+        ({"restarts": (4,), "restart_lrs": (0.1, 0.2)}, "restart_lrs is empty or has a rate for each restart"),
+        ({"restart_lrs": (0.1,)}, "restart_lrs is empty or has a rate for each restart"),
+        ({"restarts": (4,), "restart_lrs": (0.0,)}, "restart_lrs is out of range"),
+        ({"restarts": (4,), "schedule": "constant"}, "restarts belong to a cosine schedule"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Recipe("p4_cnn", "bars", **values | bad)
+
+
 @pytest.mark.parametrize("bad", [{"epochs": 0}, {"schedule": "step"}, {"warmup_epochs": 3}, {"lr": 0.0}])
 def test_bad_recipes_are_refused(bad):
     with pytest.raises(ValueError, match="got"):
@@ -537,6 +560,35 @@ def test_a_plateau_lowers_the_rate_and_a_resumed_run_knows(tmp_path, monkeypatch
             go(tmp_path / "stopped", recipe)
     go(tmp_path / "stopped", recipe)
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
+    """With the weights of a run that had the longer recipe from the first epoch."""
+    long = other(epochs=4, restarts=(2,), restart_lrs=(0.01,), ema_decay=0.9)
+    whole = go(tmp_path / "whole", long)
+    go(tmp_path / "parts", other(epochs=2, ema_decay=0.9))
+    with pytest.raises(ValueError, match=r"epochs: 2 there, 4 here\); restart the schedule with restarts=\[2\], name"):
+        go(tmp_path / "parts", other(epochs=4, ema_decay=0.9))
+    for changes in ({"lr": 0.1}, {"restarts": (3,)}, {"seed": 1, "restart_lrs": (0.1,)}):
+        with pytest.raises(ValueError, match=r"another recipe \((?!.*restart the schedule)"):
+            go(tmp_path / "parts", replace(long, **changes))
+    parts = go(tmp_path / "parts", long)
+    assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
+    seconds = {"seconds": None}
+    # The rate in the row of the last epoch of a part is that behind it: 0 at its end, or that of the restart.
+    left, right = ([row | seconds for row in rows(tmp_path / name)] for name in ("whole", "parts"))
+    assert [row.pop("lr") for row in left][1] == 0.01
+    assert [row.pop("lr") for row in right][1] == 0
+    assert left == right
+    for one, two in zip(whole.state_dict().values(), parts.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    # Rates that are given and rates that are not are compared as rates.
+    first = other(epochs=6, restarts=(2,))
+    more = other(epochs=8, restarts=(2, 6), restart_lrs=(RECIPE.lr, 0.1))
+    assert more.continues(first)
+    assert not replace(more, restart_lrs=(0.5, 0.1)).continues(first)
+    assert not first.continues(first)
+    assert not first.continues(more)
 
 
 @pytest.mark.parametrize("optimizer", ["nmuon", "nadamuon"])
