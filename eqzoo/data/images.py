@@ -13,6 +13,8 @@ __all__ = ["is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
+_WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP")  # a second frame of MPO, of cameras, is a preview or another eye's view
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
 
 
 def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
@@ -41,7 +43,7 @@ def is_grayscale(image: Image.Image) -> bool:
 def pixels(image: Image.Image, channels: int) -> Tensor:
     """The pixels of a Pillow image of any mode, in the orientation given by its EXIF data.
 
-    Values of 16-bit images are multiplied by 255 / 65535. Transparent pixels are composited onto black unless four
+    Values of 16-bit images are multiplied by 255 / 65535, and inverted where a TIFF says that 0 is white. Transparent pixels are composited onto black unless four
     channels are requested. Palettes, CMYK and other color spaces are converted to RGB.
 
     Args:
@@ -52,16 +54,21 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         ``(channels, height, width)`` float32 with values in 0 to 255.
 
     Raises:
-        ValueError: If ``channels`` is another number, or the image has 32-bit pixels beyond 0 to 65535, whose range
-            is unknown.
+        ValueError: If ``channels`` is another number; if pixels have 32 bits, floating point numbers or signs, so that
+            the values of black and white are unknown; or if the file holds several images of one size, the pages of a
+            stack or the frames of an animation, of which Pillow shows the first.
     """
     if channels not in _MODES:
         raise ValueError(
             f"images are read with 1, 3 or 4 channels, got {channels}; pass other images as a .npz file or as tensors"
         )
+    _check_frames(image)
+    white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
+    bits, signed = _tag(image, _TIFF_BITS), _tag(image, _TIFF_SIGN) == _TIFF_SIGNED
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        gray = _deep(image)
+        gray = _deep(image, f"{bits}-bit numbers{' with a sign' * signed}" if bits else "")
+        gray = 255 - gray if white_is_zero else gray
         if channels == 4:
             return torch.stack([gray, gray, gray, torch.full_like(gray, 255)])
         return gray.expand(channels, -1, -1).contiguous()
@@ -74,13 +81,42 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     return torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1).contiguous()
 
 
-def _deep(image: Image.Image) -> Tensor:
-    """The values of a 16-bit grayscale image, scaled to 0 to 255; Pillow's own conversion clips them at 255."""
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 65_535:
+def _check_frames(image: Image.Image) -> None:
+    """Raises ValueError if an image is the first of several of its size. Others are small copies of it."""
+    count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES and not image.tell() else 1
+    if count == 1:
+        return
+    size = image.size
+    image.seek(1)
+    other = image.size
+    image.seek(0)
+    if other == size:
         raise ValueError(
-            f"its pixels have 32 bits (mode {image.mode}, {values.min():g} to {values.max():g}), and the values of "
-            "black and white are unknown; save it with 8 or 16 bits"
+            f"it holds {count} images of {size[0]} x {size[1]} pixels, a stack or an animation; save each one that is "
+            "to be read in a file of its own"
+        )
+
+
+def _tag(image: Image.Image, tag: int) -> int | None:
+    """The first number of a tag of a TIFF; None for other formats, or where it is missing."""
+    value = getattr(image, "tag_v2", {}).get(tag)
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _deep(image: Image.Image, kind: str) -> Tensor:
+    """The values of a 16-bit grayscale image, scaled to 0 to 255; Pillow's own conversion clips them at 255.
+
+    Args:
+        image: The image. Pillow reads TIFFs of 16 bits in the mode I;16, and other whole numbers in the mode I, in which
+            it reads 16 bits of other formats too.
+        kind: What a TIFF says of its numbers; empty for other formats.
+    """
+    values = np.asarray(image)
+    if image.mode == "F" or (image.mode == "I" and (kind or values.min() < 0 or values.max() > 65_535)):
+        kind = "floating point numbers" if image.mode == "F" else kind or "32-bit numbers"
+        raise ValueError(
+            f"its pixels are {kind}, {values.min():g} to {values.max():g}, and the values of black and white are "
+            "unknown; save it with 8 or 16 bits, without a sign"
         )
     return torch.from_numpy(values.astype(np.float32) / 257)
 
@@ -118,7 +154,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
     One side is scaled to its target length and the other to a length of the same parity as its target, so that the crop
     removes the same number of pixels at both ends. The usual center crop rounds to one end instead. Values are not
-    rounded to integers, so the result is exact up to floating-point round-off.
+    rounded to integers, so the result is exact up to floating-point round-off. What bicubic interpolation adds beyond 0
+    to 255 is cut off; where the image has values beyond, what it adds beyond these.
 
     Args:
         image: ``(channels, height, width)`` floating point, or a batch of such.
@@ -126,14 +163,25 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
     Returns:
         ``(channels, *size)``, or a batch of such.
+
+    Raises:
+        TypeError: If the image is no floating point tensor.
+        ValueError: If a value is infinite or not a number: interpolation would spread it.
     """
+    if not isinstance(image, Tensor) or not image.is_floating_point():
+        got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
+        raise TypeError(f"preprocess takes a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
+    if count := int((~image.isfinite()).sum()):
+        raise ValueError(f"{count} values of the image are infinite or not a number; replace them first")
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
     scaled = [
         wanted + 2 * round((side * factor - wanted) / 2) for wanted, side in zip(size, image.shape[-2:], strict=True)
     ]
     if scaled != list(image.shape[-2:]):
         batch = image if image.ndim == 4 else image[None]
-        scaled_batch = F.interpolate(batch, scaled, mode="bicubic", antialias=True).clamp(0, 255)
+        low, high = batch.amin((1, 2, 3), True), batch.amax((1, 2, 3), True)
+        scaled_batch = F.interpolate(batch, scaled, mode="bicubic", antialias=True)
+        scaled_batch = scaled_batch.clamp(low.clamp(max=0), high.clamp(min=255))
         image = scaled_batch if image.ndim == 4 else scaled_batch[0]
     top, left = ((have - wanted) // 2 for have, wanted in zip(scaled, size, strict=True))
     return image[..., top : top + size[0], left : left + size[1]]

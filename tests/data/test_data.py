@@ -24,6 +24,7 @@ from eqzoo.data import (
     load_splits,
     normalize,
     per_class,
+    pixels,
     preprocess,
     read_images,
     resized,
@@ -103,6 +104,28 @@ def test_preprocessing_commutes_with_rotations_and_reflections(shape):
         torch.testing.assert_close(rotated, transform(straight, P4M, g, "trivial"), rtol=0, atol=1e-9)
 
 
+def test_preprocessing_keeps_values_beyond_those_of_pixels():
+    image = torch.rand(5, 69, 69, generator=torch.manual_seed(0)) * 3000 - 500
+    scaled = preprocess(image, (64, 64))
+    assert scaled.min() < -300
+    assert scaled.max() > 2300
+    assert image.min() <= scaled.min()
+    assert scaled.max() <= image.max()
+    edge = torch.zeros(1, 8, 8)
+    edge[..., 4:] = 255  # bicubic interpolation overshoots at an edge
+    assert preprocess(edge, (31, 31)).aminmax() == (0, 255)
+    both = preprocess(torch.stack([edge, edge * 10]), (31, 31))  # each image of a batch by its own values
+    assert torch.equal(both[0], preprocess(edge, (31, 31)))
+    for size in ((69, 69), (64, 64)):
+        image[0, 0, 0] = float("nan")
+        with pytest.raises(ValueError, match="1 values of the image are infinite or not a number"):
+            preprocess(image, size)
+    with pytest.raises(TypeError, match=r"floating point tensor, got torch\.uint8"):
+        preprocess(image.to(torch.uint8), (64, 64))
+    with pytest.raises(TypeError, match="floating point tensor, got ndarray"):
+        preprocess(image.numpy(), (64, 64))
+
+
 def test_normalize():
     images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
     assert normalize(images, (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx([-0.5, 2, 0])
@@ -115,6 +138,37 @@ def test_images_of_any_mode(tmp_path, mode):
         image = load_image(tmp_path / "white.png", channels)
         assert image.shape == (channels, 4, 5)
         assert image.unique().tolist() == [255]
+
+
+def test_tiffs_say_what_their_numbers_are(tmp_path):
+    gray = np.arange(16, dtype=np.uint16).reshape(4, 4) * 4000
+    Image.fromarray(gray).save(tmp_path / "black.tif")
+    Image.fromarray(gray).save(tmp_path / "white.tif", tiffinfo={262: 0})  # 0 is white
+    expected = torch.from_numpy(gray.astype(np.float32) / 257)[None]
+    torch.testing.assert_close(load_image(tmp_path / "black.tif", 1), expected)
+    torch.testing.assert_close(load_image(tmp_path / "white.tif", 1), 255 - expected)
+    Image.fromarray(gray.astype(np.int32)).save(tmp_path / "32.tif")  # read by its type, not by its values
+    Image.fromarray(gray.astype(np.float32)).save(tmp_path / "float.tif")
+    for name, said in (("32.tif", "32-bit numbers with a sign, 0 to 60000"), ("float.tif", "floating point numbers")):
+        with pytest.raises(ValueError, match=f"its pixels are {said}"):
+            load_image(tmp_path / name, 1)
+    with pytest.raises(ValueError, match="its pixels are 32-bit numbers, 0 to 70000"):
+        pixels(Image.fromarray(np.array([[0, 70_000]], np.int32)), 1)
+
+
+@pytest.mark.parametrize("suffix", ["tif", "gif", "png", "webp"])
+def test_stacks_and_animations_are_errors(tmp_path, suffix):
+    pages = [Image.new("L", (6, 4), shade) for shade in (0, 100, 200)]
+    pages[0].save(tmp_path / f"stack.{suffix}", save_all=True, append_images=pages[1:])
+    with pytest.raises(ValueError, match="it holds 3 images of 6 x 4 pixels"):
+        load_image(tmp_path / f"stack.{suffix}", 1)
+    pages[0].save(tmp_path / f"one.{suffix}")
+    assert load_image(tmp_path / f"one.{suffix}", 1).shape == (1, 4, 6)
+
+
+def test_a_tiff_with_smaller_copies_is_read_at_its_full_size(tmp_path):
+    Image.new("L", (8, 6), 50).save(tmp_path / "a.tif", save_all=True, append_images=[Image.new("L", (4, 3))])
+    assert load_image(tmp_path / "a.tif", 1).shape == (1, 6, 8)
 
 
 def test_unreadable_images_are_errors(tmp_path):
