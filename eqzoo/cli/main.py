@@ -117,6 +117,11 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         help="pretrained networks to compare (default: p4_cnn and its baseline z2_cnn)",
     )
     sub.add_argument("--invert", action="store_true", help="invert the image: for dark strokes on a light background")
+    sub.add_argument(
+        "--csv",
+        action="store_true",
+        help="print comma-separated values: a line for each file, with the probability of every class",
+    )
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:

@@ -1,6 +1,8 @@
 """`eqzoo predict`: the predictions of networks for an image and its rotated copies, or for many images."""
 
 import argparse
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data import load_image
+from ..data.folder import SHOWN
 from ..groups import P4, P4M, Z2, Group
 from ..models import EquivariantNet
 from ..models.loading import load_network
@@ -24,10 +27,13 @@ _BATCH_SIZE = 32
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the predictions for one image and its rotated copies, or for each of many images."""
+    of_copies = len(args.images) == 1 and not Path(args.images[0]).is_dir()
+    if args.csv and (of_copies or args.json):
+        raise ValueError("--csv prints a line for each of several files, without --json; give a folder or more files")
     models = [load_network(name, pretrained=True).network for name in args.model or _MODELS]
-    if len(args.images) == 1 and not Path(args.images[0]).is_dir():
+    if of_copies:
         return _of_copies(args.images[0], models, args.invert)
-    return _of_files(image_files(args.images), models, args.invert)
+    return _of_files(image_files(args.images), models, args.invert, args.csv)
 
 
 def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> Answer:
@@ -42,16 +48,44 @@ def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> An
     return Answer(table(rows), data)
 
 
-def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bool) -> Answer:
+def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bool, as_csv: bool) -> Answer:
     """A row for each file; for each network a column with the class and one with its probability."""
-    for file in files:  # all of them before the first prediction, which may take long
-        load_image(file, models[0].in_chans)
+    _check_files(files, models[0].in_chans)
     columns = [_predict_files(model, files, invert) for model in models]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
     for i, file in enumerate(files):
         rows.append([file, *(text for column in columns for text in column.answer(i))])
     data = [{"image": file, "networks": [column.entry(i) for column in columns]} for i, file in enumerate(files)]
-    return Answer(table(rows, right=range(2, 2 * len(columns) + 1, 2)), data)
+    text = _csv(files, columns) if as_csv else table(rows, right=range(2, 2 * len(columns) + 1, 2))
+    return Answer(text, data)
+
+
+def _check_files(files: Sequence[str], channels: int) -> None:
+    """Raises ValueError that names the unreadable files: before the first prediction, because all may take long."""
+    broken = []
+    for file in files:
+        try:
+            load_image(file, channels)
+        except (OSError, ValueError) as error:
+            broken.append(error)
+    if len(broken) in (1, len(files)):
+        raise broken[0]
+    if broken:
+        more = f"; and {len(broken) - SHOWN} more" * (len(broken) > SHOWN)
+        said = "; ".join(map(str, broken[:SHOWN]))
+        raise ValueError(f"{len(broken)} of {len(files)} files cannot be read: {said}{more}")
+
+
+def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:
+    """Comma-separated values: the file, and of each network the class and the probability of every class."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [[column.name, *(f"{column.name} {label}" for label in column.labels)] for column in columns]
+    writer.writerow(["file", *(name for part in names for name in part)])
+    for i, file in enumerate(files):
+        values = [[column.answer(i)[0], *column.probabilities[i].tolist()] for column in columns]
+        writer.writerow([file, *(value for part in values for value in part)])
+    return text.getvalue().removesuffix("\n")
 
 
 @dataclass(frozen=True)

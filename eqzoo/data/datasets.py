@@ -116,7 +116,8 @@ def _from_arrays(
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
-            f"{images.shape}"
+            f"{images.shape}; scale other values first: ((x - low) / (high - low) * 255).round().astype(np.uint8), "
+            "with the same low and high for all images"
         )
     if images.ndim == 4 and images.shape[3] > min(images.shape[1:3]):
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")

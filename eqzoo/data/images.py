@@ -43,8 +43,9 @@ def is_grayscale(image: Image.Image) -> bool:
 def pixels(image: Image.Image, channels: int) -> Tensor:
     """The pixels of a Pillow image of any mode, in the orientation given by its EXIF data.
 
-    Values of 16-bit images are multiplied by 255 / 65535, and inverted where a TIFF says that 0 is white. Transparent pixels are composited onto black unless four
-    channels are requested. Palettes, CMYK and other color spaces are converted to RGB.
+    Values of 16-bit images are multiplied by 255 / 65535, and inverted where a TIFF says that 0 is white. Transparent
+    pixels are composited onto black unless four channels are requested. Palettes, CMYK and other color spaces are
+    converted to RGB.
 
     Args:
         image: The image.
@@ -107,8 +108,8 @@ def _deep(image: Image.Image, kind: str) -> Tensor:
     """The values of a 16-bit grayscale image, scaled to 0 to 255; Pillow's own conversion clips them at 255.
 
     Args:
-        image: The image. Pillow reads TIFFs of 16 bits in the mode I;16, and other whole numbers in the mode I, in which
-            it reads 16 bits of other formats too.
+        image: The image. Pillow reads TIFFs of 16 bits in the mode I;16 and other whole numbers in the mode I, in
+            which it reads 16 bits of other formats too.
         kind: What a TIFF says of its numbers; empty for other formats.
     """
     values = np.asarray(image)
@@ -170,7 +171,7 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
     """
     if not isinstance(image, Tensor) or not image.is_floating_point():
         got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
-        raise TypeError(f"preprocess takes a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
+        raise TypeError(f"an image is a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
     if count := int((~image.isfinite()).sum()):
         raise ValueError(f"{count} values of the image are infinite or not a number; replace them first")
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))

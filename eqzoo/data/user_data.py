@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import folder_channels, folder_side, image_folder
@@ -49,6 +51,11 @@ def read_images(
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
         splits = torchvision_set(name, data_dir, side, channels, download)
+    elif path.is_file():
+        raise ValueError(
+            f"{name} is no folder and no .npz file; numpy.savez writes x_train and y_train into a .npz file, and where "
+            "a table has the labels, the images go into a folder for each class"
+        )
     else:
         raise FileNotFoundError(
             f"no images at {name}: give a folder, a .npz file, one of {', '.join(DATASETS)}, the name of a torchvision "
@@ -69,6 +76,18 @@ def native_side(data: object) -> int | None:
     return folder_side(Path(data)) or None if isinstance(data, str | os.PathLike) and Path(data).is_dir() else None
 
 
+def _check_classes(train: AnySplit, drawn: list[str]) -> None:
+    """Raises ValueError unless each class has an image for the training and for each split that is drawn from it."""
+    counts = torch.bincount(train.labels).tolist()
+    if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
+        name, count = train.classes[few[0]] if train.classes else few[0], counts[few[0]]
+        raise ValueError(
+            f"class {name!r} has {count} image{'s' * (count > 1)}, and one each is needed for training, "
+            f"{' and '.join(drawn)}: add images, hold none out (--valid 0 or --test 0; valid_fraction, "
+            "test_fraction), or give the folders train, val and test yourself"
+        )
+
+
 def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:
     """Draws missing validation and test splits from the training split, stratified, the same at every call.
 
@@ -85,7 +104,8 @@ def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -
         raise ValueError(
             f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
         )
-    parts = dict(splits)
+    parts, drawn = dict(splits), [name for name, share in (("validation", valid), ("test", test)) if share]
+    _check_classes(parts["train"], drawn)
     left = 1.0
     if test:
         parts["train"], parts["test"] = stratified(parts["train"], test)

@@ -136,6 +136,11 @@ class _OrbitConv2d(KeepsBanks):
         if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
             wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
             raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise TypeError(
+                f"{type(self).__name__}({self.extra_repr()}) takes floating point tensors, got {x.dtype}; "
+                "eqzoo.data.normalize makes them of pixels"
+            )
         check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:

@@ -262,8 +262,10 @@ def build(
         if not (pretrained and cfg.file):
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
-    for key in ("mean", "std") if hasattr(model, "in_chans") else ():  # timm's extractors of features have none
-        model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
+    if hasattr(model, "in_chans"):  # timm's extractors of features have none
+        model.pretrained_cfg["input_size"] = (model.in_chans, *model.pretrained_cfg["input_size"][1:])
+        for key in ("mean", "std"):
+            model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
     labels = model.pretrained_cfg.get("label_names")
     if labels and len(labels) != getattr(model, "num_classes", len(labels)):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights

@@ -169,7 +169,7 @@ def _unknown(text: str, any_timm: bool) -> str:
         )
     names = list_models()
     near = ", ".join(get_close_matches(model, names, n=5, cutoff=0.5) or names[:5])
-    return f"no network {model!r} here; near it are {near}, and eqzoo.list_models() has all"
+    return f"no network {model!r} here, nor a folder of that name; near it are {near}, and eqzoo.list_models() has all"
 
 
 def _folder(text: str, folder: Path) -> ModelSource:
@@ -190,7 +190,10 @@ def _with_weights(source: ModelSource, path: Path) -> ModelSource:
     if not file.is_file():
         raise FileNotFoundError(f"no weights at {file}")
     if file.suffix != ".safetensors":
-        raise ValueError(f"weights are read from safetensors files alone, got {file}")
+        raise ValueError(
+            f"weights are read from safetensors files alone, got {file}; safetensors.torch.save_file(state_dict, path) "
+            "writes one from a state dict"
+        )
     config = source.config
     if not config:
         try:

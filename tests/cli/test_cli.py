@@ -1,5 +1,6 @@
 """The command line, as a user runs it."""
 
+import csv
 import importlib
 import io
 import json
@@ -444,12 +445,30 @@ def test_predict_has_a_line_for_each_of_several_images(capsys, digits_folder, mo
         assert network["probability"] == network["probabilities"][network["label"]]
 
 
+def test_predict_prints_comma_separated_values(capsys, digits_folder):
+    code, out, _ = run(capsys, "predict", digits_folder, "--model", "p4_cnn", "z2_cnn", "--csv")
+    assert code == 0
+    found = list(csv.DictReader(out.splitlines()))
+    expected = json.loads(run(capsys, "predict", digits_folder, "--json")[1])
+    assert [row["file"] for row in found] == [entry["image"] for entry in expected]
+    for row, entry in zip(found, expected, strict=True):
+        for network in entry["networks"]:
+            assert row[network["name"]] == network["label"]
+            values = {label: float(row[f"{network['name']} {label}"]) for label in network["probabilities"]}
+            assert values == network["probabilities"]
+    for args in ((IMAGE, "--csv"), (digits_folder, "--csv", "--json")):
+        code, _, err = run(capsys, "predict", *args)
+        assert code == 2
+        assert "--csv prints a line for each of several files" in err
+
+
 def test_predict_names_the_file_that_is_no_image_before_it_predicts(capsys, digits_folder, monkeypatch):
     monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_predict", None)
     (digits_folder / "empty").mkdir()
     (digits_folder / "more" / "d.png").write_text("no image")
     for args, message in (
         ((digits_folder,), "d.png is not an image"),
+        ((digits_folder, digits_folder / "none.png"), "2 of 5 files cannot be read: "),
         ((IMAGE, digits_folder / "none.png"), "no image at"),
         ((digits_folder / "empty",), "no image in the folder"),
     ):

@@ -552,6 +552,11 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
         "no images at": {"data": tmp_path / "nothing"},
+        "labels.csv is no folder and no .npz file; .* a folder for each class": {"data": tmp_path / "labels.csv"},
+        "class 'bar' has 2 images, and one each is needed for training, validation and test: .* --test 0": {
+            "data": tmp_path / "few"
+        },
+        "images are uint8, .* got float32 .* scale other values first: .*astype": {"data": tmp_path / "deep.npz"},
         "no folder train; .* or, without train, <class>/<image>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},
@@ -559,6 +564,9 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "'cuda' where there is a GPU, got 'tpu'": {"device": "tpu"},
         "is a file; name a new folder": {"output": tmp_path / "full" / "thesis.tex"},
     }
+    (tmp_path / "labels.csv").write_text("file,label\n")
+    save_shapes(tmp_path / "few", (2, 4, 4))
+    np.savez(tmp_path / "deep.npz", x_train=np.zeros((4, 8, 8), np.float32), y_train=np.arange(4))
     (tmp_path / "bare").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")

@@ -151,6 +151,8 @@ def test_sizes_that_raise_do_break_equivariance(monkeypatch):
 def test_errors_say_what_would_work():
     with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height, width\), got \(1, 3, 8, 8\)"):
         GroupConv2d(P4, 3, 2, 3)(torch.zeros(1, 3, 8, 8))
+    with pytest.raises(TypeError, match=r"floating point tensors, got torch\.uint8; eqzoo\.data\.normalize"):
+        LiftingConv2d(P4, 1, 2, 3)(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
     for wrong in ({"kernel_size": 0}, {"stride": 0}, {"dilation": 0}, {"padding": -1}):
         with pytest.raises(ValueError, match="dilation of at least 1 and padding of at least 0, got"):
             GroupConv2d(P4, 3, 2, **{"kernel_size": 3} | wrong)

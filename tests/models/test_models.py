@@ -246,6 +246,8 @@ def test_a_convolutional_network_becomes_plain_convolutions_and_norms():
 def test_channels_classes_and_state(name):
     model = eqzoo.create_model(name, in_chans=5, num_classes=3)
     x = torch.randn(2, 5, side(name, model), side(name, model))
+    assert model.pretrained_cfg["input_size"][0] == 5
+    assert len(model.pretrained_cfg["mean"]) in (1, 5)
     assert list(model.train().state_dict()) == list(copy.deepcopy(model).eval().state_dict())
     assert all(value.ndim <= 4 for value in model.state_dict().values())
     features = model.eval().forward_features(x)
@@ -358,7 +360,7 @@ def test_the_networks_are_registered_with_timm():
     assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
     assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
     assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
-    with pytest.raises(ValueError, match="no network 'p4_cn' here; near it are p4_cnn"):
+    with pytest.raises(ValueError, match="no network 'p4_cn' here, nor a folder of that name; near it are p4_cnn"):
         eqzoo.create_model("p4_cn")
 
 
