@@ -63,8 +63,16 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("loss", "ce") == "ce":
         values.setdefault("label_smoothing", _SMOOTHING)
     if "epochs" in values and values.get("schedule", "cosine") == "cosine" and isinstance(values["epochs"], int):
-        values.setdefault("warmup_epochs", round(_WARMUP * values["epochs"], 4))
+        values.setdefault("warmup_epochs", round(_WARMUP * _first_cycle(values), 4))
     return values
+
+
+def _first_cycle(values: Mapping[str, Any]) -> int:
+    """The epochs up to the first restart, so that a run that goes on behind one keeps its warm-up."""
+    restarts = values.get("restarts")
+    first = restarts[0] if isinstance(restarts, list | tuple) and restarts else None
+    epochs: int = values["epochs"]
+    return first if isinstance(first, int) and 0 < first < epochs else epochs
 
 
 def fine_tuning_recipe(

@@ -68,8 +68,10 @@ class RunDirectory:
             return
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
-            more = other == ["epochs"] and recipe.epochs > there.epochs and recipe.schedule == "cosine"
-            way = f"restart the schedule with restarts={[*there.restarts, there.epochs]}, " if more else ""
+            longer = recipe.epochs > there.epochs and recipe.schedule == "cosine"
+            # The rules of fine-tuning derive the warm-up from the epochs before the first restart.
+            more = longer and "epochs" in other and set(other) <= {"epochs", "warmup_epochs"}
+            way = f"to go on add restarts={[*there.restarts, there.epochs]}, or " if more else ""
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({values}); {way}name another folder or remove that one"
             )

@@ -231,6 +231,19 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here, warmup_epochs" in err
+    assert "to go on add restarts=[8], or name another folder" in err
+
+
+def test_a_finished_fine_tuning_goes_on(tuned, capsys, tmp_path):
+    shutil.copytree(tuned.folder, tmp_path / "out")
+    args = [str(tmp_path / "out") if arg == str(tuned.folder) else arg for arg in tuned.args]
+    before = (tmp_path / "out" / "record.jsonl").read_text()
+    code, *_ = run(capsys, *args, "--epochs", "9", "--set", "restarts=[8]", "restart_lrs=[0.002]")
+    assert code == 0
+    after = (tmp_path / "out" / "record.jsonl").read_text()
+    assert after.startswith(before)
+    assert after.count("\n") == 9
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["recipe"]["restarts"] == [8]
 
 
 def parsed(command):
