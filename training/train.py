@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--list", nargs="?", const="*", metavar="PATTERN", help="print the recipes, and stop")
     parser.add_argument("--seed", type=int, help="another seed than the recipe's")
     parser.add_argument(
-        "--epochs", type=int, help="another length than the recipe's; its milestones move in proportion"
+        "--epochs",
+        type=int,
+        help="another length than the recipe's: its milestones move in proportion, and later restarts are left out",
     )
     parser.add_argument(
         "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
@@ -80,6 +82,9 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     changes |= {name: value for name, value in named.items() if value is not None}
     if args.epochs is not None and recipe.milestones and not {"milestones", "schedule"} & changes.keys():
         changes |= _stretched(recipe, args.epochs)
+    if args.epochs is not None and not {"restarts", "restart_lrs"} & changes.keys():
+        count = sum(restart < args.epochs for restart in recipe.restarts)
+        changes |= {"restarts": recipe.restarts[:count], "restart_lrs": recipe.restart_lrs[:count]}
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
 

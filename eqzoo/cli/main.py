@@ -120,7 +120,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--csv",
         action="store_true",
-        help="print comma-separated values: a line for each file, with the probability of every class",
+        help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
 
 

@@ -68,7 +68,7 @@ def _check_files(files: Sequence[str], channels: int) -> None:
             load_image(file, channels)
         except (OSError, ValueError) as error:
             broken.append(error)
-    if len(broken) in (1, len(files)):
+    if len({str(error) for error in broken}) == 1:  # of one file, or of all alike: the number of channels
         raise broken[0]
     if broken:
         more = f"; and {len(broken) - SHOWN} more" * (len(broken) > SHOWN)
@@ -80,8 +80,12 @@ def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:
     """Comma-separated values: the file, and of each network the class and the probability of every class."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [[column.name, *(f"{column.name} {label}" for label in column.labels)] for column in columns]
-    writer.writerow(["file", *(name for part in names for name in part)])
+    heading = ["file"]
+    for number, column in enumerate(columns, 1):
+        alone = [other.name for other in columns].count(column.name) == 1
+        name = column.name if alone else f"{column.name} ({number})"
+        heading += [name, *(f"{name} {label}" for label in column.labels)]
+    writer.writerow(heading)
     for i, file in enumerate(files):
         values = [[column.answer(i)[0], *column.probabilities[i].tolist()] for column in columns]
         writer.writerow([file, *(value for part in values for value in part)])

@@ -114,10 +114,13 @@ def _from_arrays(
     images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], source: str, classes: tuple[str, ...] = ()
 ) -> Split:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        scaled = (
+            "; scale other values first: ((x - low) / (high - low) * 255).round().astype(np.uint8), with the same low "
+            "and high for all images"
+        )
         raise ValueError(
             f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
-            f"{images.shape}; scale other values first: ((x - low) / (high - low) * 255).round().astype(np.uint8), "
-            "with the same low and high for all images"
+            f"{images.shape}{scaled * (images.dtype != np.uint8)}"
         )
     if images.ndim == 4 and images.shape[3] > min(images.shape[1:3]):
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")

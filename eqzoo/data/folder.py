@@ -179,7 +179,7 @@ def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path
         try:
             return [read(path)], ""
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-            said = str(error).removeprefix(f"{path} is not an image that Pillow can read: ")
+            said = str(error).removeprefix(f"{path} is not an image that Pillow can read: ").removeprefix(f"{path}: ")
             return [], f"{path} ({said if path.stat().st_size else 'the file is empty'})"
 
     results = list(pool.map(attempt, files))

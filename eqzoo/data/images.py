@@ -13,7 +13,7 @@ __all__ = ["is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
-_WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP")  # a second frame of MPO, of cameras, is a preview or another eye's view
+_WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
 
 
@@ -56,8 +56,8 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
 
     Raises:
         ValueError: If ``channels`` is another number; if pixels have 32 bits, floating point numbers or signs, so that
-            the values of black and white are unknown; or if the file holds several images of one size, the pages of a
-            stack or the frames of an animation, of which Pillow shows the first.
+            the values of black and white are unknown; or if the file holds several images, the pages of a stack or
+            the frames of an animation, of which Pillow shows the first. Smaller copies behind it are no error.
     """
     if channels not in _MODES:
         raise ValueError(
@@ -65,10 +65,12 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         )
     _check_frames(image)
     white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
-    bits, signed = _tag(image, _TIFF_BITS), _tag(image, _TIFF_SIGN) == _TIFF_SIGNED
+    bits = _tag(image, _TIFF_BITS)
+    if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
+        raise _UnknownRangeError(f"{bits}-bit numbers with a sign")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        gray = _deep(image, f"{bits}-bit numbers{' with a sign' * signed}" if bits else "")
+        gray = _deep(image, f"{bits}-bit numbers" if bits else "")
         gray = 255 - gray if white_is_zero else gray
         if channels == 4:
             return torch.stack([gray, gray, gray, torch.full_like(gray, 255)])
@@ -82,20 +84,38 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     return torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1).contiguous()
 
 
-def _check_frames(image: Image.Image) -> None:
-    """Raises ValueError if an image is the first of several of its size. Others are small copies of it."""
-    count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES and not image.tell() else 1
-    if count == 1:
-        return
-    size = image.size
-    image.seek(1)
-    other = image.size
-    image.seek(0)
-    if other == size:
-        raise ValueError(
-            f"it holds {count} images of {size[0]} x {size[1]} pixels, a stack or an animation; save each one that is "
-            "to be read in a file of its own"
+class _UnsuitableError(ValueError):
+    """An image that Pillow reads, but whose pixels are not those that one would see."""
+
+
+class _UnknownRangeError(_UnsuitableError):
+    """An image whose numbers say nothing of black and white."""
+
+    def __init__(self, numbers: str) -> None:
+        super().__init__(
+            f"its pixels are {numbers}, and the values of black and white are unknown; save it with 8 or 16 bits, "
+            "without a sign"
         )
+
+
+def _check_frames(image: Image.Image) -> None:
+    """Raises ValueError if an image is the first of several, unless the others are smaller copies."""
+    try:
+        count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES and not image.tell() else 1
+        size = image.size
+        for i in range(1, count):
+            image.seek(i)
+            other = image.size
+            image.seek(0)
+            if other[0] * other[1] >= size[0] * size[1]:
+                raise _UnsuitableError(
+                    f"it holds {count} images, the first of {size[0]} x {size[1]} pixels, such as a stack or an "
+                    "animation; save each one that is to be read in a file of its own"
+                )
+    except _UnsuitableError:
+        raise
+    except ValueError:  # its file is closed, so that this is the only image that there is
+        return
 
 
 def _tag(image: Image.Image, tag: int) -> int | None:
@@ -115,10 +135,7 @@ def _deep(image: Image.Image, kind: str) -> Tensor:
     values = np.asarray(image)
     if image.mode == "F" or (image.mode == "I" and (kind or values.min() < 0 or values.max() > 65_535)):
         kind = "floating point numbers" if image.mode == "F" else kind or "32-bit numbers"
-        raise ValueError(
-            f"its pixels are {kind}, {values.min():g} to {values.max():g}, and the values of black and white are "
-            "unknown; save it with 8 or 16 bits, without a sign"
-        )
+        raise _UnknownRangeError(f"{kind}, {values.min():g} to {values.max():g}")
     return torch.from_numpy(values.astype(np.float32) / 257)
 
 
@@ -145,6 +162,8 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     try:
         with Image.open(path) as image:
             return pixels(image, channels)
+    except _UnsuitableError as error:
+        raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         empty = "the file is empty" if not Path(path).stat().st_size else error
         raise ValueError(f"{path} is not an image that Pillow can read: {empty}") from error
@@ -155,8 +174,9 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
     One side is scaled to its target length and the other to a length of the same parity as its target, so that the crop
     removes the same number of pixels at both ends. The usual center crop rounds to one end instead. Values are not
-    rounded to integers, so the result is exact up to floating-point round-off. What bicubic interpolation adds beyond 0
-    to 255 is cut off; where the image has values beyond, what it adds beyond these.
+    rounded to integers, so the result is exact up to floating-point round-off. Where bicubic interpolation overshoots,
+    values are clamped to 0 to 255, or to the range of the image where that is wider. An image that is scaled and holds
+    a value that is not a number becomes not a number as a whole.
 
     Args:
         image: ``(channels, height, width)`` floating point, or a batch of such.
@@ -167,13 +187,10 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
     Raises:
         TypeError: If the image is no floating point tensor.
-        ValueError: If a value is infinite or not a number: interpolation would spread it.
     """
     if not isinstance(image, Tensor) or not image.is_floating_point():
         got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
         raise TypeError(f"an image is a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
-    if count := int((~image.isfinite()).sum()):
-        raise ValueError(f"{count} values of the image are infinite or not a number; replace them first")
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
     scaled = [
         wanted + 2 * round((side * factor - wanted) / 2) for wanted, side in zip(size, image.shape[-2:], strict=True)

@@ -80,10 +80,11 @@ def _check_classes(train: AnySplit, drawn: list[str]) -> None:
     """Raises ValueError unless each class has an image for the training and for each split that is drawn from it."""
     counts = torch.bincount(train.labels).tolist()
     if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
-        name, count = train.classes[few[0]] if train.classes else few[0], counts[few[0]]
+        name, count = dict(enumerate(train.classes)).get(few[0], few[0]), counts[few[0]]
+        *others, last = "training", *drawn
         raise ValueError(
-            f"class {name!r} has {count} image{'s' * (count > 1)}, and one each is needed for training, "
-            f"{' and '.join(drawn)}: add images, hold none out (--valid 0 or --test 0; valid_fraction, "
+            f"class {name!r} has {count} image{'s' * (count > 1)}, and one each is needed for "
+            f"{', '.join(others)} and {last}: add images, hold none out (--valid 0 or --test 0; valid_fraction, "
             "test_fraction), or give the folders train, val and test yourself"
         )
 

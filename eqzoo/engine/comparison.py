@@ -1,5 +1,7 @@
 """Another network, trained on the same images in the same time as a fine-tuned one."""
 
+import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -141,6 +143,9 @@ def train_baseline(
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
+    old = folder.settings()
+    if old and [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] == ["minutes"]:
+        shutil.rmtree(folder.path)  # the fine-tuning has gone on since
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}

@@ -298,9 +298,11 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
     if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
         epochs = recipe.get("epochs")
         raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
+    if minutes is not None and recipe.get("restarts"):
+        raise ValueError(f"restarts need a number of epochs instead of minutes, got {minutes}")
     # accumulate depends on the number of images.
     values = {key: v for key, v in recipe.items() if v is not None and key != "accumulate"}
-    values = with_rules({"epochs": sys.maxsize} | values)
+    values = with_rules({"epochs": sys.maxsize, "warmup_epochs": 0} | values)
     if values.get("augment") == "missing":
         values["augment"] = "none"
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)

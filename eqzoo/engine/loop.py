@@ -56,7 +56,7 @@ def train(
         recipe: The recipe.
         build: Builds the network; called after the seed is set.
         splits: ``train``, and ``valid`` unless nothing was held out.
-        run_dir: The run directory, new or of the same recipe.
+        run_dir: The run directory, new, of the same recipe, or of one that this recipe continues (`Recipe.restarts`).
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
         track: One of accelerate's trackers, such as ``"trackio"`` or ``"tensorboard"``, to log to as well.

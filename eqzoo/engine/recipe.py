@@ -74,11 +74,11 @@ class Recipe:
         compile: Whether `torch.compile` compiles the network.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
-        full_size_lr: The learning rate at which a cosine schedule starts anew behind them, so that it falls to 0 twice;
-            None for one cycle.
+        full_size_lr: The learning rate at which a cosine schedule starts anew behind them, after it has
+            fallen to 0; None for one cycle over all epochs.
         restarts: The epochs after which a cosine schedule starts anew, ascending; it falls to 0 before each of them
-            (Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, section 3). A restart after the last epoch
-            of a run and more epochs are a recipe by which that run goes on, in its folder.
+            (Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, section 3). To continue a run that has
+            ended, in its folder, append its ``epochs`` to ``restarts`` and raise ``epochs``.
         restart_lrs: The learning rates of the restarts, one each; () for ``lr`` each time.
         accumulate: The passes that a batch is split into, to use less memory; batch norms see the parts.
         checkpointing: Whether blocks are recomputed in the backward pass, to use less memory; batch norms then count
@@ -188,7 +188,7 @@ class Recipe:
         return float(optimizer.param_groups[0]["lr"])
 
     def continues(self, other: "Recipe") -> bool:
-        """Whether a run of another recipe is a beginning of this one's: more epochs behind a restart at its end."""
+        """Whether this recipe is another one with more epochs, and with a restart where the other one ends."""
         count = len(other.restarts)
         if self.epochs <= other.epochs or self.restarts[: count + 1] != (*other.restarts, other.epochs):
             return False
@@ -298,7 +298,7 @@ def build_network(recipe: Recipe, **kwargs: Any) -> nn.Module:
 
 
 def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:
-    """The scheduler of a recipe, one of timm, stepped with a number of epochs that may be fractional."""
+    """The scheduler of a recipe, with timm's interface, stepped with a number of epochs that may be fractional."""
     warmup: dict[str, Any] = {"warmup_t": recipe.warmup_epochs, "warmup_lr_init": 0.0}
     if recipe.schedule == "cosine":
         return _CosineScheduler(recipe, optimizer)
@@ -327,7 +327,7 @@ class _CosineScheduler(Scheduler):  # type: ignore[misc]
         else:
             cycle = min(bisect(self.starts, t), len(self.scales)) - 1
             start, end = self.starts[cycle : cycle + 2]
-            share = self.scales[cycle] * 0.5 * (1 + math.cos(math.pi * (t - start) / (end - start)))
+            share = self.scales[cycle] * 0.5 * (1 + math.cos(math.pi * (min(t, end) - start) / (end - start)))
         return [share * value for value in self.base_values]
 
 

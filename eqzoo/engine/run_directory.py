@@ -53,25 +53,39 @@ class RunDirectory:
         self.path = path
         self.recipe, self.record = path / RECIPE_NAME, path / RECORD_NAME
         self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
+        self._longer: Recipe | None = None
 
     def start(self, recipe: Recipe) -> None:
-        """Writes recipe.json if there is none, or if the recipe continues the one there; else it has to be the same.
+        """Writes recipe.json if there is none; else it has to be of this recipe or of one that this one continues.
+
+        A recipe that continues another one is written with the state of its first epoch: until then the folder is that
+        of the run that has ended.
 
         Raises:
-            ValueError: If recipe.json is of another recipe.
+            ValueError: If recipe.json is of another recipe, or its run ended early, so that nothing can follow it.
         """
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
-        there = Recipe.read(self.recipe) if self.recipe.exists() else None  # missing keys have their defaults
-        if there is None or recipe.continues(there):
+        if not self.recipe.exists():
             self._write(self.recipe, json_text(asdict(recipe)).encode())
+            return
+        there = Recipe.read(self.recipe)  # missing keys have their defaults
+        if recipe.continues(there):
+            rows = self.rows()
+            if len(rows) < there.epochs and is_finished(there, rows):
+                raise ValueError(
+                    f"{self.path} holds a run that ended early, after {len(rows)} of {there.epochs} epochs, because of "
+                    f"patience={there.patience}; nothing follows it: start a new run from its weights"
+                )
+            self._longer = recipe
             return
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
             longer = recipe.epochs > there.epochs and recipe.schedule == "cosine"
             # The rules of fine-tuning derive the warm-up from the epochs before the first restart.
             more = longer and "epochs" in other and set(other) <= {"epochs", "warmup_epochs"}
-            way = f"to go on add restarts={[*there.restarts, there.epochs]}, or " if more else ""
+            rate = " and a rate to restart_lrs" if recipe.restart_lrs else ""
+            way = f"to go on add restarts={[*there.restarts, there.epochs]}{rate}, or " if more else ""
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({values}); {way}name another folder or remove that one"
             )
@@ -114,6 +128,9 @@ class RunDirectory:
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
+        if self._longer:
+            self._write(self.recipe, json_text(asdict(self._longer)).encode())
+            self._longer = None
         # Through memory, because torch's own writing to a full disk raises no OSError.
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)

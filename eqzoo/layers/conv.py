@@ -136,7 +136,7 @@ class _OrbitConv2d(KeepsBanks):
         if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
             wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
             raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
-        if not x.is_floating_point():
+        if not (x.is_floating_point() or x.is_complex()):
             raise TypeError(
                 f"{type(self).__name__}({self.extra_repr()}) takes floating point tensors, got {x.dtype}; "
                 "eqzoo.data.normalize makes them of pixels"

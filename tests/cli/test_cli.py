@@ -456,6 +456,10 @@ def test_predict_prints_comma_separated_values(capsys, digits_folder):
             assert row[network["name"]] == network["label"]
             values = {label: float(row[f"{network['name']} {label}"]) for label in network["probabilities"]}
             assert values == network["probabilities"]
+    _, out, _ = run(capsys, "predict", digits_folder, "--model", "p4_cnn", "p4_cnn", "--csv")
+    heading = out.splitlines()[0].split(",")
+    assert len(set(heading)) == len(heading) == 23
+    assert heading[1] == "p4_cnn.rotmnist (1)"
     for args in ((IMAGE, "--csv"), (digits_folder, "--csv", "--json")):
         code, _, err = run(capsys, "predict", *args)
         assert code == 2
@@ -469,6 +473,7 @@ def test_predict_names_the_file_that_is_no_image_before_it_predicts(capsys, digi
     for args, message in (
         ((digits_folder,), "d.png is not an image"),
         ((digits_folder, digits_folder / "none.png"), "2 of 5 files cannot be read: "),
+        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read: "),
         ((IMAGE, digits_folder / "none.png"), "no image at"),
         ((digits_folder / "empty",), "no image in the folder"),
     ):

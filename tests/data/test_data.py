@@ -116,10 +116,10 @@ def test_preprocessing_keeps_values_beyond_those_of_pixels():
     assert preprocess(edge, (31, 31)).aminmax() == (0, 255)
     both = preprocess(torch.stack([edge, edge * 10]), (31, 31))  # each image of a batch by its own values
     assert torch.equal(both[0], preprocess(edge, (31, 31)))
-    for size in ((69, 69), (64, 64)):
-        image[0, 0, 0] = float("nan")
-        with pytest.raises(ValueError, match="1 values of the image are infinite or not a number"):
-            preprocess(image, size)
+    image[0, 0, 0] = float("nan")
+    assert preprocess(image, (64, 64)).isnan().all()
+    assert preprocess(image, (69, 69)).isnan().sum() == 1
+    assert preprocess(torch.empty(3, 40, 50, device="meta"), (28, 28)).shape == (3, 28, 28)
     with pytest.raises(TypeError, match=r"floating point tensor, got torch\.uint8"):
         preprocess(image.to(torch.uint8), (64, 64))
     with pytest.raises(TypeError, match="floating point tensor, got ndarray"):
@@ -149,8 +149,15 @@ def test_tiffs_say_what_their_numbers_are(tmp_path):
     torch.testing.assert_close(load_image(tmp_path / "white.tif", 1), 255 - expected)
     Image.fromarray(gray.astype(np.int32)).save(tmp_path / "32.tif")  # read by its type, not by its values
     Image.fromarray(gray.astype(np.float32)).save(tmp_path / "float.tif")
-    for name, said in (("32.tif", "32-bit numbers with a sign, 0 to 60000"), ("float.tif", "floating point numbers")):
-        with pytest.raises(ValueError, match=f"its pixels are {said}"):
+    Image.fromarray(gray).save(tmp_path / "signed16.tif", tiffinfo={339: 2})
+    Image.fromarray(gray.astype(np.uint8)).save(tmp_path / "signed8.tif", tiffinfo={339: 2})
+    for name, said in (
+        ("32.tif", "32-bit numbers with a sign"),
+        ("signed16.tif", "16-bit numbers with a sign"),
+        ("signed8.tif", "8-bit numbers with a sign"),
+        ("float.tif", "floating point numbers, 0 to 60000"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: its pixels are {said}"):
             load_image(tmp_path / name, 1)
     with pytest.raises(ValueError, match="its pixels are 32-bit numbers, 0 to 70000"):
         pixels(Image.fromarray(np.array([[0, 70_000]], np.int32)), 1)
@@ -160,8 +167,11 @@ def test_tiffs_say_what_their_numbers_are(tmp_path):
 def test_stacks_and_animations_are_errors(tmp_path, suffix):
     pages = [Image.new("L", (6, 4), shade) for shade in (0, 100, 200)]
     pages[0].save(tmp_path / f"stack.{suffix}", save_all=True, append_images=pages[1:])
-    with pytest.raises(ValueError, match="it holds 3 images of 6 x 4 pixels"):
+    with pytest.raises(ValueError, match="it holds 3 images, the first of 6 x 4 pixels"):
         load_image(tmp_path / f"stack.{suffix}", 1)
+    with Image.open(tmp_path / f"stack.{suffix}") as image:
+        image.seek(2)  # chosen by the caller
+        assert pixels(image, 1).mean() > 150
     pages[0].save(tmp_path / f"one.{suffix}")
     assert load_image(tmp_path / f"one.{suffix}", 1).shape == (1, 4, 6)
 
@@ -169,6 +179,18 @@ def test_stacks_and_animations_are_errors(tmp_path, suffix):
 def test_a_tiff_with_smaller_copies_is_read_at_its_full_size(tmp_path):
     Image.new("L", (8, 6), 50).save(tmp_path / "a.tif", save_all=True, append_images=[Image.new("L", (4, 3))])
     assert load_image(tmp_path / "a.tif", 1).shape == (1, 6, 8)
+    for sizes in ([(4, 3), (8, 6)], [(8, 6), (4, 3), (8, 6)]):
+        first, *others = (Image.new("L", size) for size in sizes)
+        first.save(tmp_path / "b.tif", save_all=True, append_images=others)
+        with pytest.raises(ValueError, match=f"it holds {len(sizes)} images"):
+            load_image(tmp_path / "b.tif", 1)
+
+
+def test_an_image_whose_file_is_closed_is_the_only_one(tmp_path):
+    Image.new("L", (6, 4), 7).save(tmp_path / "a.gif")
+    with Image.open(tmp_path / "a.gif") as image:
+        image.load()
+    assert pixels(image, 1).unique().tolist() == [7]
 
 
 def test_unreadable_images_are_errors(tmp_path):

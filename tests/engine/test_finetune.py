@@ -683,6 +683,12 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+    # It goes on, and the other network is trained anew for the longer time.
+    minutes = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
+    code, *_ = run(capsys, *[4 if arg == 3 else arg for arg in args], "--set", "restarts=[3]")
+    assert code == 0
+    again = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
+    assert again > minutes
 
 
 def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypatch):

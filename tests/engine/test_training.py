@@ -582,6 +582,15 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
     assert left == right
     for one, two in zip(whole.state_dict().values(), parts.state_dict().values(), strict=True):
         assert torch.equal(one, two)
+    # Until its first epoch is finished, the folder is that of the run that had ended.
+    longest = replace(long, epochs=5, restarts=(2, 4), restart_lrs=(0.01, 0.01))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_train_epoch", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            go(tmp_path / "parts", longest)
+    assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
+    with pytest.raises(ValueError, match=r"to go on add restarts=\[2, 4\] and a rate to restart_lrs, or name"):
+        go(tmp_path / "parts", replace(long, epochs=5))
     # Rates that are given and rates that are not are compared as rates.
     first = other(epochs=6, restarts=(2,))
     more = other(epochs=8, restarts=(2, 6), restart_lrs=(RECIPE.lr, 0.1))
@@ -589,6 +598,16 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
     assert not replace(more, restart_lrs=(0.5, 0.1)).continues(first)
     assert not first.continues(first)
     assert not first.continues(more)
+
+
+def test_nothing_follows_a_run_that_ended_early(tmp_path, monkeypatch):
+    falling = iter(range(90, 0, -1))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (float(next(falling)), 1.0))
+    recipe = other(epochs=9, patience=2)
+    go(tmp_path, recipe)
+    with pytest.raises(ValueError, match="ended early, after 3 of 9 epochs, because of patience=2"):
+        go(tmp_path, replace(recipe, epochs=12, restarts=(9,)))
+    assert Recipe.read(tmp_path / "recipe.json") == recipe
 
 
 @pytest.mark.parametrize("optimizer", ["nmuon", "nadamuon"])
