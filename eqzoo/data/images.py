@@ -55,15 +55,13 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         ``(channels, height, width)`` float32 with values in 0 to 255.
 
     Raises:
-        ValueError: If ``channels`` is another number; if pixels have 32 bits, floating point numbers or signs, so that
-            the values of black and white are unknown; or if the file holds several images, the pages of a stack or
-            the frames of an animation, of which Pillow shows the first. Smaller copies behind it are no error.
+        ValueError: If ``channels`` is another number, or if pixels have 32 bits, floating point numbers or signs, so
+            that the values of black and white are unknown.
     """
     if channels not in _MODES:
         raise ValueError(
             f"images are read with 1, 3 or 4 channels, got {channels}; pass other images as a .npz file or as tensors"
         )
-    _check_frames(image)
     white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
     bits = _tag(image, _TIFF_BITS)
     if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
@@ -99,23 +97,18 @@ class _UnknownRangeError(_UnsuitableError):
 
 
 def _check_frames(image: Image.Image) -> None:
-    """Raises ValueError if an image is the first of several, unless the others are smaller copies."""
-    try:
-        count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES and not image.tell() else 1
-        size = image.size
-        for i in range(1, count):
-            image.seek(i)
-            other = image.size
-            image.seek(0)
-            if other[0] * other[1] >= size[0] * size[1]:
-                raise _UnsuitableError(
-                    f"it holds {count} images, the first of {size[0]} x {size[1]} pixels, such as a stack or an "
-                    "animation; save each one that is to be read in a file of its own"
-                )
-    except _UnsuitableError:
-        raise
-    except ValueError:  # its file is closed, so that this is the only image that there is
-        return
+    """Raises ValueError if a file holds several images, unless the others are smaller copies of the first."""
+    count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES else 1
+    width, height = image.size
+    for i in range(1, count):
+        image.seek(i)
+        if image.size[0] * image.size[1] >= width * height:
+            raise _UnsuitableError(
+                f"it holds {count} images, the first of {width} x {height} pixels, such as a stack or an animation; "
+                "save each one that is to be read in a file of its own"
+            )
+    if count > 1:
+        image.seek(0)
 
 
 def _tag(image: Image.Image, tag: int) -> int | None:
@@ -151,7 +144,9 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not a readable image, or ``channels`` is another number.
+        ValueError: If the file is not a readable image, or `pixels` does not take it; or if it holds several images,
+            the pages of a stack or the frames of an animation, of which Pillow shows the first. Smaller copies behind
+            it are no error.
     """
     if channels not in _MODES:
         raise ValueError(
@@ -161,6 +156,7 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise FileNotFoundError(f"no image at {path}")
     try:
         with Image.open(path) as image:
+            _check_frames(image)
             return pixels(image, channels)
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error

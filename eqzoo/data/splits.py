@@ -186,7 +186,7 @@ def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
             name = split.classes[label] if split.classes else label
             raise ValueError(
                 f"class {name!r} has too few images to split: {count} of {len(of_class)} would be held out; add "
-                "images, or provide the folders train, val and test yourself"
+                "images, hold out fewer or none, or provide the folders train, val and test yourself"
             )
         first.append(of_class[count:])
         second.append(of_class[:count])

@@ -145,7 +145,9 @@ def train_baseline(
     parts = {key: split for key, split in splits.items() if key != "test"}
     old = folder.settings()
     if old and [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] == ["minutes"]:
-        shutil.rmtree(folder.path)  # the fine-tuning has gone on since
+        print(f"eqzoo: {name} is trained anew: the fine-tuning has gone on since", file=sys.stderr)
+        old_path = folder.path.rename(folder.path.with_name(f".{folder.path.name}.old"))  # whole, if this is killed
+        shutil.rmtree(old_path)
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}

@@ -49,7 +49,7 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
     AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
-    warm-up of 15 % of the epochs.
+    warm-up of 15 % of the epochs, or of those before the first restart.
 
     Args:
         given: The keys of a recipe that the user gives.

@@ -302,7 +302,8 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
         raise ValueError(f"restarts need a number of epochs instead of minutes, got {minutes}")
     # accumulate depends on the number of images.
     values = {key: v for key, v in recipe.items() if v is not None and key != "accumulate"}
-    values = with_rules({"epochs": sys.maxsize, "warmup_epochs": 0} | values)
+    later = {} if "epochs" in values else {"epochs": sys.maxsize, "warmup_epochs": 0}  # they depend on the images
+    values = with_rules(later | values)
     if values.get("augment") == "missing":
         values["augment"] = "none"
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)

@@ -58,8 +58,8 @@ class RunDirectory:
     def start(self, recipe: Recipe) -> None:
         """Writes recipe.json if there is none; else it has to be of this recipe or of one that this one continues.
 
-        A recipe that continues another one is written with the state of its first epoch: until then the folder is that
-        of the run that has ended.
+        A recipe that continues another one is written after the state of its first epoch: until then the folder is
+        that of the run that has ended.
 
         Raises:
             ValueError: If recipe.json is of another recipe, or its run ended early, so that nothing can follow it.
@@ -72,20 +72,20 @@ class RunDirectory:
         there = Recipe.read(self.recipe)  # missing keys have their defaults
         if recipe.continues(there):
             rows = self.rows()
-            if len(rows) < there.epochs and is_finished(there, rows):
+            if rows and patience_is_over(there, best_row(rows)["epoch"], rows[-1]["epoch"]):
                 raise ValueError(
-                    f"{self.path} holds a run that ended early, after {len(rows)} of {there.epochs} epochs, because of "
-                    f"patience={there.patience}; nothing follows it: start a new run from its weights"
+                    f"the run in {self.path} was ended by patience={there.patience}, after epoch {rows[-1]['epoch']}, "
+                    "and so would be a longer one: start a new run from its weights"
                 )
             self._longer = recipe
             return
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
-            longer = recipe.epochs > there.epochs and recipe.schedule == "cosine"
             # The rules of fine-tuning derive the warm-up from the epochs before the first restart.
-            more = longer and "epochs" in other and set(other) <= {"epochs", "warmup_epochs"}
-            rate = " and a rate to restart_lrs" if recipe.restart_lrs else ""
-            way = f"to go on add restarts={[*there.restarts, there.epochs]}{rate}, or " if more else ""
+            few = set(other) <= {"epochs", "warmup_epochs", "restarts", "restart_lrs"} and not recipe.restarts
+            more = few and recipe.epochs > there.epochs and recipe.schedule == "cosine"
+            rates = f" and 'restart_lrs={[*there.restart_lrs, there.lr]}'" if there.restart_lrs else ""
+            way = f"to continue it add 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
             raise ValueError(
                 f"{self.path} holds a run of another recipe ({values}); {way}name another folder or remove that one"
             )
@@ -128,13 +128,13 @@ class RunDirectory:
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
-        if self._longer:
-            self._write(self.recipe, json_text(asdict(self._longer)).encode())
-            self._longer = None
         # Through memory, because torch's own writing to a full disk raises no OSError.
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         self._write(self.state, buffer.getbuffer())
+        if self._longer:
+            self._write(self.recipe, json_text(asdict(self._longer)).encode())
+            self._longer = None
 
     def load_state(self, main_process: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
         """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.

@@ -186,13 +186,6 @@ def test_a_tiff_with_smaller_copies_is_read_at_its_full_size(tmp_path):
             load_image(tmp_path / "b.tif", 1)
 
 
-def test_an_image_whose_file_is_closed_is_the_only_one(tmp_path):
-    Image.new("L", (6, 4), 7).save(tmp_path / "a.gif")
-    with Image.open(tmp_path / "a.gif") as image:
-        image.load()
-    assert pixels(image, 1).unique().tolist() == [7]
-
-
 def test_unreadable_images_are_errors(tmp_path):
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no image")

@@ -231,7 +231,7 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here, warmup_epochs" in err
-    assert "to go on add restarts=[8], or name another folder" in err
+    assert "to continue it add 'restarts=[8]', or name another folder" in err
 
 
 def test_a_finished_fine_tuning_goes_on(tuned, capsys, tmp_path):

@@ -567,10 +567,10 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
     long = other(epochs=4, restarts=(2,), restart_lrs=(0.01,), ema_decay=0.9)
     whole = go(tmp_path / "whole", long)
     go(tmp_path / "parts", other(epochs=2, ema_decay=0.9))
-    with pytest.raises(ValueError, match=r"epochs: 2 there, 4 here\); to go on add restarts=\[2\], or name"):
+    with pytest.raises(ValueError, match=r"epochs: 2 there, 4 here\); to continue it add 'restarts=\[2\]', or name"):
         go(tmp_path / "parts", other(epochs=4, ema_decay=0.9))
     for changes in ({"lr": 0.1}, {"restarts": (3,)}, {"seed": 1, "restart_lrs": (0.1,)}):
-        with pytest.raises(ValueError, match=r"another recipe \((?!.*to go on)"):
+        with pytest.raises(ValueError, match=r"another recipe \((?!.*to continue)"):
             go(tmp_path / "parts", replace(long, **changes))
     parts = go(tmp_path / "parts", long)
     assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
@@ -589,8 +589,8 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
         with pytest.raises(ZeroDivisionError):
             go(tmp_path / "parts", longest)
     assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
-    with pytest.raises(ValueError, match=r"to go on add restarts=\[2, 4\] and a rate to restart_lrs, or name"):
-        go(tmp_path / "parts", replace(long, epochs=5))
+    with pytest.raises(ValueError, match=r"add 'restarts=\[2, 4\]' and 'restart_lrs=\[0\.01, 0\.001\]', or name"):
+        go(tmp_path / "parts", replace(long, epochs=5, restarts=(), restart_lrs=()))
     # Rates that are given and rates that are not are compared as rates.
     first = other(epochs=6, restarts=(2,))
     more = other(epochs=8, restarts=(2, 6), restart_lrs=(RECIPE.lr, 0.1))
@@ -603,11 +603,12 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
 def test_nothing_follows_a_run_that_ended_early(tmp_path, monkeypatch):
     falling = iter(range(90, 0, -1))
     monkeypatch.setattr(TrainingState, "validate", lambda self: (float(next(falling)), 1.0))
-    recipe = other(epochs=9, patience=2)
-    go(tmp_path, recipe)
-    with pytest.raises(ValueError, match="ended early, after 3 of 9 epochs, because of patience=2"):
-        go(tmp_path, replace(recipe, epochs=12, restarts=(9,)))
-    assert Recipe.read(tmp_path / "recipe.json") == recipe
+    for epochs in (9, 3):  # the last one is that after which patience ends
+        recipe = other(epochs=epochs, patience=2)
+        go(tmp_path / str(epochs), recipe)
+        with pytest.raises(ValueError, match="was ended by patience=2, after epoch 3, and so would be a longer one"):
+            go(tmp_path / str(epochs), replace(recipe, epochs=12, restarts=(epochs,)))
+        assert Recipe.read(tmp_path / str(epochs) / "recipe.json") == recipe
 
 
 @pytest.mark.parametrize("optimizer", ["nmuon", "nadamuon"])
