@@ -6,31 +6,36 @@ import sys
 import pytest
 import torch
 
+import eqzoo
 from eqzoo.data import Split
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 import study_real_images as study
 
+FIRST = study.COMPARISONS["eurosat"]
 
-def run(arm, accuracy, seed=0, percent=1):
+
+def run(arm, accuracy, seed=0, percent=1, data="eurosat"):
     score = {"accuracy": accuracy, "macro_f1": accuracy - 10, "predict_ms": 1.0}
-    row = {"data": "eurosat", "percent": percent, "seed": seed, **arm._asdict(), "images": 162, "equal_steps": 80}
+    row = {"data": data, "percent": percent, "seed": seed, **arm._asdict(), "images": 162, "equal_steps": 80}
     row |= {"steps": 80, "epochs": 4, "training_seconds": 50.0, **score}
-    return row | ({"averaged": score | {"accuracy": accuracy + 1}} if arm.network == study.PLAIN else {})
+    return row | (
+        {"averaged": score | {"accuracy": accuracy + 1}} if arm.network == study.COMPARISONS[data].plain else {}
+    )
 
 
 def table(*runs):
-    seconds = {"eurosat, affine": {study.EQUIVARIANT: 0.8, study.PLAIN: 0.2}}
-    formats = {"eurosat, affine": {study.EQUIVARIANT: "float32", study.PLAIN: "bfloat16"}}
+    seconds = {"eurosat, affine": {FIRST.equivariant: 0.8, FIRST.plain: 0.2}}
+    formats = {"eurosat, affine": {FIRST.equivariant: "float32", FIRST.plain: "bfloat16"}}
     return {"machine": "a machine", "torch": "2", "precision": formats, "step_seconds": seconds, "runs": list(runs)}
 
 
 def test_small_fractions_come_first_and_arms_alternate():
     cells = list(study.plan(["eurosat", "chula_rbc12"], [100, 1], [0, 1, 2]))
-    assert len(cells) == len(set(cells)) == (3 + 1) * 2 * len(study.ARMS)
+    assert len(cells) == len(set(cells)) == (3 + 1) * 2 * len(FIRST.arms)
     assert [cell.percent for cell in cells] == sorted(cell.percent for cell in cells)
-    assert [cell.arm for cell in cells[: len(study.ARMS)]] == list(study.ARMS)
+    assert [cell.arm for cell in cells[: len(FIRST.arms)]] == list(FIRST.arms)
     assert {cell.seed for cell in cells if cell.percent == 100} == {0}
 
 
@@ -45,17 +50,30 @@ def test_parts_have_the_share_of_each_class_and_lie_in_larger_ones():
 
 
 def test_what_was_not_run_is_said_and_differences_are_of_the_same_seeds():
-    equal, plain, longer = study.ARMS[:3]
+    equal, plain, longer = FIRST.arms[:3]
     page = study.page(table(run(equal, 80.0), run(equal, 84.0, seed=1), run(plain, 70.0), run(plain, 99.0, seed=2)))
-    assert page.endswith("## Chula RBC-12, 40 x 40\n\nNot run.\n")
+    assert "## Chula RBC-12, 40 x 40\n\nNot run.\n" in page
     rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in page.splitlines() if line.startswith("| ")}
     assert rows["| both augmented, same steps"][0] == "+10.0"  # of seed 0 alone
     assert rows["| both augmented, same steps, 8 copies averaged"][0] == "+9.0"
     assert rows["| both augmented, same minutes"][0] == "not run"
     assert "| p4_resnet29, augmented | 82.0 ± 2.8 % | not run |" in page
     assert f"| {longer.title}, same minutes | not run |" in page
-    assert "4.0 times" in page
-    assert "(p4_resnet29: float32, z2_resnet29: bfloat16)" in page
+    words = " ".join(page.split())
+    assert "4.0 times for p4_resnet29" in words
+    assert "(p4_resnet29: float32, z2_resnet29: bfloat16)" in words
+
+
+def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
+    comparison = study.COMPARISONS["chula_rbc12_p4m"]
+    cells = list(study.plan(["chula_rbc12_p4m"], [10], [0]))
+    assert {cell.arm.network for cell in cells} == {"p4m_resnet29", "z2_resnet29"}
+    model = study.build(comparison.equivariant, comparison.start, tuple("abcdefghij"))  # as many as EuroSAT has
+    weights = eqzoo.create_model("p4m_resnet29.eurosat", pretrained=True)
+    assert torch.equal(model.stem.conv.weight, weights.stem.conv.weight)
+    assert not torch.equal(model.head.weight, weights.head.weight)
+    page = study.page(table(run(cells[0].arm, 80.0, data="chula_rbc12_p4m", percent=10)))
+    assert "| p4m_resnet29, augmented | not run | not run | 80.0 % |" in page
 
 
 def test_averaging_over_8_copies_is_invariant_and_one_copy_is_not():
