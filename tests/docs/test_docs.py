@@ -207,6 +207,13 @@ def test_the_readme_says_whether_it_pays():
     assert f"| Chula RBC-12, 1 %: 102 cells | {' | '.join(_leads('Chula RBC-12', 'accuracy', 0, 1))} |" in section
     low, high = _leads("Chula RBC-12", "macro F1", 0)[1].split(" to ")
     assert f"is {low.strip('-')} lower to {high.strip('+')} higher after the same minutes" in section
+    name = "Chula RBC-12 from weights of EuroSAT"
+    steps, minutes = ([float(x) for x in _row(name, "accuracy", line) if x != "not run"] for line in (0, 2))
+    assert "{}, {} and {} points more accurate".format(*steps) in section
+    assert minutes[0] > 0 > max(minutes[1:])
+    assert "{} more, {} less and {} less, with a macro F1".format(*map(abs, minutes)) in section
+    rare = [float(x) for x in _row(name, "macro F1", 2) if x != "not run"]
+    assert f"a macro F1 {-max(rare)} to {-min(rare)} lower (one seed)" in section
     headline = " ".join(text.partition("## Try it")[0].split())
     assert f"macro F1 on the cells is {low.strip('-')} lower to {high.strip('+')} higher" in headline
     low, high = _leads("Chula RBC-12", "macro F1", 0)[2].split(" to ")
