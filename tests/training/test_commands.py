@@ -64,6 +64,17 @@ def test_milestones_keep_their_shares_of_another_length(words, milestones):
     assert parsed(["p4_allcnn.cifar10", *words]).milestones == milestones
 
 
+def test_a_shorter_run_leaves_out_later_restarts():
+    name = "p4_asc_resnet29.cifar10"
+    whole = parsed([name])
+    assert whole.restarts == (12, 21, 31)
+    cut = parsed([name, "--epochs", "20"])
+    assert (cut.epochs, cut.restarts, cut.restart_lrs) == (20, whole.restarts[:1], whole.restart_lrs[:1])
+    assert [cut.rate(epoch) for epoch in (3, 9, 12)] == [whole.rate(epoch) for epoch in (3, 9, 12)]
+    assert parsed([name, "--epochs", "60"]).restarts == whole.restarts
+    assert parsed([name, "--epochs", "20", "--set", "restarts=[]", "restart_lrs=[]"]).restarts == ()
+
+
 @pytest.mark.parametrize(
     ("words", "folder", "name"),
     [
