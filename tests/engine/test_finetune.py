@@ -509,7 +509,9 @@ def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
     for fraction in (0.0, 1.0):
         with pytest.raises(ValueError, match="between 0 and 1"):
             stratified(split, fraction)
-    with pytest.raises(ValueError, match="class 'bar' has too few"):
+    with pytest.raises(ValueError, match="class 'bar' has too few images to split: 20 of 20 would be held out"):
+        stratified(split, 0.99)
+    with pytest.raises(ValueError, match="class 'bar' has 1 image, and one each is needed for training, validation"):
         complete_splits({"train": split[torch.tensor([0, 20, 21, 22, 30, 31, 32])]}, 0.2, 0.2)
 
 
