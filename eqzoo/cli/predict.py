@@ -73,7 +73,7 @@ def _check_files(files: Sequence[str], channels: int) -> None:
     if broken:
         more = f"; and {len(broken) - SHOWN} more" * (len(broken) > SHOWN)
         said = "; ".join(map(str, broken[:SHOWN]))
-        raise ValueError(f"{len(broken)} of {len(files)} files cannot be read: {said}{more}")
+        raise ValueError(f"{len(broken)} of {len(files)} files cannot be read; remove or replace them: {said}{more}")
 
 
 def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:

@@ -171,8 +171,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
     One side is scaled to its target length and the other to a length of the same parity as its target, so that the crop
     removes the same number of pixels at both ends. The usual center crop rounds to one end instead. Values are not
     rounded to integers, so the result is exact up to floating-point round-off. Where bicubic interpolation overshoots,
-    values are clamped to 0 to 255, or to the range of the image where that is wider. An image that is scaled and holds
-    a value that is not a number becomes not a number as a whole.
+    values are clamped to 0 to 255, or to the range of the image where that is wider. If an image with a NaN is
+    scaled, all its values become NaN.
 
     Args:
         image: ``(channels, height, width)`` floating point, or a batch of such.

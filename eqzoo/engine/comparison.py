@@ -146,8 +146,9 @@ def train_baseline(
     old = folder.settings()
     if old and [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] == ["minutes"]:
         print(f"eqzoo: {name} is trained anew: the fine-tuning has gone on since", file=sys.stderr)
-        old_path = folder.path.rename(folder.path.with_name(f".{folder.path.name}.old"))  # whole, if this is killed
-        shutil.rmtree(old_path)
+        aside = folder.path.with_name(f".{folder.path.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed here
+        shutil.rmtree(folder.path.rename(aside))
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}

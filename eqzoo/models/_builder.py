@@ -262,7 +262,7 @@ def build(
         if not (pretrained and cfg.file):
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
-    if hasattr(model, "in_chans"):  # timm's extractors of features have none
+    if hasattr(model, "in_chans"):  # not every extractor of features of timm's has it
         model.pretrained_cfg["input_size"] = (model.in_chans, *model.pretrained_cfg["input_size"][1:])
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)

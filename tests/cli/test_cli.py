@@ -472,8 +472,8 @@ def test_predict_names_the_file_that_is_no_image_before_it_predicts(capsys, digi
     (digits_folder / "more" / "d.png").write_text("no image")
     for args, message in (
         ((digits_folder,), "d.png is not an image"),
-        ((digits_folder, digits_folder / "none.png"), "2 of 5 files cannot be read: "),
-        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read: "),
+        ((digits_folder, digits_folder / "none.png"), "2 of 5 files cannot be read; remove or replace them: "),
+        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read; remove"),
         ((IMAGE, digits_folder / "none.png"), "no image at"),
         ((digits_folder / "empty",), "no image in the folder"),
     ):
