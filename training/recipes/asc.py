@@ -73,6 +73,7 @@ def _ours(model: str, epochs: int, cores: str, more: str = "", **values: Any) ->
 OURS: dict[str, Entry] = {
     **_ours("z2_resnet29", 20, "one core"),
     **_ours("z2_se_resnet29", 16, "one core", channels_last=True),
+    **_ours("z2_sasa_resnet29", 12, "one core", _HALF, channels_last=True, half_size_epochs=4),
     **_ours("z2_asc_resnet29", 16, "one core"),
     **_ours("z2_simple_asc_resnet29", 11, "one core"),
     **_ours("z2_asc_se_resnet29", 12, "one core", _HALF, channels_last=True, half_size_epochs=4),
