@@ -113,7 +113,7 @@ A fraction has the same share of each class, at least one image. Each seed draws
 networks. {choice:,} validation images choose one of up to {epochs} epochs and nothing else. Each run is tested once, on
 all test images. The budgets are small: this does not compare final accuracies.
 
-Made by `python training/study_real_images.py --data-dir data` on one core of {machine}, with torch {torch}.
+Made by `python training/study_real_images.py --data-dir data` on one core of {machine}, with torch {torch}.{elsewhere}
 
 ![Accuracy over the share of the training images]({name}.png)
 
@@ -123,6 +123,10 @@ In short, the equivariant network less the plain one, both augmented, the lowest
 training images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
+ELSEWHERE = (
+    " {runs} of the {count} runs were made on one core of {machine}, with as many steps as the others; seconds are those "
+    "of the first machine."
+)
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
 
@@ -223,6 +227,8 @@ def study(args: argparse.Namespace) -> None:
             "equal_steps": steps,
             **one_run(cell, splits(cell.data), steps_here, table["precision"][pair]),
         }
+        if (here := machine(torch.device("cpu"))) != table["machine"]:
+            row["machine"] = here
         table["runs"].append(row)
         write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
         render(args.output)
@@ -378,6 +384,7 @@ def page(table: dict[str, Any]) -> str:
         **table,
         ratios=ratios(table),
         formats=formats(table),
+        elsewhere=elsewhere(table),
         choice=CHOICE_SIZE,
         epochs=EPOCHS,
         seeds=SEEDS_WORDS.format(seeds=seeds) if seeds > 1 else ONE_SEED,
@@ -445,6 +452,13 @@ def formats(table: dict[str, Any]) -> str:
     return f" ({', '.join(dict.fromkeys(found))})" if found else ""
 
 
+def elsewhere(table: dict[str, Any]) -> str:
+    """Which runs were made on other machines than the first ones."""
+    found = [run["machine"] for run in table["runs"] if "machine" in run]
+    names = " or ".join(dict.fromkeys(found))
+    return ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names) if found else ""
+
+
 def steps_table(table: dict[str, Any]) -> list[str]:
     """The steps of each fraction, and the processor time of a run."""
     lines = [header("training images"), rule()]
@@ -453,7 +467,8 @@ def steps_table(table: dict[str, Any]) -> list[str]:
     for data, comparison in COMPARISONS.items():
         for arm in comparison.arms[:3]:
             runs = [select(table, data, percent, arm) for percent in STEPS]
-            times = [statistics.mean(run["training_seconds"] for run in found) if found else math.nan for found in runs]
+            seconds = [[run["training_seconds"] for run in found if "machine" not in run] for found in runs]
+            times = [statistics.mean(found) if found else math.nan for found in seconds]
             name = f"seconds on {comparison.title.partition(',')[0]}: {arm.title}, same {arm.budget}"
             lines.append(line(name, ["not run" if math.isnan(t) else f"{t:.0f}" for t in times]))
     return lines

@@ -64,6 +64,17 @@ def test_what_was_not_run_is_said_and_differences_are_of_the_same_seeds():
     assert "(p4_resnet29: float32, z2_resnet29: bfloat16)" in words
 
 
+def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
+    equal = FIRST.arms[0]
+    there = run(equal, 82.0, seed=1) | {"machine": "another machine", "training_seconds": 90.0}
+    page = study.page(table(run(equal, 80.0), there))
+    words = " ".join(page.split())
+    assert "1 of the 2 runs were made on one core of another machine, with as many steps as the others" in words
+    assert f"| seconds on EuroSAT: {equal.title}, same steps | 50 |" in page
+    assert "82.0 ± 2.8" not in page and "81.0 ± 1.4 %" in page
+    assert "another machine" not in study.page(table(run(equal, 80.0)))
+
+
 def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
     comparison = study.COMPARISONS["chula_rbc12_p4m"]
     cells = list(study.plan(["chula_rbc12_p4m"], [10], [0]))
