@@ -124,8 +124,8 @@ training images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ELSEWHERE = (
-    " {runs} of the {count} runs were made on one core of {machine}, with as many steps as the others; seconds are those "
-    "of the first machine."
+    " {runs} of the {count} runs were made on one core of {machine}, with as many steps as the others; seconds are "
+    "those of the first machine."
 )
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
