@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ..data import load_image
 from ..data.folder import SHOWN
@@ -138,11 +139,15 @@ class _Prediction:
 
 
 def _predict_files(model: EquivariantNet, files: Sequence[str], invert: bool) -> _Prediction:
-    """The predictions for files, of batches of images that are read one after the other."""
-    batches = [files[i : i + _BATCH_SIZE] for i in range(0, len(files), _BATCH_SIZE)]
-    found = [
-        _predict(model, torch.cat([transformed_copies(file, model, Z2, invert) for file in batch])) for batch in batches
-    ]
+    """The predictions for files in float32, of batches of images that are read one after the other."""
+    found = []
+    with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
+        for i in range(0, len(files), _BATCH_SIZE):
+            batch = files[i : i + _BATCH_SIZE]
+            found.append(
+                _predict(model, torch.cat([transformed_copies(file, model, Z2, invert) for file in batch]).float())
+            )
+            bar.update(len(batch))
     return _Prediction(found[0].name, found[0].labels, torch.cat([part.probabilities for part in found]))
 
 
@@ -155,7 +160,7 @@ def _predict(model: EquivariantNet, x: Tensor) -> _Prediction:
         )
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
     name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    probabilities = model.double()(x).softmax(1)
+    probabilities = model.to(x.dtype)(x).double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
     return _Prediction(name, tuple(labels), probabilities)

@@ -2,9 +2,8 @@
 
 try:
     import accelerate  # noqa: F401
-    import tqdm  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"training needs accelerate and tqdm: pip install 'eqzoo[train]' ({error})") from error
+    raise ImportError(f"training needs accelerate: pip install 'eqzoo[train]' ({error})") from error
 
 from .evaluation import best_run, evaluate_run
 from .finetuning import FineTuned, finetune
