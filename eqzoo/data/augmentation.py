@@ -32,6 +32,9 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"none"``: no change.
             * ``"standard"``: a left-right flip with probability 1/2, and a shift by up to 4 pixels in each direction.
             * ``"standard_pad2"``: the same with shifts by up to 2 pixels.
+            * ``"standard_cutout"``: ``"standard"``, then a square is replaced by the mean color of the image (Cutout,
+              DeVries and Taylor, 2017, https://arxiv.org/abs/1708.04552). Its side is a quarter of the image's shorter
+              side and its center any pixel, so it may be cut off at an edge.
             * ``"shifts"``: shifts by up to 4 pixels alone.
             * ``"flips"``: left-right flips with probability 1/2 alone.
             * ``"quarter_rotations"``: a rotation by 0°, 90°, 180° or 270°.
@@ -71,6 +74,28 @@ def _flip_and_shift(pad: int, flips: float = 0.5) -> Callable[[Tensor, Tensor], 
         return padded.flatten(2).gather(2, index).view_as(images)
 
     return change
+
+
+def _cutout(images: Tensor, numbers: Tensor) -> Tensor:
+    """Replaces a square by the mean color; its center is drawn by the columns 3 and 4 of the numbers."""
+    height, width = images.shape[-2:]
+    side = min(height, width) // 4
+
+    def inside(length: int, column: int) -> Tensor:  # (n, length)
+        first = (numbers[:, column : column + 1] * length).long() - side // 2
+        place = torch.arange(length, device=images.device)
+        return (first <= place) & (place < first + side)
+
+    square = inside(height, 3)[:, None, :, None] & inside(width, 4)[:, None, None, :]
+    mean = images.float().mean((2, 3), keepdim=True).to(images.dtype)
+    return torch.where(square, mean, images)
+
+
+_standard = _flip_and_shift(4)
+
+
+def _standard_cutout(images: Tensor, numbers: Tensor) -> Tensor:
+    return _cutout(_standard(images, numbers), numbers)
 
 
 def _elements(group: Group) -> Callable[[Tensor, Tensor], Tensor]:
@@ -138,8 +163,9 @@ def _check_square(height: int, width: int) -> None:
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "none": lambda images, _: images,
-    "standard": _flip_and_shift(4),
+    "standard": _standard,
     "standard_pad2": _flip_and_shift(2),
+    "standard_cutout": _standard_cutout,
     "shifts": _flip_and_shift(4, flips=0),
     "flips": _elements(Z2M),
     "quarter_rotations": _elements(P4),

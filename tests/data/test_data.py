@@ -496,6 +496,27 @@ def test_reflections_and_shifts(name, pad):
     assert {top for top, _ in seen} == {left for _, left in seen} == set(range(2 * pad + 1))
 
 
+def test_cutout_replaces_one_square_by_the_mean_color():
+    images = torch.randint(0, 200, (512, 3, 16, 24), dtype=torch.uint8)
+    numbers = draw(512, torch.Generator().manual_seed(0))
+    before, changed = (augment(name, images, numbers) for name in ("standard", "standard_cutout"))
+    rows, columns = torch.arange(16)[None], torch.arange(24)[None]
+    tops, lefts = ((numbers[:, 3] * 16).long() - 2)[:, None], ((numbers[:, 4] * 24).long() - 2)[:, None]
+    square = ((rows - tops).clamp(0, 3) == rows - tops)[:, :, None] & (
+        (columns - lefts).clamp(0, 3) == columns - lefts
+    )[:, None]
+    square = square[:, None].expand_as(images)
+    assert torch.equal(changed[~square], before[~square])
+    mean = before.double().mean((2, 3), keepdim=True).expand(before.shape).floor()
+    assert (changed[square].double() - mean[square]).abs().max() <= 1
+    sizes = square[:, 0].sum((1, 2))
+    assert sizes.max() == 16  # a quarter of the shorter side, squared
+    assert (sizes < 16).any()  # cut off at an edge
+    centers = square[:, 0].float().mean(0)
+    assert centers.min() > 0  # anywhere
+    assert changed.dtype == torch.uint8
+
+
 def test_rotations_by_any_angle():
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     numbers = torch.tensor([[0, 0, 0, angle] for angle in (0.0, 0.25, 0.5, 0.1)], dtype=torch.float32)
