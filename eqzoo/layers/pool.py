@@ -16,7 +16,7 @@ Reduce = Literal["max", "avg"]
 
 def _check_reduce(reduce: str) -> None:
     if reduce not in ("max", "avg"):
-        raise ValueError(f"reduce is 'max' or 'avg', got {reduce!r}")
+        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}")
 
 
 class SpatialPool2d(nn.Module):
