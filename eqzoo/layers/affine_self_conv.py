@@ -9,6 +9,7 @@ from ..groups import Group, orbit
 from ..ops import AffineBank, AffineBanks, affine_attention
 from ._kept import KeepsBanks, kept
 from ._layout import laid_out_as
+from ._tables import KeepsTables
 from .conv import GroupConv2d
 
 __all__ = ["AffineSelfConv2d", "ScoreScale", "SimpleAffineSelfConv2d", "StandAloneSelfAttention2d"]
@@ -18,7 +19,7 @@ ScoreScale = Literal["total", "head"]
 _IDENTITY = AffineBank(None, None)
 
 
-class AffineMap(KeepsBanks):
+class AffineMap(KeepsTables, KeepsBanks):
     """The parameters ψ and β of one affine map, and their orbits.
 
     Args:
@@ -35,8 +36,8 @@ class AffineMap(KeepsBanks):
         self.group = group
         self.psi = nn.Parameter(torch.empty(channels, group.order, kernel_size, kernel_size))
         self.beta = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
-        self.register_buffer("psi_index", orbit(group, kernel_size, "regular").flatten(), persistent=False)
-        self.register_buffer("beta_index", orbit(group, kernel_size, "trivial").flatten(), persistent=False)
+        self.register_table("psi_index", orbit(group, kernel_size, "regular").flatten())
+        self.register_table("beta_index", orbit(group, kernel_size, "trivial").flatten())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -222,7 +223,7 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
         return AffineBanks(at_center, bank, None)
 
 
-class StandAloneSelfAttention2d(_SelfConv2d):
+class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
     """Stand-alone self-attention: local self-attention with a factorized embedding of relative positions in the keys.
 
     Q, K and V are 1 x 1 group convolutions of f. For each head,
@@ -268,7 +269,7 @@ class StandAloneSelfAttention2d(_SelfConv2d):
         self.query, self.key, self.value = (GroupConv2d(group, channels, channels, 1) for _ in range(3))
         self.rows = nn.Parameter(torch.empty(channels // 2, 1, kernel_size, 1))
         self.columns = nn.Parameter(torch.empty(channels // 2, 1, 1, kernel_size))
-        self.register_buffer("embedding_index", orbit(group, kernel_size, "trivial").flatten(), persistent=False)
+        self.register_table("embedding_index", orbit(group, kernel_size, "trivial").flatten())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

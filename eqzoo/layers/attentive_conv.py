@@ -10,6 +10,7 @@ from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
 from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
+from ._tables import KeepsTables
 from .conv import _OrbitConv2d
 
 __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "InputAttention2d"]
@@ -17,7 +18,7 @@ __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "Input
 Attention = Literal["full", "channel", "spatial", "input", "pose"]
 
 
-class InputAttention2d(KeepsBanks):
+class InputAttention2d(KeepsTables, KeepsBanks):
     """Attention on the input of a convolution: ``f ↦ (1 − α) f``.
 
     * ``"input"``: ``α = α^C α^X``. The channel attention is ``α^C = σ(φ(mean_x f) + φ(max_x f))``, one weight for each
@@ -90,8 +91,8 @@ class InputAttention2d(KeepsBanks):
         # On an image the channel attention has a single pose, for every group.
         one_pose = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
         pose_index = orbit(group, 1, field) if field == "regular" else one_pose
-        self.register_buffer("pose_index", pose_index, persistent=False)
-        self.register_buffer("orbit_index", orbit(group, side, field), persistent=False)
+        self.register_table("pose_index", pose_index)
+        self.register_table("orbit_index", orbit(group, side, field))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -127,7 +128,7 @@ class InputAttention2d(KeepsBanks):
         )
 
 
-class _ResponseAttention(KeepsBanks):
+class _ResponseAttention(KeepsTables, KeepsBanks):
     """The parameters of the attention on responses, and their orbits."""
 
     orbit_index: Tensor
@@ -149,8 +150,8 @@ class _ResponseAttention(KeepsBanks):
         self.reduce = nn.Parameter(torch.empty(out_channels, hidden, in_channels, poses)) if channel else None
         self.expand = nn.Parameter(torch.empty(out_channels, in_channels, hidden, poses)) if channel else None
         self.spatial = nn.Parameter(torch.empty(out_channels, 2 * poses, side, side)) if spatial else None
-        self.register_buffer("pose_index", orbit(group, 1, field), persistent=False)
-        self.register_buffer("orbit_index", orbit(group, side, field), persistent=False)
+        self.register_table("pose_index", orbit(group, 1, field))
+        self.register_table("orbit_index", orbit(group, side, field))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

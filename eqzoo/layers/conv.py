@@ -13,11 +13,12 @@ from ..ops.group_convolution import through_irreps
 from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
+from ._tables import KeepsTables
 
 __all__ = ["GroupConv2d", "LiftingConv2d"]
 
 
-class _OrbitConv2d(KeepsBanks):
+class _OrbitConv2d(KeepsTables, KeepsBanks):
     """Base class of lifting and group convolutions: parameters, filter bank and fusing."""
 
     in_field: ClassVar[Field]
@@ -53,7 +54,7 @@ class _OrbitConv2d(KeepsBanks):
         self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         index = orbit(group, kernel_size, self.in_field)
-        self.register_buffer("orbit_index", index.reshape(1, group.order, 1, -1), persistent=False)
+        self.register_table("orbit_index", index.reshape(1, group.order, 1, -1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

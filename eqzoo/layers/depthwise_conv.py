@@ -10,11 +10,12 @@ from ..groups import Group, orbit
 from ._exact import check_size
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
+from ._tables import KeepsTables
 
 __all__ = ["DepthwiseGroupConv2d"]
 
 
-class DepthwiseGroupConv2d(KeepsBanks):
+class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
     """Correlates every map of a regular field with its field's filter, transformed as the map's pose.
 
     ``out(c, h) = f(c, h) ⋆ (h·ψ_c) + b_c``: neither fields nor poses mix, so it costs what a plain depthwise
@@ -54,7 +55,7 @@ class DepthwiseGroupConv2d(KeepsBanks):
         self.padding = padding
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.register_buffer("orbit_index", orbit(group, kernel_size, "trivial"), persistent=False)
+        self.register_table("orbit_index", orbit(group, kernel_size, "trivial"))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..groups import Z2
 from ..ops import local_group_attention
 from ._planes import Planes
+from ._tables import KeepsTables
 from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighborhood
 
 __all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalization"]
@@ -170,7 +171,7 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
         self.reset_parameters()
 
 
-class DilationSelfAttention2d(_DilationSelfAttention2d):
+class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
     """Self-attention over the scales and positions of a field, once for each output scale.
 
     For each head::
@@ -252,8 +253,8 @@ class DilationSelfAttention2d(_DilationSelfAttention2d):
         self.base = base
         self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
         exponents = torch.arange(num_scales, device="cpu")
-        self.register_buffer("exponents", exponents, persistent=False)
-        self.register_buffer("pose_table", exponents - exponents[:, None] + num_scales - 1, persistent=False)
+        self.register_table("exponents", exponents)
+        self.register_table("pose_table", exponents - exponents[:, None] + num_scales - 1)
         self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..groups import Group, orbit
 from ..ops import generated_depthwise
 from ._kept import KeepsBanks, kept
+from ._tables import KeepsTables
 from .conv import GroupConv2d
 
 __all__ = ["E4Layer2d", "KernelNormAffine"]
@@ -210,7 +211,7 @@ class _KernelNorm(nn.GroupNorm):
         return norm.train(self.training)
 
 
-class _RotatedTaps(KeepsBanks, nn.Conv2d):
+class _RotatedTaps(KeepsTables, KeepsBanks, nn.Conv2d):
     """The generator's last map W₂, with its rows permuted for each element.
 
     Transforming the generated filters equals permuting the rows that generate them, which is cheaper: the rows are few,
@@ -224,7 +225,7 @@ class _RotatedTaps(KeepsBanks, nn.Conv2d):
         self.order = group.order
         offsets = orbit(group, kernel_size, "trivial")[:, None]
         rows = torch.arange(slices, device=offsets.device)[:, None] * kernel_size**2 + offsets
-        self.register_buffer("rows", rows.flatten(), persistent=False)
+        self.register_table("rows", rows.flatten())
 
     @kept
     def bank(self) -> tuple[Tensor, Tensor]:

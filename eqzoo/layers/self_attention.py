@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..groups import Group
 from ..ops import local_group_attention
 from ._planes import Planes
+from ._tables import KeepsTables
 
 __all__ = [
     "AttentionHeads2d",
@@ -290,7 +291,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
         return Planes(self, None)
 
 
-class GroupSelfAttention2d(_SelfAttention2d):
+class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
     """Group self-attention over the poses and positions of a regular field, once for each output pose.
 
     For each head::
@@ -352,7 +353,7 @@ class GroupSelfAttention2d(_SelfAttention2d):
         self.pose_index = pose_index
         self.pose = nn.Embedding(group.order, self.head_channels - 2 * (self.head_channels // 3))
         table = _exact_poses(group) if pose_index == "exact" else _released_poses(group)
-        self.register_buffer("pose_table", table, persistent=False)
+        self.register_table("pose_table", table)
         self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:

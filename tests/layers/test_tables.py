@@ -1,0 +1,70 @@
+"""Tables of indices keep their values in every conversion."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import eqzoo
+from eqzoo.groups import P4
+from eqzoo.layers import DilationSelfAttention2d, GroupConv2d
+from eqzoo.layers._tables import KeepsTables
+
+# One network for each kind of layer with tables.
+NAMES = [
+    "p4_cnn", "p4_resnet29", "p4_asc_resnet29", "z2_sasa_resnet29", "p4_alpha_f_cnn", "p4_alpha_ch_cnn", "p4_e4net",
+    "r4_gsanet_t", "p4m_convnext_atto",
+]  # fmt: skip
+
+
+@pytest.fixture
+def uninitialized_memory_is_garbage():
+    """PyTorch fills it with NaN and the largest integers."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("uninitialized_memory_is_garbage")
+def test_networks_of_the_meta_device_get_memory_before_their_weights(name):
+    model = eqzoo.create_model(name, num_classes=3).eval()
+    with torch.device("meta"):
+        empty = eqzoo.create_model(name, num_classes=3)
+    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    x = torch.randn(1, *model.input_size)
+    with torch.no_grad():
+        torch.testing.assert_close(empty.eval()(x), model(x), rtol=0, atol=0)
+    assert not [name for name, buffer in empty.named_buffers() if buffer.is_meta]
+
+
+@pytest.mark.usefixtures("uninitialized_memory_is_garbage")
+def test_copies_pickles_and_number_formats_keep_tables():
+    layer = GroupConv2d(P4, 2, 3, 3, padding=1)
+    expected = layer.orbit_index.clone()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), layer.to("meta").to_empty(device="cpu")):
+        assert torch.equal(other.to_empty(device="cpu").half().orbit_index, expected)
+    assert "orbit_index" not in layer.state_dict()
+    assert not hasattr(nn.Linear(2, 2), "_tables")
+
+
+@pytest.mark.usefixtures("uninitialized_memory_is_garbage")
+def test_attention_over_dilations_keeps_its_tables():
+    layer = DilationSelfAttention2d(4, 6)
+    tables = {name: table.clone() for name, table in layer._tables.items()}
+    layer.to_empty(device="cpu")
+    assert set(tables) == {"exponents", "pose_table"}
+    assert all(torch.equal(getattr(layer, name), table) for name, table in tables.items())
+
+
+def test_every_buffer_outside_of_the_state_dict_is_a_table():
+    for name in eqzoo.list_models():
+        with torch.device("meta"):
+            model = eqzoo.create_model(name)
+        for module in model.modules():
+            tables = module._tables if isinstance(module, KeepsTables) else {}
+            assert set(tables) >= module._non_persistent_buffers_set, (name, module)
