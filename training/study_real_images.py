@@ -423,8 +423,8 @@ def in_short(table: dict[str, Any], data: str, key: str) -> str:
     own = Arm(comparison.equivariant, "affine", "steps")
     for budget, averaged in (("steps", False), ("minutes", False), ("minutes", True)):
         other = Arm(comparison.plain, "affine", budget)
-        cells = [difference(table, data, key, percent, own, other, averaged) for percent in STEPS]
-        if found := [float(cell) for cell in cells if cell != "not run"]:
+        cells = [differences(table, data, key, percent, own, other, averaged) for percent in STEPS]
+        if found := [statistics.mean(cell) for cell in cells if cell]:
             copies = ", against 8 copies averaged" if averaged else ""
             low, high = f"{min(found):+.1f}", f"{max(found):+.1f}"
             parts.append(f"same {budget}{copies} {low if low == high else f'{low} to {high}'}")
@@ -494,19 +494,26 @@ def difference_table(table: dict[str, Any], data: str, key: str) -> list[str]:
     for arm in (arm for arm in comparison.arms if arm.network == comparison.plain):
         own = Arm(comparison.equivariant, arm.augment, "steps")
         for averaged in (False, True):
-            cells = [difference(table, data, key, percent, own, arm, averaged) for percent in STEPS]
+            found = [differences(table, data, key, percent, own, arm, averaged) for percent in STEPS]
+            cells = [signed_spread(values) if values else "not run" for values in found]
             with_copies = ", 8 copies averaged" if averaged else ""
             name = "both augmented" if arm.augment == "affine" else "both not augmented"
             lines.append(line(f"{name}, same {arm.budget}{with_copies}", cells))
     return lines
 
 
-def difference(table: dict[str, Any], data: str, key: str, percent: int, own: Arm, other: Arm, averaged: bool) -> str:
-    """The mean of the differences over the seeds that both have."""
+def differences(
+    table: dict[str, Any], data: str, key: str, percent: int, own: Arm, other: Arm, averaged: bool
+) -> list[float]:
+    """The differences for the seeds that both have."""
     ours = {run["seed"]: run[key] for run in select(table, data, percent, own)}
     theirs = {run["seed"]: (run["averaged"] if averaged else run)[key] for run in select(table, data, percent, other)}
-    pairs = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    return f"{statistics.mean(pairs):+.1f}" if pairs else "not run"
+    return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+
+def signed_spread(values: list[float]) -> str:
+    """The mean with its sign, and the standard deviation where there are several values."""
+    return f"{statistics.mean(values):+.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def select(table: dict[str, Any], data: str, percent: int, arm: Arm) -> list[dict[str, Any]]:
