@@ -12,7 +12,7 @@ from torch import Tensor
 from .images import is_grayscale, load_image, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder", "images_below"]
+__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder", "images_below", "inner_folders"]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
@@ -81,6 +81,14 @@ def folder_side(path: Path, count: int = 100) -> int:
     return sides[len(sides) // 2] if sides else 0
 
 
+def inner_folders(path: Path) -> list[str]:
+    """The sorted names of the folders inside of the class folders of an image folder that hold images."""
+    splits = [folder for names in _NAMES.values() if (folder := _first(path, names))]
+    below = [folder / name for folder in splits or [path] for name in _classes(folder)]
+    inner = [entry for folder in below for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
+    return sorted({entry.name for entry in inner if images_below(entry)})
+
+
 def _shorter_side(path: Path) -> int:
     with Image.open(path) as image:
         return min(image.size)
@@ -122,10 +130,21 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:
     """The image files of a split and their labels."""
-    if not classes or _classes(folder) != classes:
+    if not classes:
+        raise ValueError(f"{folder} has no class folders; it needs one for each class")
+    here = _classes(folder)
+    said = [
+        f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
+        for verb, names in (
+            ("lacks", [name for name in classes if name not in here]),
+            ("has besides", [name for name in here if name not in classes]),
+        )
+        if names
+    ]
+    if said:
         raise ValueError(
-            f"{folder} has the class folders {list(_classes(folder))}; they have to be the same in every split, here "
-            f"{list(classes)} as in train"
+            f"{folder} {' and '.join(said)}; the class folders have to be the same in every split, those of train: "
+            "move images of each class there, or leave a class out of all splits"
         )
     files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):

@@ -8,10 +8,10 @@ import torch
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, folder_side, image_folder
+from .folder import folder_channels, folder_side, image_folder, inner_folders
 from .splits import AnySplit, check, resized, stratified
 
-__all__ = ["complete_splits", "native_side", "read_images"]
+__all__ = ["complete_splits", "folders_in_classes", "native_side", "read_images"]
 
 
 def read_images(
@@ -74,6 +74,11 @@ def native_side(data: object) -> int | None:
     None for data of another kind.
     """
     return folder_side(Path(data)) or None if isinstance(data, str | os.PathLike) and Path(data).is_dir() else None
+
+
+def folders_in_classes(data: object) -> list[str]:
+    """The names of folders with images inside of the class folders; none for data of another kind."""
+    return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
 def _check_classes(train: AnySplit, drawn: list[str]) -> None:

@@ -1,6 +1,6 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
     steps = len(splits["train"]) // recipe.batch_size
     keys = ("optimizer", "lr", "weight_decay", "schedule", "warmup_epochs", "epochs", "batch_size")
     values = {key: getattr(recipe, key) for key in keys} | {"steps": steps * recipe.epochs}
-    more = ("augment", "label_smoothing", "ema_decay", "patience", "precision", "channels_last")
+    more = ["augment", "label_smoothing", "ema_decay", "patience", "precision", "channels_last"]
+    more += [key for key in ("layer_decay", "freeze", "class_weights", "seed") if getattr(recipe, key)]
     return values | {key: getattr(recipe, key) for key in more} | {"threads": torch.get_num_threads()}
 
 
@@ -62,7 +63,13 @@ def summary(
 
 
 def advice_before(
-    splits: Mapping[str, AnySplit], model: EquivariantNet, native: int | None, side: int, balance: bool
+    splits: Mapping[str, AnySplit],
+    model: EquivariantNet,
+    native: int | None,
+    side: int,
+    balance: bool,
+    drawn: Collection[str] = (),
+    inner: Sequence[str] = (),
 ) -> list[str]:
     """What the images call for, a line each.
 
@@ -72,9 +79,12 @@ def advice_before(
         native: The shorter side of the images before they were resized; None if that is unknown.
         side: The side that they were resized to.
         balance: Whether the loss is weighted already.
+        drawn: The splits that were drawn from the training images.
+        inner: The names of folders inside of the class folders.
     """
     return [
-        *_few(splits["train"]),
+        *_nested(inner, splits["train"], bool(drawn)),
+        *_few(splits["train"], bool(drawn)),
         *([] if balance else _imbalanced(splits["train"])),
         *_larger(model, native, side),
         *_duplicated(splits),
@@ -129,16 +139,30 @@ def _name(split: AnySplit, label: int) -> str:
     return repr(split.classes[label] if split.classes else str(label))
 
 
-def _few(train: AnySplit) -> Iterator[str]:
+def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]:
+    if not inner:
+        return
+
+    def some(names: Sequence[str]) -> str:
+        return ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
+
+    apart = (
+        "; images of one inner folder can be in several splits, so if one is a patient or a slide, give the folders "
+    )
+    yield (
+        f"the class folders ({some(train.classes)}) hold folders of images ({some(inner)}): the names of the outer "
+        f"ones are the classes{apart if drawn else ''}"
+    )
+
+
+def _few(train: AnySplit, drawn: bool) -> Iterator[str]:
     counts = train.labels.bincount().tolist()
     few = [label for label, count in enumerate(counts) if count < FEW_IMAGES]
     if few:
         names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
         more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        yield (
-            f"fewer than {FEW_IMAGES} training images of {names}{more}: add images, or hold out fewer with --valid 0.1 "
-            "--test 0.1"
-        )
+        other = ", or hold out fewer with --valid 0.1 --test 0.1" if drawn else ""
+        yield f"fewer than {FEW_IMAGES} training images of {names}{more}: add images{other}"
 
 
 def _imbalanced(train: AnySplit) -> Iterator[str]:

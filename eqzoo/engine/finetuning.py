@@ -14,7 +14,16 @@ import torch
 from torch import nn
 
 from ..analysis.sizes import check_side, weightless
-from ..data import AnySplit, Split, check, complete_splits, native_side, num_classes, read_images
+from ..data import (
+    AnySplit,
+    Split,
+    check,
+    complete_splits,
+    folders_in_classes,
+    native_side,
+    num_classes,
+    read_images,
+)
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models._builder import loaded_checkpoint
@@ -127,7 +136,8 @@ def finetune(
     check_side(source, side)
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
-    splits = _splits(data, side, channels, data_dir, download, (valid_fraction, test_fraction))
+    images = _images(data, side, channels, data_dir, download)
+    splits = complete_splits(images, valid_fraction, test_fraction)
     if against is not None:
         check_baseline(against, splits["train"].shape)
     label = _label(data)
@@ -161,7 +171,8 @@ def finetune(
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
-        advice = advice_before(splits, blank, None if size else native_side(data), side, balance)
+        native, drawn = None if size else native_side(data), splits.keys() - images.keys()
+        advice = advice_before(splits, blank, native, side, balance, drawn, folders_in_classes(data))
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         _say(*summary(plan, splits, settings, speed), *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
@@ -309,21 +320,20 @@ def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | Non
     Recipe("", "", class_weights=(1.0,) if balance else (), **values)
 
 
-def _splits(
+def _images(
     data: str | os.PathLike[str] | Mapping[str, AnySplit],
     side: int,
     channels: int | None,
     data_dir: str | os.PathLike[str],
     download: bool,
-    fractions: tuple[float, float],
-) -> dict[str, AnySplit]:
-    """The training, validation and test splits, resized."""
+) -> Mapping[str, AnySplit]:
+    """The splits that there are, resized."""
     if not isinstance(data, Mapping):
-        return complete_splits(read_images(data, side, channels, data_dir, download), *fractions)
+        return read_images(data, side, channels, data_dir, download)
     check(data, "data")
     if tuple(data["train"].shape[1:]) != (side, side):
         raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
-    return complete_splits(data, *fractions)
+    return data
 
 
 @contextmanager

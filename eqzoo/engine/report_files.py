@@ -160,7 +160,7 @@ def _shortened(metrics: Mapping[str, Any], count: int) -> list[str]:
     curve, images = metrics["rotation_curve"], metrics["rotated_images"]
     if len(curve["angles"]) == 360 // STEPS[0] and images == count:
         return []
-    return [
-        f"To save time, {images:,} of the {count:,} images were rotated by 90°, 180° and 270°, and "
-        f"{curve['images']:,} by the other of {len(curve['angles'])} angles."
-    ]
+    parts = [f"{images:,} of the {count:,} images were rotated by 90°, 180° and 270°"] if images < count else []
+    some = f"{curve['images']:,} of the {count:,}" if curve["images"] < count else f"all {count:,}"
+    parts.append(f"the curve has {len(curve['angles'])} angles, of {some} images")
+    return [f"To save time, {', and '.join(parts)}."]

@@ -16,8 +16,8 @@ class EquivariantNet(nn.Module):
 
     ``forward(x) = forward_head(forward_features(x))``. The features are a regular field of the group,
     ``(B, C, |H|, height, width)``; the logits are invariant, ``(B, num_classes)``. A subclass sets ``stem``, ``blocks``
-    and ``feature_info`` (one entry for the stem and one for each block) and writes ``forward_head`` and
-    ``reset_classifier``.
+    and ``feature_info`` (one entry for the stem and one for each block) and writes ``forward_head``,
+    ``build_classifier`` and ``set_pool``.
 
     Args:
         group: The point group under which the network is equivariant.
@@ -126,7 +126,30 @@ class EquivariantNet(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, num_features)``."""
+        """Initializes a new classifier, whose classes have no names.
+
+        Args:
+            num_classes: The number of classes; with 0 the output is the pooled features ``(B, num_features)``.
+            global_pool: Another pooling, an argument of the network's class; None keeps the present one.
+
+        Raises:
+            ValueError: If the network has no such pooling.
+        """
+        if global_pool is not None:
+            self.set_pool(global_pool)
+        self.num_classes = num_classes
+        like = next(self.stem.parameters())
+        head = self.build_classifier(num_classes) if num_classes else nn.Identity()
+        self.head = head.to(like.device, like.dtype).train(self.training)
+        if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
+            self.pretrained_cfg = {**cfg, "label_names": None}  # they name the classes of the weights
+
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, or raises ValueError."""
+        raise NotImplementedError
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier, at least one class."""
         raise NotImplementedError
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

@@ -171,14 +171,13 @@ class ASCResNet(EquivariantNet):
         logits: Tensor = self.head(F.dropout(pooled, self.drop_rate, self.training))
         return logits
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 16·N)``."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
-        like = next(self.stem.parameters())
-        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype).train(self.training)
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        return nn.Linear(self.num_features, num_classes)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions by which timm groups parameters by depth: by bottleneck or, if coarse, by stage."""

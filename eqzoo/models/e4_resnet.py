@@ -151,14 +151,13 @@ class E4ResNet(EquivariantNet):
         pooled: Tensor = self.group_pool(x).mean((2, 3))
         return pooled if pre_logits else self.head(pooled)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, 8C)``."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
-        like = next(self.stem.parameters())
-        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype).train(self.training)
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        return nn.Linear(self.num_features, num_classes)
 
 
 _RELU = nn.ReLU()  # it has no state, and the blocks have no module for it

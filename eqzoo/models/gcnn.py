@@ -114,16 +114,13 @@ class GroupCNN(EquivariantNet):
         pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
         return pooled
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, N)``."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
-        like = next(self.stem.parameters())
-        head: nn.Module = nn.Identity()
-        if num_classes:
-            head = group_conv(self.group, self.num_features, num_classes, 4, attention=self.attention)
-        self.head = head.to(like.device, like.dtype).train(self.training)
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        return group_conv(self.group, self.num_features, num_classes, 4, attention=self.attention)
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

@@ -127,15 +127,15 @@ class ConvNeXt(EquivariantNet):
         pooled: Tensor = self.head_drop(self.norm(self.group_pool(x).mean((2, 3))))
         return pooled if pre_logits else self.head(pooled)
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, num_features)``."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
-        like = next(self.stem.parameters())
-        head = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype).train(self.training)
-        self.head.apply(_initialize)
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        head = nn.Linear(self.num_features, num_classes)
+        _initialize(head)
+        return head
 
 
 class _Block(nn.Module):

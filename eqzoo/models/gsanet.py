@@ -253,18 +253,18 @@ class GSANet(EquivariantNet):
             pooled = self.group_pool(x.sum((-2, -1), keepdim=True)).flatten(1)
         return pooled
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Initializes a new classifier; with 0 classes the output is the pooled features ``(B, C)``."""
-        self.num_classes = num_classes
-        if global_pool is not None:
-            if global_pool not in ("max_avg", "sum_max"):
-                raise ValueError(f"global_pool is 'max_avg' or 'sum_max', got {global_pool!r}")
-            self.global_pool = global_pool
-            self.group_pool = GroupPool(self.group, "max")
-        like = next(self.stem.parameters())
-        head = PointwiseConv2d(self.group, self.num_features, num_classes, bias=False) if num_classes else nn.Identity()
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        if global_pool not in ("max_avg", "sum_max"):
+            raise ValueError(f"global_pool is 'max_avg' or 'sum_max', got {global_pool!r}")
+        self.global_pool = global_pool
+        self.group_pool = GroupPool(self.group, "max")
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        head = PointwiseConv2d(self.group, self.num_features, num_classes, bias=False)
         init_linear_maps(head, self.init_scale)
-        self.head = head.to(like.device, like.dtype).train(self.training)
+        return head
 
 
 def _cfg(data: dict[str, Any]) -> dict[str, Any]:

@@ -219,16 +219,17 @@ class OcticViT(EquivariantNet):
         """The tokens of the patches of images x as maps."""
         return tokens[:, 1:].mT.unflatten(2, tuple(side // self.patch_size for side in x.shape[-2:]))
 
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replaces the classifier by a fresh one; 0 classes leave the pooled features ``(B, C)``."""
-        if global_pool not in (None, "token", "avg"):
+    def set_pool(self, global_pool: str) -> None:
+        """Sets another global pooling, by the argument of the class."""
+        if global_pool not in ("token", "avg"):
             raise ValueError(f"global_pool is 'token' or 'avg', got {global_pool!r}")
-        self.num_classes = num_classes
-        self.global_pool = global_pool or self.global_pool
-        like = next(self.stem.parameters())
-        head = nn.Linear(self.embed_dim, num_classes) if num_classes else nn.Identity()
+        self.global_pool = global_pool
+
+    def build_classifier(self, num_classes: int) -> nn.Module:
+        """A new classifier of one or more classes."""
+        head = nn.Linear(self.embed_dim, num_classes)
         _initialize(head)
-        self.head = head.to(like.device, like.dtype).train(self.training)
+        return head
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """How timm groups parameters by depth; the way out of the octic half goes with the block behind it."""

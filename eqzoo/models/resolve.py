@@ -176,6 +176,11 @@ def _folder(text: str, folder: Path) -> ModelSource:
     """The checkpoint in a folder."""
     file = folder / CONFIG_NAME
     if not file.is_file():
+        if (folder / "finetune.json").is_file():
+            raise FileNotFoundError(
+                f"the fine-tuning in {folder} is not finished; its command, repeated, goes on with it and then writes "
+                f"{CONFIG_NAME}"
+            )
         raise FileNotFoundError(f"no {file}; the folder of a checkpoint has {CONFIG_NAME} and {WEIGHTS_NAME}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ from eqzoo.data import (
     batches,
     check,
     draw,
+    folders_in_classes,
     hold_out,
     load_image,
     load_splits,
@@ -306,8 +307,27 @@ def test_incomplete_folders_are_errors(tmp_path):
     with pytest.raises(ValueError, match="class 9 contains no images"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "train" / "class 9").rename(tmp_path / "mine" / "test" / "class 9")
-    with pytest.raises(ValueError, match="the same in every split"):
+    with pytest.raises(ValueError, match="test has besides 'class 9'; the class folders have to be the same in every"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "test" / "class 9").rmdir()
+    (tmp_path / "mine" / "test" / "class 1").rename(tmp_path / "mine" / "test" / "class one")
+    with pytest.raises(ValueError, match="test lacks 'class 1' and has besides 'class one'"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+
+
+def test_folders_inside_of_class_folders_are_found(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
+    assert folders_in_classes(tmp_path / "mine") == []
+    (tmp_path / "mine" / "train" / "class 1" / "notes").mkdir()
+    (tmp_path / "mine" / "train" / "class 1" / ".hidden").mkdir()
+    assert folders_in_classes(tmp_path / "mine") == []  # without images
+    for part in ("train", "test"):
+        (tmp_path / "mine" / part / "class 0").rename(tmp_path / "mine" / part / "moved")
+        (tmp_path / "mine" / part / "class 0").mkdir()
+        (tmp_path / "mine" / part / "moved").rename(tmp_path / "mine" / part / "class 0" / f"patient {part}")
+    assert folders_in_classes(str(tmp_path / "mine")) == ["patient test", "patient train"]
+    assert folders_in_classes(tmp_path / "mine" / "train") == ["patient train"]
+    assert folders_in_classes("cifar10") == []
 
 
 def test_split_folders_by_other_names(tmp_path):

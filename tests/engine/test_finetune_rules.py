@@ -245,7 +245,8 @@ def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
     x = shapes(600)
     notes = eqzoo.finetune("p4_cnn", x, tmp_path / "out", epochs=1, device="cpu", test_fraction=0.5).report["notes"]
     assert notes == [
-        "To save time, 50 of the 300 images were rotated by 90°, 180° and 270°, and 50 by the other of 8 angles."
+        "To save time, 50 of the 300 images were rotated by 90°, 180° and 270°, and the curve has 8 angles, of 50 of "
+        "the 300 images."
     ]
 
 
@@ -260,7 +261,16 @@ def test_advice_on_images():
     fine = {"train": split_of(40, 60), "valid": split_of(9, 9)}
     assert advice_before(fine, model, 28, 28, balance=False) == []
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False)
-    assert "fewer than 20 training images of 'a' (19)" in few
+    assert few == "fewer than 20 training images of 'a' (19): add images"
+    (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False, drawn=["test"])
+    assert few.endswith("add images, or hold out fewer with --valid 0.1 --test 0.1")
+    (nested,) = advice_before(fine, model, None, 28, balance=False, inner=["p1", "p2", "p3", "p4"])
+    assert nested == (
+        "the class folders ('a', 'b') hold folders of images ('p1', 'p2', 'p3', ...): the names of the outer ones are "
+        "the classes"
+    )
+    (nested,) = advice_before(fine, model, None, 28, balance=False, drawn=["valid"], inner=["p1"])
+    assert nested.endswith("if one is a patient or a slide, give the folders train, val and test yourself")
     rare = {"train": split_of(20, 200)}
     (imbalance,) = advice_before(rare, model, None, 28, balance=False)
     assert "'b' has 10 times the images of 'a'" in imbalance

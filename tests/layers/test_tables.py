@@ -55,10 +55,18 @@ def test_copies_pickles_and_number_formats_keep_tables():
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")
 def test_attention_over_dilations_keeps_its_tables():
     layer = DilationSelfAttention2d(4, 6)
-    tables = {name: table.clone() for name, table in layer._tables.items()}
+    tables = {name: table.clone() for name, (table, _) in layer._tables.items()}
     layer.to_empty(device="cpu")
     assert set(tables) == {"exponents", "pose_table"}
     assert all(torch.equal(getattr(layer, name), table) for name, table in tables.items())
+
+
+def test_a_table_that_was_assigned_stays():
+    layer = GroupConv2d(P4, 2, 3, 3, padding=1)
+    layer.orbit_index = layer.orbit_index[:, [1, 0, 2, 3]]
+    planted = layer.orbit_index.clone()
+    assert torch.equal(copy.deepcopy(layer).double().to("cpu").orbit_index, planted)
+    assert not torch.equal(planted, GroupConv2d(P4, 2, 3, 3).orbit_index)
 
 
 def test_every_buffer_outside_of_the_state_dict_is_a_table():

@@ -254,6 +254,12 @@ def test_channels_classes_and_state(name):
     assert model.forward_head(features).shape == (2, 3)
     assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
     assert model.get_classifier() is model.head
+    model.pretrained_cfg["label_names"] = ["a", "b", "c"]
+    model.reset_classifier(3)
+    assert model.pretrained_cfg["label_names"] is None  # a new classifier has no names, nor would an export
+    with pytest.raises(ValueError, match="other"):
+        model.reset_classifier(7, "other")
+    assert model.num_classes == 3
     model.reset_classifier(7)
     assert model.forward_head(features).shape == (2, 7)
     model.reset_classifier(0)
