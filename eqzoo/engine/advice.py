@@ -148,6 +148,7 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
 
     apart = (
         "; images of one inner folder can be in several splits, so if one is a patient or a slide, give the folders "
+        "train, val and test yourself"
     )
     yield (
         f"the class folders ({some(train.classes)}) hold folders of images ({some(inner)}): the names of the outer "
