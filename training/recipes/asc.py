@@ -51,7 +51,7 @@ _CONTINUED = (
     "validation images. The command starts from the present weights of p4_resnet29.cifar10 instead."
 )
 _FEW = (
-    "The accuracy is below that of the paper, of p4_resnet29, which was trained for 28 epochs, and of the plain "
+    "The accuracy is below that of the paper, of p4_resnet29, which was trained for longer, and of the plain "
     "z2_se_resnet29 after as many epochs (8.61 % test error); few epochs may be the reason, perhaps more so for p4."
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
