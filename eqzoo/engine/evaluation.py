@@ -102,7 +102,9 @@ def evaluate_run(
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from."""
     cfg = timm.get_pretrained_cfg(recipe.start or "")
-    return base_model(recipe.start, cfg and cfg.hf_hub_id) if recipe.start else None
+    if recipe.start in (None, f"{recipe.model}.{recipe.dataset}"):  # a run that goes on with its own weights
+        return None
+    return base_model(recipe.start, cfg and cfg.hf_hub_id)
 
 
 def _weights(run: FinishedRun, half: bool) -> Path:
