@@ -123,9 +123,11 @@ In short, the equivariant network less the plain one, both augmented, the lowest
 training images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
+_PAIRED = ("data", "percent", "seed", "augment", "network", "budget")
 ELSEWHERE = (
-    " {runs} of the {count} runs were made on one core of {machine}, with as many steps as the others; seconds are "
-    "those of the first machine."
+    " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs. Seconds below are "
+    "those of the first machine, and so is the ratio of speeds behind the same minutes; on the second one the "
+    "equivariant network took {low} to {high} % longer in them than the plain one."
 )
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
@@ -453,10 +455,21 @@ def formats(table: dict[str, Any]) -> str:
 
 
 def elsewhere(table: dict[str, Any]) -> str:
-    """Which runs were made on other machines than the first ones."""
-    found = [run["machine"] for run in table["runs"] if "machine" in run]
-    names = " or ".join(dict.fromkeys(found))
-    return ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names) if found else ""
+    """Which runs were made on other machines than the first ones, and how equal the minutes are there."""
+    found = [run for run in table["runs"] if "machine" in run]
+    seconds = {tuple(run[key] for key in _PAIRED): run["training_seconds"] for run in found}
+    longer = []
+    for run in found:
+        comparison = COMPARISONS[run["data"]]
+        pair = [run["data"], run["percent"], run["seed"], run["augment"]]
+        own = seconds.get((*pair, comparison.equivariant, "steps"))
+        if own and run["budget"] == "minutes":
+            longer.append(100 * (own / run["training_seconds"] - 1))
+    if not longer:
+        return ""
+    names = " or ".join(dict.fromkeys(run["machine"] for run in found))
+    low, high = f"{min(longer):.0f}", f"{max(longer):.0f}"
+    return ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names, low=low, high=high)
 
 
 def steps_table(table: dict[str, Any]) -> list[str]:
@@ -513,7 +526,8 @@ def differences(
 
 def signed_spread(values: list[float]) -> str:
     """The mean with its sign, and the standard deviation where there are several values."""
-    return f"{statistics.mean(values):+.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    mean = round(statistics.mean(values), 1) + 0.0  # not -0.0
+    return f"{mean:+.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def select(table: dict[str, Any], data: str, percent: int, arm: Arm) -> list[dict[str, Any]]:

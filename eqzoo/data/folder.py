@@ -136,15 +136,15 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
     said = [
         f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
         for verb, names in (
-            ("lacks", [name for name in classes if name not in here]),
-            ("has besides", [name for name in here if name not in classes]),
+            ("lacks the folders", [name for name in classes if name not in here]),
+            ("has the additional folders", [name for name in here if name not in classes]),
         )
         if names
     ]
     if said:
         raise ValueError(
-            f"{folder} {' and '.join(said)}; the class folders have to be the same in every split, those of train: "
-            "move images of each class there, or leave a class out of all splits"
+            f"{folder} {' and '.join(said)}; the class folders have to be the same in every split: add or rename "
+            "them, or leave a class out of all splits"
         )
     files, labels = list[Path](), list[int]()
     for label, name in enumerate(classes):

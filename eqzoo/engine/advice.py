@@ -84,7 +84,7 @@ def advice_before(
     """
     return [
         *_nested(inner, splits["train"], bool(drawn)),
-        *_few(splits["train"], bool(drawn)),
+        *_few(splits["train"], drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_larger(model, native, side),
         *_duplicated(splits),
@@ -151,18 +151,19 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
         "train, val and test yourself"
     )
     yield (
-        f"the class folders ({some(train.classes)}) hold folders of images ({some(inner)}): the names of the outer "
-        f"ones are the classes{apart if drawn else ''}"
+        f"class folders hold folders of images ({some(inner)}): the classes are the outer folders "
+        f"({some(train.classes)}){apart if drawn else ''}"
     )
 
 
-def _few(train: AnySplit, drawn: bool) -> Iterator[str]:
+def _few(train: AnySplit, drawn: Collection[str]) -> Iterator[str]:
     counts = train.labels.bincount().tolist()
     few = [label for label, count in enumerate(counts) if count < FEW_IMAGES]
     if few:
         names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
         more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        other = ", or hold out fewer with --valid 0.1 --test 0.1" if drawn else ""
+        options = " ".join(f"--{name} 0.1" for name in ("valid", "test") if name in drawn)
+        other = f", or hold out fewer with {options}" if options else ""
         yield f"fewer than {FEW_IMAGES} training images of {names}{more}: add images{other}"
 
 

@@ -1,41 +1,50 @@
 """Tables of indices: buffers that follow from the arguments of a layer."""
 
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 __all__ = ["KeepsTables"]
 
 
 class KeepsTables(nn.Module):
-    """The base of layers with tables, which the state dict does not hold and nothing but the arguments changes.
+    """The base of layers with tables of indices: buffers that the state dict does not hold.
 
-    A conversion to another device can leave buffers without values: `torch.nn.Module.to_empty`, with which networks of
-    the meta device get memory before their weights are loaded. Here it gives them the values of the table.
+    `torch.nn.Module.to_empty`, with which networks of the meta device get memory before their weights are loaded,
+    leaves such buffers uninitialized; these layers restore their tables after it.
     """
 
-    _tables: dict[str, tuple[Tensor, Tensor]]  # the values on the CPU, and the buffer that has them
+    # The values, as an array because torch.load moves every tensor, and the buffer that has them.
+    _tables: dict[str, tuple[np.ndarray[Any, Any], Tensor]]
 
     def register_table(self, name: str, table: Tensor) -> None:
         """Registers a buffer outside of the state dict.
 
         Args:
             name: Its name.
-            table: Its values, on the CPU.
+            table: Its values, on the CPU; they are copied.
         """
-        self.register_buffer(name, table, persistent=False)
-        self.__dict__.setdefault("_tables", {})[name] = (table, table)
+        values = table.numpy().copy()
+        self.register_buffer(name, _buffer(values, torch.device("cpu")), persistent=False)
+        self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        tables = self.__dict__.get("_tables", {})
-        # One that was assigned by hand is converted as any other buffer.
-        own = [name for name, (_, buffer) in tables.items() if self._buffers.get(name) is buffer]
+        tables, buffers = self.__dict__.get("_tables", {}), dict(self._buffers)
         super()._apply(fn, recurse)
-        for name in own:
-            table, before = tables[name]
-            after = self._buffers[name]
-            if after is not None and after is not before:
-                self._buffers[name] = table.to(after.device)
-                tables[name] = (table, self._buffers[name])
+        for name, (values, own) in tables.items():
+            before, after = buffers.get(name), self._buffers.get(name)
+            if before is None or after is None or after is before:
+                continue
+            if before is own or before.is_meta:  # one that was assigned is converted as any other buffer
+                self._buffers[name] = restored = _buffer(values, after.device)
+                tables[name] = (values, restored)
         return self
+
+
+def _buffer(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:
+    """A copy of the values; never an inference tensor, which could not be used in training."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)

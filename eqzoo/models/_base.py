@@ -130,26 +130,32 @@ class EquivariantNet(nn.Module):
 
         Args:
             num_classes: The number of classes; with 0 the output is the pooled features ``(B, num_features)``.
-            global_pool: Another pooling, an argument of the network's class; None keeps the present one.
+            global_pool: Another global pooling, as the argument ``global_pool`` of the class; None keeps the present.
 
         Raises:
-            ValueError: If the network has no such pooling.
+            ValueError: If the number is negative, or the network has no such pooling.
         """
+        if not isinstance(num_classes, int) or num_classes < 0:
+            raise ValueError(f"num_classes is a whole number of at least 0, got {num_classes!r}")
         if global_pool is not None:
             self.set_pool(global_pool)
-        self.num_classes = num_classes
-        like = next(self.stem.parameters())
+        reference = next(self.stem.parameters())
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
-        self.head = head.to(like.device, like.dtype).train(self.training)
+        self.head = head.to(reference.device, reference.dtype).train(self.training)
+        self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
-            self.pretrained_cfg = {**cfg, "label_names": None}  # they name the classes of the weights
+            cfg["label_names"] = None  # they name the classes of the weights
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets another global pooling, or raises ValueError."""
+        """Sets the global pooling, to a value of the argument ``global_pool`` of the class.
+
+        Raises:
+            ValueError: If it is no such value.
+        """
         raise NotImplementedError
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier, at least one class."""
+        """A new classifier for one or more classes."""
         raise NotImplementedError
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

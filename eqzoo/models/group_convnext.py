@@ -128,11 +128,11 @@ class ConvNeXt(EquivariantNet):
         return pooled if pre_logits else self.head(pooled)
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets another global pooling, by the argument of the class."""
+        """Sets the global pooling."""
         self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier of one or more classes."""
+        """A new classifier for one or more classes."""
         head = nn.Linear(self.num_features, num_classes)
         _initialize(head)
         return head

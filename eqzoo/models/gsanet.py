@@ -254,14 +254,14 @@ class GSANet(EquivariantNet):
         return pooled
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets another global pooling, by the argument of the class."""
+        """Sets the global pooling."""
         if global_pool not in ("max_avg", "sum_max"):
             raise ValueError(f"global_pool is 'max_avg' or 'sum_max', got {global_pool!r}")
         self.global_pool = global_pool
         self.group_pool = GroupPool(self.group, "max")
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier of one or more classes."""
+        """A new classifier for one or more classes."""
         head = PointwiseConv2d(self.group, self.num_features, num_classes, bias=False)
         init_linear_maps(head, self.init_scale)
         return head

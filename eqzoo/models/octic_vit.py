@@ -220,13 +220,13 @@ class OcticViT(EquivariantNet):
         return tokens[:, 1:].mT.unflatten(2, tuple(side // self.patch_size for side in x.shape[-2:]))
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets another global pooling, by the argument of the class."""
+        """Sets the global pooling."""
         if global_pool not in ("token", "avg"):
             raise ValueError(f"global_pool is 'token' or 'avg', got {global_pool!r}")
         self.global_pool = global_pool
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier of one or more classes."""
+        """A new classifier for one or more classes."""
         head = nn.Linear(self.embed_dim, num_classes)
         _initialize(head)
         return head

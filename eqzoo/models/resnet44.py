@@ -107,11 +107,11 @@ class ResNet44(EquivariantNet):
         return pooled
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets another global pooling, by the argument of the class."""
+        """Sets the global pooling."""
         self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier of one or more classes."""
+        """A new classifier for one or more classes."""
         return _conv(self.group, self.num_features, num_classes, 1, self.attention)
 
 

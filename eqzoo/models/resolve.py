@@ -178,7 +178,7 @@ def _folder(text: str, folder: Path) -> ModelSource:
     if not file.is_file():
         if (folder / "finetune.json").is_file():
             raise FileNotFoundError(
-                f"the fine-tuning in {folder} is not finished; its command, repeated, goes on with it and then writes "
+                f"the fine-tuning in {folder} is not finished: run the same command again to finish it, which writes "
                 f"{CONFIG_NAME}"
             )
         raise FileNotFoundError(f"no {file}; the folder of a checkpoint has {CONFIG_NAME} and {WEIGHTS_NAME}")

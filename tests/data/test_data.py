@@ -307,11 +307,13 @@ def test_incomplete_folders_are_errors(tmp_path):
     with pytest.raises(ValueError, match="class 9 contains no images"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "train" / "class 9").rename(tmp_path / "mine" / "test" / "class 9")
-    with pytest.raises(ValueError, match="test has besides 'class 9'; the class folders have to be the same in every"):
+    with pytest.raises(
+        ValueError, match="test has the additional folders 'class 9'; the class folders have to be the same in every"
+    ):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "test" / "class 9").rmdir()
     (tmp_path / "mine" / "test" / "class 1").rename(tmp_path / "mine" / "test" / "class one")
-    with pytest.raises(ValueError, match="test lacks 'class 1' and has besides 'class one'"):
+    with pytest.raises(ValueError, match="test lacks the folders 'class 1' and has the additional folders 'class one'"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 
 

@@ -177,7 +177,7 @@ def test_the_readme_is_short():
     assert len(re.findall(r"(?<!!)\[[^]]*\]\([^)]+\)", own)) <= 6
     headline = " ".join(own.partition("## Try it")[0].split())
     assert "after the same minutes" in headline
-    assert "on 102 cells less in one of three draws; on photographs nothing is gained" in headline
+    assert "with one of three seeds it is less accurate on 102 cells. On photographs nothing is gained" in headline
     assert f"- {len(eqzoo.list_models())} networks under" in headline
     for name in ("z2_resnet29", "p4_resnet29"):
         error = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_error"]
@@ -231,12 +231,21 @@ def test_the_readme_says_whether_it_pays():
     assert f"macro F1 on the cells is {low.strip('-')} lower to {high.strip('+')} higher" in headline
     low, high = _leads("Chula RBC-12", "macro F1", 0)[2].split(" to ")
     assert f"{low.strip('-')} lower to {high.strip('+')} higher against the averaged copies" in section
-    for line, words in ((0, "percentage points more accurate"), (2, "after the same minutes, the mean of three seeds")):
+    for line, words in ((0, "percentage points more accurate"), (2, "after the same minutes (means of three seeds")):
         leads = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", line)]
         assert min(leads) > 0
         assert f"{min(leads)} to {max(leads)} {words}" in headline
+        assert f"{min(leads)} to {max(leads)} {'percentage points' if line == 0 else 'more'}" in choice
+    assert "{} less, {} and {} more after the same steps".format(*map(abs, by_seed["steps"])) in choice
+    longer = re.search(r"took (\S+ to \S+) % longer", " ".join(page.split()))[1]
+    assert all(f"took {longer} % longer" in text for text in (section, choice))
+    few, some, many, most, everything = map(float, _row("Chula RBC-12", "macro F1", 2))
+    assert (
+        f"{some} points higher on 3 % of them and {everything} on all, and {-few}, {-many} and {-most} lower" in choice
+    )
     averaged = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", 3)]
     assert f"it is {-min(averaged)} less to {max(averaged)} more accurate" in headline
+    assert f"after the same minutes {-min(averaged)} less to {max(averaged)} more accurate" in choice
 
 
 def _row(data: str, score: str, line: int) -> list[str]:

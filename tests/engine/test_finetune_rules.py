@@ -263,11 +263,10 @@ def test_advice_on_images():
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False)
     assert few == "fewer than 20 training images of 'a' (19): add images"
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False, drawn=["test"])
-    assert few.endswith("add images, or hold out fewer with --valid 0.1 --test 0.1")
+    assert few.endswith("add images, or hold out fewer with --test 0.1")
     (nested,) = advice_before(fine, model, None, 28, balance=False, inner=["p1", "p2", "p3", "p4"])
     assert nested == (
-        "the class folders ('a', 'b') hold folders of images ('p1', 'p2', 'p3', ...): the names of the outer ones are "
-        "the classes"
+        "class folders hold folders of images ('p1', 'p2', 'p3', ...): the classes are the outer folders ('a', 'b')"
     )
     (nested,) = advice_before(fine, model, None, 28, balance=False, drawn=["valid"], inner=["p1"])
     assert nested.endswith("if one is a patient or a slide, give the folders train, val and test yourself")

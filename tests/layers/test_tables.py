@@ -55,7 +55,7 @@ def test_copies_pickles_and_number_formats_keep_tables():
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")
 def test_attention_over_dilations_keeps_its_tables():
     layer = DilationSelfAttention2d(4, 6)
-    tables = {name: table.clone() for name, (table, _) in layer._tables.items()}
+    tables = {name: torch.from_numpy(values) for name, (values, _) in layer._tables.items()}
     layer.to_empty(device="cpu")
     assert set(tables) == {"exponents", "pose_table"}
     assert all(torch.equal(getattr(layer, name), table) for name, table in tables.items())
@@ -67,6 +67,22 @@ def test_a_table_that_was_assigned_stays():
     planted = layer.orbit_index.clone()
     assert torch.equal(copy.deepcopy(layer).double().to("cpu").orbit_index, planted)
     assert not torch.equal(planted, GroupConv2d(P4, 2, 3, 3).orbit_index)
+
+
+@pytest.mark.usefixtures("uninitialized_memory_is_garbage")
+def test_tables_are_restored_from_any_meta_buffer_and_share_no_memory(tmp_path):
+    layer, expected = GroupConv2d(P4, 2, 3, 3), GroupConv2d(P4, 2, 3, 3).orbit_index
+    layer.orbit_index = expected.to("meta")
+    assert torch.equal(layer.to_empty(device="cpu").orbit_index, expected)
+    torch.save(layer, tmp_path / "layer.pt")
+    loaded = torch.load(tmp_path / "layer.pt", map_location="meta", weights_only=False)
+    assert torch.equal(loaded.to_empty(device="cpu").orbit_index, expected)
+    layer.orbit_index.zero_()
+    assert torch.equal(GroupConv2d(P4, 2, 3, 3).orbit_index, expected)
+    assert expected.any()
+    with torch.inference_mode():
+        made = GroupConv2d(P4, 2, 3, 3)
+    assert not made.orbit_index.is_inference()
 
 
 def test_every_buffer_outside_of_the_state_dict_is_a_table():

@@ -259,6 +259,9 @@ def test_channels_classes_and_state(name):
     assert model.pretrained_cfg["label_names"] is None  # a new classifier has no names, nor would an export
     with pytest.raises(ValueError, match="other"):
         model.reset_classifier(7, "other")
+    for bad in (-1, 2.0):
+        with pytest.raises(ValueError, match="num_classes is a whole number"):
+            model.reset_classifier(bad)
     assert model.num_classes == 3
     model.reset_classifier(7)
     assert model.forward_head(features).shape == (2, 7)
