@@ -123,12 +123,11 @@ In short, the equivariant network less the plain one, both augmented, the lowest
 training images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
-_PAIRED = ("data", "percent", "seed", "augment", "network", "budget")
 ELSEWHERE = (
     " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs. Seconds below are "
-    "those of the first machine, and so is the ratio of speeds behind the same minutes; on the second one the "
-    "equivariant network took {low} to {high} % longer in them than the plain one."
+    "those of the first machine, and so is the ratio of speeds behind the same minutes."
 )
+LONGER = " Elsewhere the equivariant network took {low:.0f} to {high:.0f} % longer in them than the plain one."
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
 
@@ -457,19 +456,17 @@ def formats(table: dict[str, Any]) -> str:
 def elsewhere(table: dict[str, Any]) -> str:
     """Which runs were made on other machines than the first ones, and how equal the minutes are there."""
     found = [run for run in table["runs"] if "machine" in run]
-    seconds = {tuple(run[key] for key in _PAIRED): run["training_seconds"] for run in found}
-    longer = []
-    for run in found:
-        comparison = COMPARISONS[run["data"]]
-        pair = [run["data"], run["percent"], run["seed"], run["augment"]]
-        own = seconds.get((*pair, comparison.equivariant, "steps"))
-        if own and run["budget"] == "minutes":
-            longer.append(100 * (own / run["training_seconds"] - 1))
-    if not longer:
+    if not found:
         return ""
+    longer = []
+    for plain in (run for run in found if run["budget"] == "minutes"):
+        own = Arm(COMPARISONS[plain["data"]].equivariant, plain["augment"], "steps")
+        for run in select({"runs": found}, plain["data"], plain["percent"], own):
+            if run["seed"] == plain["seed"]:
+                longer.append(100 * (run["training_seconds"] / plain["training_seconds"] - 1))
     names = " or ".join(dict.fromkeys(run["machine"] for run in found))
-    low, high = f"{min(longer):.0f}", f"{max(longer):.0f}"
-    return ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names, low=low, high=high)
+    text = ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names)
+    return text + (LONGER.format(low=min(longer), high=max(longer)) if longer else "")
 
 
 def steps_table(table: dict[str, Any]) -> list[str]:

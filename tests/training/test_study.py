@@ -73,6 +73,9 @@ def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
     assert "Made on one core of another machine, with the same numbers of steps: 2 of the 3 runs." in words
     assert "the equivariant network took 20 to 20 % longer in them than the plain one" in words
     assert f"| seconds on EuroSAT: {equal.title}, same steps | 50 |" in page
+    alone = " ".join(study.page(table(run(equal, 80.0), there)).split())  # without a plain run beside it
+    assert "same numbers of steps: 1 of the 2 runs." in alone
+    assert "% longer" not in alone
     assert "81.0 ± 1.4 %" in page
     assert "another machine" not in study.page(table(run(equal, 80.0)))
 
