@@ -1,4 +1,4 @@
-"""The image sizes that a network accepts, found on the meta device, without computing."""
+"""Whether a network accepts images of a size."""
 
 import copy
 
@@ -7,11 +7,9 @@ import torch
 from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
-from ..ops import use_backend
+from ..models.sizes import nearest_sides, refusal
 
 __all__ = ["check_side", "refusal", "weightless"]
-
-_SEARCH = 64  # how far the nearest sizes are searched to either side, in pixels
 
 
 def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None = None) -> None:
@@ -26,8 +24,7 @@ def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None 
     reason = refusal(model, side, side)
     if reason is None:
         return
-    near = [next((s for s in way if s > 0 and refusal(model, s, s) is None), None) for way in _ways(side)]
-    sizes = " and ".join(f"{s} x {s}" for s in near if s)
+    sizes = " and ".join(f"{s} x {s}" for s in nearest_sides(model, side) if s)
     fails = f"is not equivariant under {model.group.name}" if model.group.order > 1 else "does not work"
     where = f"the nearest sizes that work are {sizes}" if sizes else f"its own size is {model.input_size[1]}"
     said = name if isinstance(name, str) else name.name
@@ -44,18 +41,3 @@ def weightless(name: str | ModelSource) -> EquivariantNet:
             f"{source.name} is no network of eqzoo but a {type(model).__name__}; eqzoo.list_models() has all"
         )
     return model.eval()
-
-
-@torch.no_grad()
-def refusal(model: EquivariantNet, height: int, width: int) -> str | None:
-    """Why a network on the meta device does not accept images of a size, or None if it does."""
-    try:
-        with use_backend("eager"):
-            model(torch.empty(1, model.in_chans, height, width, device="meta"))
-    except (ValueError, RuntimeError) as error:
-        return str(error)
-    return None
-
-
-def _ways(side: int) -> tuple[range, range]:
-    return range(side - 1, max(0, side - _SEARCH), -1), range(side + 1, side + _SEARCH)

@@ -1,5 +1,6 @@
 """Equivariant layers, one mechanism per file."""
 
+from ._exact import SizeError
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from .conv import GroupConv2d, LiftingConv2d
@@ -56,6 +57,7 @@ __all__ = [
     "OcticResidual",
     "PointwiseConv2d",
     "SimpleAffineSelfConv2d",
+    "SizeError",
     "SpatialAdaptiveAvgPool2d",
     "SpatialPool2d",
     "StandAloneSelfAttention2d",

@@ -7,15 +7,32 @@ from torch import Tensor, nn
 
 from ..groups import Group
 
-__all__ = ["check_size", "with_size_check"]
+__all__ = ["SizeError", "check_size", "with_size_check"]
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class SizeError(ValueError):
+    """A layer is not equivariant, or has no output, at the size of its input.
+
+    Args:
+        reason: Why.
+        remedy: The sizes of the input that would work.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return ". ".join(part for part in (self.reason, self.remedy) if part)
 
 
 def check_size(
     module: nn.Module | str, group: Group, x: Tensor, span: int, stride: int, padding: int, exact: bool = True
 ) -> None:
-    """Raises ValueError unless a strided window samples an image and its transformed copies at the same pixels.
+    """Raises SizeError unless a strided window samples an image and its transformed copies at the same pixels.
 
     The first window starts at the first pixel, and the last one has to end at the last pixel, along each axis that the
     group reverses: ``(side + 2·padding − span) % stride == 0``. Rotations reverse both axes, a reflection alone
@@ -31,14 +48,15 @@ def check_size(
         exact: Whether to check the condition; with False, only that the window fits into the image.
 
     Raises:
-        ValueError: If the window is larger than the padded input, or the condition does not hold.
+        SizeError: If the window is larger than the padded input, or the condition does not hold.
     """
     height, width = x.shape[-2:]
     room = min(height, width) + 2 * padding - span
     if room < 0:
-        raise ValueError(
+        raise SizeError(
             f"{_named(module)} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels "
-            f"of padding a side; give an image that is at least {-room} pixels larger here, or a larger padding"
+            "of padding a side",
+            f"Give an input that is at least {-room} pixels larger, or a larger padding",
         )
     if stride == 1 or not exact:
         return
@@ -48,11 +66,11 @@ def check_size(
     for axis, side in sides.items():
         rest = (side + 2 * padding - span) % stride
         if rest:
-            raise ValueError(
+            raise SizeError(
                 f"{_named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
-                f"before the edge, so a transformed image is sampled at other places. It is exact at {axis} "
-                f"{side - rest} or {side - rest + stride} here; or use stride 1 and then a pool whose size divides "
-                "the side"
+                "before the edge, so a transformed image is sampled at other places",
+                f"It is exact at {axis} {side - rest} or {side - rest + stride}; or use stride 1 and then a pool whose "
+                "size divides the side",
             )
 
 

@@ -7,6 +7,8 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from ..groups import Group
+from ..layers import SizeError
+from .sizes import with_image_size
 
 __all__ = ["EquivariantNet"]
 
@@ -53,11 +55,10 @@ class EquivariantNet(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last features, a regular field ``(B, C, |H|, height', width')``, of images ``(B, C, height, width)``."""
-        x = self.stem(x)
-        if self.grad_checkpointing and self.training:
-            checkpointed: Tensor = checkpoint_seq(self.blocks, x)
-            return checkpointed
-        return self._through_blocks(x)
+        try:
+            return self._through_blocks(self.stem(x))
+        except SizeError as error:
+            raise self._said_for(x, error) from error
 
     def feature_field(self, x: Tensor) -> Tensor:
         """The last features as a field whose law its shape tells, which is what the equivariance check compares.
@@ -73,7 +74,11 @@ class EquivariantNet(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+        features = self.forward_features(x)
+        try:
+            return self.forward_head(features)
+        except SizeError as error:
+            raise self._said_for(x, error) from error
 
     def forward_intermediates(
         self,
@@ -105,11 +110,15 @@ class EquivariantNet(nn.Module):
         wanted = self._feature_indices(indices)
         last = max(wanted) if stop_early or intermediates_only else len(self.blocks)
         found = []
+        y = x
         for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
-            x = stage(x)
+            try:
+                y = stage(y)
+            except SizeError as error:
+                raise self._said_for(x, error) from error
             if place in wanted:
-                found.append(x.flatten(1, 2) if x.ndim == 5 else x)
-        return found if intermediates_only else (x, found)
+                found.append(y.flatten(1, 2) if y.ndim == 5 else y)
+        return found if intermediates_only else (y, found)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -171,9 +180,16 @@ class EquivariantNet(nn.Module):
         self.grad_checkpointing = enable
 
     def _through_blocks(self, x: Tensor) -> Tensor:
+        if self.grad_checkpointing and self.training:
+            checkpointed: Tensor = checkpoint_seq(self.blocks, x)
+            return checkpointed
         for block in self.blocks:
             x = block(x)
         return x
+
+    def _said_for(self, x: Tensor, error: SizeError) -> SizeError:
+        """The error of a layer, with sizes of images that work unless the network only tries the size."""
+        return error if x.is_meta else with_image_size(self, x, error)
 
     def _feature_indices(self, indices: int | Sequence[int] | None) -> list[int]:
         count = len(self.blocks) + 1

@@ -156,13 +156,6 @@ class ASCResNet(EquivariantNet):
             elif isinstance(module, Bottleneck):
                 nn.init.zeros_(module.last_norm.weight)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """The last features, a regular field ``(B, C, |H|, height', width')``, of images ``(B, C, height, width)``."""
-        if self.grad_checkpointing and self.training:
-            checkpointed: Tensor = checkpoint_seq(self.blocks, self.stem(x), flatten=True)
-            return checkpointed
-        return super().forward_features(x)
-
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         pooled: Tensor = self.global_pool(x)
@@ -182,6 +175,12 @@ class ASCResNet(EquivariantNet):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions by which timm groups parameters by depth: by bottleneck or, if coarse, by stage."""
         return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)" if coarse else r"^blocks\.(\d+)\.(\d+)"}
+
+    def _through_blocks(self, x: Tensor) -> Tensor:
+        if self.grad_checkpointing and self.training:
+            checkpointed: Tensor = checkpoint_seq(self.blocks, x, flatten=True)
+            return checkpointed
+        return super()._through_blocks(x)
 
 
 class Bottleneck(nn.Module):
