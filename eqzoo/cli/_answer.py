@@ -20,12 +20,14 @@ class Answer:
     Args:
         text: The output.
         data: The same as data, which ``--json`` prints.
-        code: The exit code: 0, or 1 for a negative answer.
+        code: The exit code: 0, 1 for a negative answer, or 2 where a part of the input was wrong.
+        error: What was wrong with that part, for stderr.
     """
 
     text: str
     data: dict[str, Any] | list[dict[str, Any]]
     code: int = 0
+    error: str = ""
 
 
 def table(

@@ -48,6 +48,9 @@ def _run(args: argparse.Namespace) -> int:
     try:
         answer = importlib.import_module(f"eqzoo.cli.{args.command}").run(args)
         print(_json(answer.data) if args.json else answer.text)
+        if answer.error:
+            sys.stdout.flush()
+            print(f"eqzoo {args.command}: {answer.error}", file=sys.stderr)
     except BrokenPipeError:
         raise
     except Exception as error:

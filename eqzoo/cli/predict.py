@@ -3,7 +3,7 @@
 import argparse
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import load_image
 from ..data.folder import SHOWN
 from ..groups import P4, P4M, Z2, Group
 from ..models import EquivariantNet
@@ -50,31 +49,59 @@ def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> An
 
 
 def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bool, as_csv: bool) -> Answer:
-    """A row for each file; for each network a column with the class and one with its probability."""
-    _check_files(files, models[0].in_chans)
-    columns = [_predict_files(model, files, invert) for model in models]
+    """A row for each readable file; for each network a column with the class and one with its probability."""
+    columns, broken = _predict_files(models, files, invert)
+    names = [file for file in files if file not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
-    for i, file in enumerate(files):
+    for i, file in enumerate(names):
         rows.append([file, *(text for column in columns for text in column.answer(i))])
-    data = [{"image": file, "networks": [column.entry(i) for column in columns]} for i, file in enumerate(files)]
-    text = _csv(files, columns) if as_csv else table(rows, right=range(2, 2 * len(columns) + 1, 2))
-    return Answer(text, data)
+    data: list[dict[str, Any]] = [
+        {"image": file, "networks": [column.entry(i) for column in columns]} for i, file in enumerate(names)
+    ]
+    data += [{"image": file, "networks": [], "error": str(error)} for file, error in broken.items()]
+    text = _csv(names, columns) if as_csv else table(rows, right=range(2, 2 * len(columns) + 1, 2))
+    return Answer(text, data, 2, _unreadable(broken, len(files))) if broken else Answer(text, data)
 
 
-def _check_files(files: Sequence[str], channels: int) -> None:
-    """Raises ValueError that names the unreadable files: before the first prediction, because all may take long."""
-    broken = []
-    for file in files:
-        try:
-            load_image(file, channels)
-        except (OSError, ValueError) as error:
-            broken.append(error)
-    if len({str(error) for error in broken}) == 1:  # of one file, or of all alike: the number of channels
-        raise broken[0]
-    if broken:
-        more = f"; and {len(broken) - SHOWN} more" * (len(broken) > SHOWN)
-        said = "; ".join(map(str, broken[:SHOWN]))
-        raise ValueError(f"{len(broken)} of {len(files)} files cannot be read; remove or replace them: {said}{more}")
+def _predict_files(
+    models: Sequence[EquivariantNet], files: Sequence[str], invert: bool
+) -> tuple[list["_Prediction"], dict[str, Exception]]:
+    """The predictions of networks in float32 for the readable files, and the errors of the others.
+
+    Raises:
+        ValueError: If no file is readable.
+    """
+    parts: list[list[_Prediction]] = [[] for _ in models]
+    broken: dict[str, Exception] = {}
+    with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
+        for i in range(0, len(files), _BATCH_SIZE):
+            batch = files[i : i + _BATCH_SIZE]
+            images = []
+            for file in batch:
+                try:
+                    images.append([transformed_copies(file, model, Z2, invert) for model in models])
+                except (OSError, ValueError) as error:
+                    broken[file] = error
+            for k, model in enumerate(models if images else ()):
+                parts[k].append(_predict(model, torch.cat([views[k] for views in images]).float()))
+            bar.update(len(batch))
+    if not parts[0]:
+        raise ValueError(_unreadable(broken, len(files)))
+    joined = [_Prediction(p[0].name, p[0].labels, torch.cat([part.probabilities for part in p])) for p in parts]
+    return joined, broken
+
+
+def _unreadable(broken: Mapping[str, Exception], count: int) -> str:
+    """The message on the files that cannot be read; only the first where all say the same: the number of channels."""
+    errors = [str(error) for error in broken.values()]
+    if len(errors) == count and len(set(errors)) == 1:
+        return errors[0]
+    more = f"; and {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
+    have = "has" if len(errors) == 1 else "have"
+    return (
+        f"{len(errors)} of {count} files cannot be read and {have} no prediction; remove or replace them: "
+        f"{'; '.join(errors[:SHOWN])}{more}"
+    )
 
 
 def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:
@@ -136,19 +163,6 @@ class _Prediction:
             "probability": max(values),
             "probabilities": dict(zip(self.labels, values, strict=True)),
         }
-
-
-def _predict_files(model: EquivariantNet, files: Sequence[str], invert: bool) -> _Prediction:
-    """The predictions for files in float32, of batches of images that are read one after the other."""
-    found = []
-    with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
-        for i in range(0, len(files), _BATCH_SIZE):
-            batch = files[i : i + _BATCH_SIZE]
-            found.append(
-                _predict(model, torch.cat([transformed_copies(file, model, Z2, invert) for file in batch]).float())
-            )
-            bar.update(len(batch))
-    return _Prediction(found[0].name, found[0].labels, torch.cat([part.probabilities for part in found]))
 
 
 @torch.no_grad()

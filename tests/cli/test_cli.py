@@ -468,18 +468,35 @@ def test_predict_prints_comma_separated_values(capsys, digits_folder):
         assert "--csv prints a line for each of several files" in err
 
 
-def test_predict_names_the_file_that_is_no_image_before_it_predicts(capsys, digits_folder, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_predict", None)
+def test_predict_without_a_readable_file_is_an_error(capsys, digits_folder):
     (digits_folder / "empty").mkdir()
-    (digits_folder / "more" / "d.png").write_text("no image")
+    (digits_folder / "x").mkdir()
+    (digits_folder / "x" / "d.png").write_text("no image")
     for args, message in (
-        ((digits_folder,), "d.png is not an image"),
-        ((digits_folder, digits_folder / "none.png"), "2 of 5 files cannot be read; remove or replace them: "),
-        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read; remove"),
-        ((IMAGE, digits_folder / "none.png"), "no image at"),
+        ((digits_folder / "x",), "d.png is not an image"),
+        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read and have no prediction"),
         ((digits_folder / "empty",), "no image in the folder"),
     ):
         code, out, err = run(capsys, "predict", *args)
         assert (code, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_predict_names_the_files_that_it_cannot_read_and_predicts_the_others(capsys, digits_folder, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_BATCH_SIZE", 1)  # one without any image
+    _, expected, _ = run(capsys, "predict", digits_folder, "--model", "p4_cnn", "z2_cnn", "--csv")
+    (digits_folder / "aa.png").write_text("no image")
+    args = ("predict", digits_folder, digits_folder / "none.png", "--model", "p4_cnn", "z2_cnn")
+    code, out, err = run(capsys, *args, "--csv")
+    assert (code, out) == (2, expected)
+    assert "2 of 5 files cannot be read and have no prediction; remove or replace them: " in err
+    assert "aa.png is not an image" in err
+    assert "no image at" in err
+    assert err.count("\n") == 1
+    code, out, _ = run(capsys, *args, "--json")
+    *found, first, second = json.loads(out)
+    assert code == 2
+    assert [entry["image"].rpartition("/")[2] for entry in found] == ["a.png", "b.png", "c.jpg"]
+    assert (first["networks"], second["networks"]) == ([], [])
+    assert "is not an image" in first["error"]
