@@ -20,9 +20,10 @@ _SEARCH = 64  # how far the nearest sides are searched to either side, in pixels
 @torch.no_grad()
 def refusal(model: "EquivariantNet", height: int, width: int) -> str | None:
     """Why a network on the meta device does not accept images of a size, or None if it does."""
+    dtype = next(model.parameters()).dtype
     try:
         with use_backend("eager"):
-            model(torch.empty(1, model.in_chans, height, width, device="meta"))
+            model(torch.empty(1, model.in_chans, height, width, dtype=dtype, device="meta"))
     except (ValueError, RuntimeError) as error:
         return str(error)
     return None

@@ -120,7 +120,7 @@ def test_other_sizes_and_oblong_images(tmp_path):
     assert eqzoo.export_onnx(model, tmp_path / "a.onnx", size=40).image == (1, 40, 40)
     oblong = eqzoo.export_onnx(model, tmp_path / "b.onnx", size=(40, 36))
     assert (oblong.group, len(oblong.equivariance)) == ("r2", 2)
-    with pytest.raises(ValueError, match="exact at height 24 or 26"):
+    with pytest.raises(ValueError, match="the nearest sizes that work are 28 x 28 and 30 x 30"):
         eqzoo.export_onnx(model, tmp_path / "c.onnx", size=29)
 
 

@@ -192,7 +192,7 @@ def test_errors_say_what_would_work():
         ASCResNet(P4, middle="lstm")
     with pytest.raises(ValueError, match="downsample is 'pool' or 'stride', got 'crop'"):
         ASCResNet(P4, downsample="crop")
-    with pytest.raises(ValueError, match="exact at height 16 or 18"):
+    with pytest.raises(ValueError, match="the nearest sizes that work are 16 x 16 and 20 x 20"):
         ASCResNet(P4, **SMALL)(torch.zeros(1, 3, 17, 17))
 
 

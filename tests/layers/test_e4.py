@@ -237,7 +237,7 @@ def test_errors_say_what_would_work():
         E4ResNet(downsample="blur")
     with pytest.raises(ValueError, match=r"slice_channels must divide all widths, \[6, 12"):
         E4ResNet(width=6, slice_channels=4)
-    with pytest.raises(ValueError, match="exact at height 26 or 28"):
+    with pytest.raises(ValueError, match="the nearest sizes that work are 24 x 28 and 28 x 28"):
         small_net()(torch.zeros(1, 1, 27, 28))
 
 

@@ -63,7 +63,7 @@ def test_variants_are_exact_in_both_layouts(group, kwargs):
 
 def test_sides_that_no_patches_tile_are_refused():
     model = ConvNeXt(P4M, **SMALL)
-    with pytest.raises(ValueError, match="exact at height 28 or 32"):
+    with pytest.raises(ValueError, match="the nearest sizes that work are 24 x 32 and 32 x 32"):
         model(torch.randn(1, 3, 30, 32))
     with pytest.raises(ValueError, match="multiples of"):
         ConvNeXt(P4M, (12, 24), (1, 1))
