@@ -11,6 +11,7 @@ from eqzoo.data import Split
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
+import real_images_page
 import study_real_images as study
 
 FIRST = study.COMPARISONS["eurosat"]
@@ -51,7 +52,9 @@ def test_parts_have_the_share_of_each_class_and_lie_in_larger_ones():
 
 def test_what_was_not_run_is_said_and_differences_are_of_the_same_seeds():
     equal, plain, longer = FIRST.arms[:3]
-    page = study.page(table(run(equal, 80.0), run(equal, 84.0, seed=1), run(plain, 70.0), run(plain, 99.0, seed=2)))
+    page = real_images_page.page(
+        table(run(equal, 80.0), run(equal, 84.0, seed=1), run(plain, 70.0), run(plain, 99.0, seed=2))
+    )
     assert "## Chula RBC-12, 40 x 40\n\nNot run.\n" in page
     rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in page.splitlines() if line.startswith("| ")}
     assert rows["| both augmented, same steps"][0] == "+10.0"  # of seed 0 alone
@@ -68,16 +71,16 @@ def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
     equal, _, longer = FIRST.arms[:3]
     there = run(equal, 82.0, seed=1) | {"machine": "another machine", "training_seconds": 90.0}
     plain = run(longer, 70.0, seed=1) | {"machine": "another machine", "training_seconds": 75.0}
-    page = study.page(table(run(equal, 80.0), there, plain))
+    page = real_images_page.page(table(run(equal, 80.0), there, plain))
     words = " ".join(page.split())
     assert "Made on one core of another machine, with the same numbers of steps: 2 of the 3 runs." in words
     assert "the equivariant network took 20 to 20 % longer in them than the plain one" in words
     assert f"| seconds on EuroSAT: {equal.title}, same steps | 50 |" in page
-    alone = " ".join(study.page(table(run(equal, 80.0), there)).split())  # without a plain run beside it
+    alone = " ".join(real_images_page.page(table(run(equal, 80.0), there)).split())  # without a plain run beside it
     assert "same numbers of steps: 1 of the 2 runs." in alone
     assert "% longer" not in alone
     assert "81.0 ± 1.4 %" in page
-    assert "another machine" not in study.page(table(run(equal, 80.0)))
+    assert "another machine" not in real_images_page.page(table(run(equal, 80.0)))
 
 
 def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
@@ -88,7 +91,7 @@ def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
     weights = eqzoo.create_model("p4m_resnet29.eurosat", pretrained=True)
     assert torch.equal(model.stem.conv.weight, weights.stem.conv.weight)
     assert not torch.equal(model.head.weight, weights.head.weight)
-    page = study.page(table(run(cells[0].arm, 80.0, data="chula_rbc12_p4m", percent=10)))
+    page = real_images_page.page(table(run(cells[0].arm, 80.0, data="chula_rbc12_p4m", percent=10)))
     assert "| p4m_resnet29, augmented | not run | not run | 80.0 % |" in page
 
 
@@ -115,4 +118,6 @@ def test_the_page_is_rendered_from_its_runs():
     path = ROOT / "docs" / f"{study.NAME}.json"
     if not path.is_file():
         pytest.skip("the study has not been run")
-    assert path.with_suffix(".md").read_text() == study.page(json.loads(path.read_text())), "run it with --render"
+    assert path.with_suffix(".md").read_text() == real_images_page.page(json.loads(path.read_text())), (
+        "run it with --render"
+    )

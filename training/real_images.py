@@ -1,0 +1,101 @@
+"""What the study of land and cells compares, and the rows of its runs."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from eqzoo.analysis import machine
+
+NAME = "real_images"
+
+
+class Comparison(NamedTuple):
+    """An equivariant network and a plain one, and what they are fine-tuned on.
+
+    Args:
+        data: The data set.
+        side: The side of its images, in pixels.
+        title: What is compared, for the page.
+        equivariant: The name of the equivariant network.
+        plain: The name of the plain network.
+        start: The data set whose weights both start from.
+        scores: What is reported: the classes of cells are unequal.
+    """
+
+    data: str
+    side: int
+    title: str
+    equivariant: str
+    plain: str
+    start: str
+    scores: tuple[str, ...]
+
+    @property
+    def arms(self) -> "tuple[Arm, ...]":
+        """The networks and how each is trained; they alternate, for a study that is interrupted."""
+        kinds = ((self.equivariant, "steps"), (self.plain, "steps"), (self.plain, "minutes"))
+        return tuple(Arm(network, augment, budget) for augment in AUGMENTATIONS for network, budget in kinds)
+
+
+COMPARISONS = {
+    "eurosat": Comparison(
+        "eurosat", 32, "EuroSAT, 32 x 32", "p4_resnet29", "z2_resnet29", "cifar10", ("accuracy",)
+    ),
+    "chula_rbc12": Comparison(
+        "chula_rbc12", 40, "Chula RBC-12, 40 x 40", "p4_resnet29", "z2_resnet29", "cifar10", ("accuracy", "macro_f1")
+    ),
+    "chula_rbc12_p4m": Comparison(
+        "chula_rbc12", 40, "Chula RBC-12 from weights of EuroSAT, 40 x 40", "p4m_resnet29", "z2_resnet29", "eurosat",
+        ("accuracy", "macro_f1"),
+    ),
+}  # fmt: skip
+STEPS = {1: 80, 3: 96, 10: 120, 30: 160, 100: 240}  # by the percentage of the training images
+SPREAD_BELOW = 10  # percent: smaller fractions are run with all seeds, the others with the first
+BATCH, EPOCHS = 64, 4
+CHOICE_SIZE = 500
+AUGMENTATIONS = {"affine": ", augmented", "none": ""}
+
+
+class Arm(NamedTuple):
+    """A network and how it is trained.
+
+    Args:
+        network: Its name.
+        augment: The augmentation of training images.
+        budget: ``"steps"`` for the steps of a fraction, ``"minutes"`` for the time that the equivariant network takes.
+    """
+
+    network: str
+    augment: str
+    budget: str
+
+    @property
+    def title(self) -> str:
+        """The network and the augmentation."""
+        return f"{self.network}{AUGMENTATIONS[self.augment]}"
+
+
+class Cell(NamedTuple):
+    """A run of the study: an arm of a comparison on a part of the data set, with a seed."""
+
+    data: str  # the name of the comparison
+    percent: int
+    seed: int
+    arm: Arm
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What identifies the row of the run."""
+        return {"data": self.data, "percent": self.percent, "seed": self.seed, **self.arm._asdict()}
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The rows so far, and where they were made."""
+    path = folder / f"{NAME}.json"
+    if path.is_file():
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return table
+    here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
+    return {**here, "precision": {}, "step_seconds": {}, "runs": []}
