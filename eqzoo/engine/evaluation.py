@@ -101,18 +101,19 @@ def evaluate_run(
 
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from."""
-    cfg = timm.get_pretrained_cfg(recipe.start or "")
-    if recipe.start in (None, f"{recipe.model}.{recipe.dataset}"):  # a run that goes on with its own weights
+    if recipe.start is None or recipe.start_run:
         return None
+    cfg = timm.get_pretrained_cfg(recipe.start)
     return base_model(recipe.start, cfg and cfg.hf_hub_id)
 
 
 def _weights(run: FinishedRun, half: bool) -> Path:
     """The file of a run's weights, rounded to float16 on request."""
-    path = run.folder / "best.safetensors"
     if not half:
-        return path
-    rounded = {name: value.half() if value.is_floating_point() else value for name, value in load_file(path).items()}
+        return run.weights
+    rounded = {
+        name: value.half() if value.is_floating_point() else value for name, value in load_file(run.weights).items()
+    }
     atomic(run.folder / "best.half.safetensors", functools.partial(save_file, rounded))
     return run.folder / "best.half.safetensors"
 

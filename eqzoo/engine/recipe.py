@@ -24,6 +24,7 @@ from ..models._builder import configured_name
 
 __all__ = ["Recipe", "build_network", "scheduler"]
 
+_RUN = "run:"  # before the folder of a run, in a recipe's `start`
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -93,7 +94,8 @@ class Recipe:
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
-            names of the classes differ; None for initial weights.
+            names of the classes differ; or, as ``run:FOLDER``, a finished run on the same data set, whose best weights
+            it starts from (``{seed}`` in it stands for the seed); None for initial weights.
 
     Raises:
         ValueError: If a value has another type, is out of range, or has no effect beside the others.
@@ -186,6 +188,13 @@ class Recipe:
         optimizer = torch.optim.SGD([torch.zeros(1)], self.lr)
         scheduler(self, optimizer).step(epoch)  # timm's schedulers take fractions of epochs
         return float(optimizer.param_groups[0]["lr"])
+
+    @property
+    def start_run(self) -> Path | None:
+        """The folder of the run whose best weights this one starts from, where ``start`` names a run."""
+        if not (self.start or "").startswith(_RUN):
+            return None
+        return Path(str(self.start).removeprefix(_RUN).replace("{seed}", str(self.seed)))
 
     def continues(self, other: "Recipe") -> bool:
         """Whether this recipe is another one with more epochs, and with a restart where the other one ends."""

@@ -75,7 +75,7 @@ class RunDirectory:
             if rows and patience_is_over(there, best_row(rows)["epoch"], rows[-1]["epoch"]):
                 raise ValueError(
                     f"the run in {self.path} was ended by patience={there.patience}, after epoch {rows[-1]['epoch']}, "
-                    "and so would be a longer one: start a new run from its weights"
+                    f"and so would be a longer one: start a new run from its weights, by start=run:{self.path}"
                 )
             self._longer = recipe
             return
@@ -250,6 +250,11 @@ class FinishedRun:
         if not run.weights.is_file():
             raise ValueError(f"{folder} has no {WEIGHTS_NAME}, which holds its weights; restore it or train again")
         return cls(folder, recipe, rows)
+
+    @property
+    def weights(self) -> Path:
+        """The file of the weights of its best epoch."""
+        return RunDirectory(self.folder).weights
 
     @property
     def best(self) -> dict[str, Any]:

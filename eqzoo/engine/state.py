@@ -4,6 +4,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, cast
 
 import accelerate
@@ -19,8 +20,8 @@ from ..analysis.sizes import refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
-from .recipe import Recipe, scheduler
-from .run_directory import split_differences, split_digest
+from .recipe import Recipe, build_network, scheduler
+from .run_directory import FinishedRun, split_differences, split_digest
 
 __all__ = ["TrainingState", "freeze"]
 
@@ -192,11 +193,15 @@ class TrainingState:
 def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> None:
     """Loads the weights of the checkpoint that the recipe starts from; its classifier only for the same classes.
 
-    Those of a checkpoint or of images without names are the same if there are equally many.
+    Those of a checkpoint or of images without names are the same if there are equally many, as are those of a run on
+    the same data set.
     """
     named = f"start={recipe.start!r}"
     if not isinstance(model, EquivariantNet):
         raise ValueError(f"{named} needs a network of eqzoo, got a {type(model).__name__}")
+    if recipe.start_run:
+        _load_run(model, recipe, recipe.start_run)
+        return
     args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
     try:
         start = cast(EquivariantNet, create_model(str(recipe.start), pretrained=True, **args))
@@ -206,6 +211,24 @@ def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> Non
     names = start.pretrained_cfg.get("label_names") or ()
     if names and classes and list(names) != list(classes):
         model.reset_classifier(model.num_classes)
+
+
+def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path) -> None:
+    """Loads the best weights of a finished run of the same network on the same data set."""
+    try:
+        run = FinishedRun.read(folder)
+        if (run.recipe.model, run.recipe.dataset) != (recipe.model, recipe.dataset):
+            raise ValueError(
+                f"that is one of {run.recipe.model} on {run.recipe.dataset}; python training/publish.py {folder} "
+                "--output FOLDER writes a checkpoint of it, and start=local-dir:FOLDER adapts its weights"
+            )
+        start = cast(EquivariantNet, build_network(run.recipe, checkpoint_path=run.weights))
+        if start.group != model.group:
+            raise ValueError(f"its group is {start.group.name}, not {model.group.name}")
+        model.load_state_dict(start.state_dict())
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        named = f"start={recipe.start!r}"
+        raise ValueError(f"{named} needs a finished run of {recipe.model} on {recipe.dataset}: {error}") from error
 
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:

@@ -276,6 +276,20 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
         go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
 
 
+def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
+    trained = run(tmp_path / "seed0", other(epochs=2)).state_dict()
+    recipe = other(start=f"run:{tmp_path}/seed{{seed}}", epochs=1, lr=1e-12, warmup_epochs=0, weight_decay=0.0)
+    filters = run(tmp_path / "next", recipe).state_dict()["stem.conv.weight"]
+    torch.testing.assert_close(filters, trained["stem.conv.weight"], rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"needs a finished run of p4_cnn on bars: .*seed1 is not the folder of a run"):
+        run(tmp_path / "second", replace(recipe, seed=1))
+    with pytest.raises(ValueError, match=r"one of p4_cnn on bars; .*publish.py .* --output FOLDER"):
+        run(tmp_path / "elsewhere", replace(recipe, dataset="stripes"))
+    (tmp_path / "seed0" / "record.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has 0 of 2 epochs"):
+        run(tmp_path / "early", recipe)
+
+
 def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
     sizes = {"num_classes": 2, "in_chans": 3}
     recipe = Recipe("r8_gsanet_t", "bars", epochs=1, batch_size=2, lr=1e-12, weight_decay=0.0, start="r4_gsanet_t")

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -185,10 +186,16 @@ def test_plateaus():
     assert replace(recipe, epochs=9, half_size_epochs=3).decays([0.5, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6]) == 1
 
 
-def test_recipes_start_from_checkpoints_that_are_published():
-    starts = {load_recipe(name).start for name in recipe_names()} - {None}
+def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes():
+    recipes = {name: load_recipe(name) for name in recipe_names()}
+    starts = {recipe.start for recipe in recipes.values() if not recipe.start_run} - {None}
     assert "r4_gsanet_t.rotmnist" in starts
     assert starts <= set(eqzoo.list_pretrained())
+    runs = {name: replace(recipe, seed=3).start_run for name, recipe in recipes.items() if recipe.start_run}
+    assert runs["p4_resnet29.cifar10"] == Path("runs/p4_resnet29.cifar10_first/seed3")
+    for name, folder in runs.items():
+        first = recipes[folder.parent.name]
+        assert (first.model, first.dataset, first.start) == (recipes[name].model, recipes[name].dataset, None)
 
 
 def test_the_command_line_changes_recipes():

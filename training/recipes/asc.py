@@ -48,18 +48,19 @@ _CONTINUED = (
     "A square of each training image, a quarter of the side wide, gets the image's mean color (Cutout). The run "
     "started from the weights of a first one, of the recipe p4_resnet29.cifar10_first: 28 epochs, 7.56 % validation "
     "error and 8.15 % test error, 97.7 % accuracy on 5,000 training images without augmentation and 92.4 % on the "
-    "validation images. The command starts from the present weights of p4_resnet29.cifar10 instead. The first three "
-    "epochs ran in one process, the others in two, whose batch norms see 32 images each. The rate starts anew, so that "
-    "the validation accuracy fell at first: after these epochs it was 90.3, 91.0, 91.1, 91.4, 91.5, 92.1, 92.2, 92.2, "
-    "92.6, 92.8 and 92.8 %, and its loss 0.266 at the end, 0.275 before. Whether longer training, Cutout or both "
-    "helped was not separated. The paper trains for 100 epochs, this network was trained for 39, so few epochs may be "
-    "the reason for the difference."
+    "validation images. The command reads them from the folder of that run, so train p4_resnet29.cifar10_first before. "
+    "The first three epochs ran in one process, the others in two, whose batch norms see 32 images each. The rate "
+    "starts anew, so that the validation accuracy fell at first: after these epochs it was 90.3, 91.0, 91.1, 91.4, "
+    "91.5, 92.1, 92.2, 92.2, 92.6, 92.8 and 92.8 %, and its loss 0.266 at the end, 0.275 before. Whether longer "
+    "training, Cutout or both helped was not separated. The paper trains for 100 epochs, this network was trained for "
+    "39, so few epochs may be the reason for the difference."
 )
 _FEW = (
     "The accuracy is below that of the paper, of p4_resnet29, which was trained for longer, and of the plain "
     "z2_se_resnet29 after as many epochs (8.61 % test error); few epochs may be the reason, perhaps more so for p4."
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
+_AFTER = "run:runs/{model}.cifar10_first/seed{{seed}}"  # goes on with the weights of a first run
 _CIFAR_VALUES: dict[str, Any] = {
     "batch_size": 64,
     "optimizer": "nmuon",
@@ -96,7 +97,7 @@ OURS: dict[str, Entry] = {
         channels_last=True,
         lr=0.02,
         augment="standard_cutout",
-        start="p4_resnet29.cifar10",
+        start=_AFTER.format(model="p4_resnet29"),
     ),
     **_ours("p4_se_resnet29", 16, "two cores", _FEW, channels_last=True),
     **_ours(
