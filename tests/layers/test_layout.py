@@ -177,7 +177,7 @@ def test_gradients_preserve_the_layout(name):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_compiled_and_exported_networks_take_images_in_any_layout(batch):
-    model = create_model("p4_se_resnet29").eval()
+    model = create_model("p4_se_resnet29", depth=11).eval()
     x = torch.randn(batch, 3, 32, 32)
     last = x.to(memory_format=torch.channels_last)
     torch._dynamo.reset()
