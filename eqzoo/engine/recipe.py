@@ -96,6 +96,11 @@ class Recipe:
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
             names of the classes differ; or, as ``run:FOLDER``, a finished run on the same data set, whose best weights
             it starts from (``{seed}`` in it stands for the seed); None for initial weights.
+        teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation,
+            `eqzoo.engine.teachers.Teachers`), by their names in `eqzoo.create_model`; () for none. They see images at
+            full size.
+        teacher_weight: The share of the teachers in the loss, up to 1, where there are any; the rest is that of the
+            labels.
 
     Raises:
         ValueError: If a value has another type, is out of range, or has no effect beside the others.
@@ -139,6 +144,8 @@ class Recipe:
     layer_decay: float | None = None
     freeze: tuple[str, ...] = ()
     start: str | None = None
+    teachers: tuple[str, ...] = ()
+    teacher_weight: float = 0.5
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -235,6 +242,7 @@ class Recipe:
             "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
             "patience": self.patience is None or self.patience >= 1,
             "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
+            "teacher_weight": 0 < self.teacher_weight <= 1,
             "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
         }
         if wrong := [name for name, right in ranges.items() if not right]:
@@ -257,6 +265,8 @@ class Recipe:
         self._check_restarts()
         if self.class_weights and self.loss != "ce":
             raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
+        if not self.teachers and self.teacher_weight != type(self).teacher_weight:
+            raise ValueError(f"teacher_weight belongs to teachers, got {self.teacher_weight} and none")
         if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
             raise ValueError("patience and the plateau schedule need validation images, got valid_size=0")
 

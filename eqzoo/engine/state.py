@@ -22,6 +22,7 @@ from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
 from .run_directory import FinishedRun, split_differences, split_digest
+from .teachers import Teachers
 
 __all__ = ["TrainingState", "freeze"]
 
@@ -38,7 +39,8 @@ class TrainingState:
         resumed: Whether `load_state_dict` follows, so that the weights of ``recipe.start`` are not needed.
 
     Raises:
-        ValueError: If the images do not suit the network, or the batch cannot be shared among the processes.
+        ValueError: If the images do not suit the network or its teachers, or the batch cannot be shared among the
+            processes.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class TrainingState:
         self.half_size = False
         self.net = accelerator.prepare_model(self.model)
         self.criterion = _criterion(recipe, self.device)
+        classes, train = int(self.model.num_classes), splits["train"]  # type: ignore[arg-type]
+        self.teachers = Teachers(recipe, train.classes, train.shape, classes, self.device)
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         dtype = next(self.model.parameters()).dtype
         shape = (1, -1, 1, 1)
@@ -121,6 +125,8 @@ class TrainingState:
             logits = self.net(self.as_input(images))
         logits = logits if self.recipe.precision == "float32" else logits.float()
         loss = self.criterion(logits, labels.to(self.device, non_blocking=True))
+        if self.recipe.teachers:
+            loss = self.teachers.loss(loss, logits, self.teachers.probabilities(images, self.autocast()))
         (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
         return loss.detach()
 

@@ -1,0 +1,171 @@
+"""Distillation: what the teachers' part of the loss is, that a network learns it, and which teachers are refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import eqzoo
+from eqzoo.data import Split
+from eqzoo.engine import Recipe, predictions, teachers, top1, train
+from eqzoo.engine.loop import accelerator_of
+from eqzoo.engine.state import TrainingState
+
+ARGS = {"width": 2, "num_classes": 2}
+RECIPE = Recipe(
+    "p4_cnn", "bars", epochs=3, batch_size=16, lr=1e-2, model_args=ARGS, label_smoothing=0.1, teachers=("a", "b")
+)
+
+
+def bars(count, seed):
+    """Images that are bright in the middle, class 1, or at an edge, class 0."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    images = torch.randint(0, 60, (count, 1, 28, 28), generator=generator)
+    images[labels == 1, :, 10:18, 10:18] += 150
+    images[labels == 0, :, :3] += 150
+    return Split(images.to(torch.uint8), labels)
+
+
+class Seer(eqzoo.models.EquivariantNet):
+    """A teacher that knows the class of `bars` by the center of the image."""
+
+    def __init__(self, size=28, channels=1, names=(), classes=2):
+        super().__init__(eqzoo.P4, classes, channels, num_features=1)
+        self.size, self.seen = size, []
+        self.weight = torch.nn.Parameter(torch.ones(classes))
+        self.pretrained_cfg = {"mean": (0.5,), "std": (0.25,), "label_names": list(names)}
+
+    def forward(self, x):
+        if x.shape[-2:] != (self.size, self.size):
+            raise ValueError(f"takes {self.size} x {self.size}")
+        self.seen.append((x, self.training, torch.is_grad_enabled()))
+        score = 4 * x[:, :, 10:18, 10:18].mean((1, 2, 3)).double() + 2
+        return torch.stack([-score, score, *[0 * score] * (len(self.weight) - 2)], 1) * self.weight.double()
+
+
+@pytest.fixture
+def teach(monkeypatch):
+    """Puts networks in the place of checkpoints."""
+
+    def put(**networks):
+        monkeypatch.setattr(teachers, "create_model", lambda name, pretrained: networks[name])
+
+    return put
+
+
+def state_of(recipe, splits):
+    return TrainingState(
+        recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args), splits, accelerator_of("cpu"), 0
+    )
+
+
+def test_the_loss_is_that_of_labels_and_of_the_mean_of_the_teachers(teach):
+    first, second = Seer(), Seer()
+    second.weight.data *= 0.1
+    teach(a=first, b=second)
+    split = bars(16, 0)
+    numbers = torch.zeros(16, 7)
+    for weight in (0.25, 1.0):
+        state = state_of(replace(RECIPE, teacher_weight=weight, model_args=ARGS | {"drop_rate": 0.0}), {"train": split})
+        state.begin_epoch(0, [])
+        loss = state.backward(split.images, split.labels, numbers)
+        with torch.no_grad():
+            logits = state.model.train()(state.as_input(split.images))
+        x = (split.images.double() / 255 - 0.5) / 0.25
+        p = (first(x).softmax(1) + second(x).softmax(1)) / 2
+        of_labels = F.cross_entropy(logits, split.labels, label_smoothing=0.1)
+        expected = (1 - weight) * of_labels + weight * F.cross_entropy(logits, p)
+        torch.testing.assert_close(loss, expected.to(loss.dtype), atol=1e-6, rtol=1e-6)
+        assert abs(loss - of_labels) > 1e-3  # the teachers count
+        assert all(parameter.grad is not None for parameter in state.model.parameters())
+
+
+def test_teachers_are_in_evaluation_mode_and_see_the_augmented_images_at_full_size(teach):
+    teacher = Seer(32)
+    teach(a=teacher)
+    split = bars(16, 0)
+    split = Split(F.pad(split.images, (2, 2, 2, 2)), split.labels)
+    recipe = replace(RECIPE, model="p4_resnet29", model_args={"num_classes": 2, "in_chans": 1, "depth": 11},
+                     teachers=("a",), half_size_epochs=1, augment="flips")  # fmt: skip
+    state = state_of(recipe, {"train": split})
+    state.begin_epoch(0, [])
+    state.backward(split.images, split.labels, torch.full((16, 7), 0.5))  # all are flipped
+    ((x, training, grad),) = teacher.seen
+    torch.testing.assert_close(x.double(), (split.images.flip(3).double() / 255 - 0.5) / 0.25, atol=1e-5, rtol=1e-5)
+    assert not training
+    assert not grad
+    assert teacher.weight.grad is None
+
+
+def test_a_network_learns_from_its_teachers_where_labels_say_nothing(teach, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    train_split, valid = bars(96, 0), bars(32, 1)
+    wrong = Split(train_split.images, train_split.labels[torch.randperm(96)])
+    accuracy = {}
+    for weight in (0.01, 1.0):
+        teach(a=Seer())
+        recipe = replace(RECIPE, epochs=6, teachers=("a",), teacher_weight=weight, valid_size=0)
+        model = train(
+            recipe, lambda: eqzoo.create_model("p4_cnn", **ARGS), {"train": wrong}, tmp_path / str(weight), "cpu", 0
+        )
+        images = (valid.images.float() / 255 - 0.1314) / 0.3025
+        accuracy[weight] = top1(predictions(model, images), valid.labels)
+    assert accuracy[1.0] > 90 > accuracy[0.01] + 15
+
+
+def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+
+    def run(folder, epochs=3):
+        teach(a=Seer(), b=Seer())
+        recipe = replace(RECIPE, epochs=epochs)
+        return train(
+            recipe, lambda: eqzoo.create_model("p4_cnn", **ARGS), {"train": bars(48, 0), "valid": bars(16, 1)}, folder
+        ).state_dict()
+
+    whole = run(tmp_path / "whole")
+    original, calls = TrainingState.begin_epoch, []
+
+    def stop(self, epoch, history):
+        calls.append(epoch)
+        if epoch == 2 and len(calls) == 3:
+            raise KeyboardInterrupt
+        original(self, epoch, history)
+
+    monkeypatch.setattr(TrainingState, "begin_epoch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped")
+    resumed = run(tmp_path / "stopped")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    kept = json.loads((tmp_path / "stopped" / "recipe.json").read_text())
+    assert (kept["teachers"], kept["teacher_weight"]) == (["a", "b"], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "said"),
+    [
+        (Seer(classes=3), "has the classes of the images, round, flat; a has 3 classes"),
+        (Seer(names=("flat", "round")), "has the classes of the images, round, flat; a has flat, round"),
+        (Seer(channels=3), "images have 1 channels, and the teacher a takes 3"),
+        (Seer(size=32), "teacher a refuses images of 28 x 28 pixels"),
+    ],
+)
+def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):
+    teach(a=teacher)
+    split = bars(16, 0)
+    split = Split(split.images, split.labels, ("round", "flat"))
+    with pytest.raises(ValueError, match=said):
+        state_of(replace(RECIPE, teachers=("a",)), {"train": split})
+
+
+def test_a_recipe_refuses_teachers_that_have_no_effect():
+    with pytest.raises(ValueError, match="teacher_weight belongs to teachers, got 0.7 and none"):
+        Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
+    with pytest.raises(ValueError, match="teacher_weight is out of range, got 0"):
+        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
+    split = bars(16, 0)
+    with pytest.raises(ValueError, match=r"teachers: .*no_such_net"):
+        state_of(replace(RECIPE, teachers=("no_such_net",)), {"train": split})
