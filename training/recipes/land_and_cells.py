@@ -33,10 +33,11 @@ _TWICE = (
     "size from 0.0006 (98.54 %, and 98.44 % on test images); the last six of the cycle, from 0.0057. The command makes "
     "a run of this recipe, not these weights."
 )
-_PUBLISHED = (
-    " Cells are scaled to 40 x 40 pixels. The paper of the data set has 92.1 % accuracy with a pretrained "
-    "EfficientNet-B1, on 12 classes, another split and cells that were separated first."
+_PAPER = (
+    " The paper of the data set has 92.1 % accuracy with a pretrained EfficientNet-B1, on 12 classes, another split "
+    "and cells that were separated first."
 )
+_PUBLISHED = " Cells are scaled to 40 x 40 pixels." + _PAPER
 _FIRST = " A first recipe, with few epochs." + _PUBLISHED
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
@@ -111,6 +112,16 @@ RECIPES: dict[str, Entry] = {
         "p4m_resnet29.eurosat",
         " This run started from weights of p4m_resnet29.eurosat after 23 epochs (1.56 % test error), not from its "
         "present ones." + _PUBLISHED,
+        augment="affine_color",
+        precision="bfloat16",
+    ),
+    **_recipe(
+        "p4m_densenet",
+        "chula_rbc12",
+        10,
+        0.02,
+        None,
+        " Cells have their 80 x 80 pixels." + _PAPER,
         augment="affine_color",
         precision="bfloat16",
     ),
