@@ -13,6 +13,7 @@ import timm
 
 import eqzoo
 from eqzoo._common import atomic
+from eqzoo.cards import distilled
 from eqzoo.models.papers import PAPERS, Row, rows
 
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
@@ -42,7 +43,9 @@ def page() -> str:
         "papers' choice stands under each table. Rotated MNIST is regenerated here, so its numbers are close to the "
         "papers', not the same. Ours are of the recipes on the cards, most of them shorter than the papers' and with "
         "another optimizer or augmentation, and of one seed where the last column says 1: they neither confirm nor "
-        "refute the papers' numbers, and rows of different recipes do not rank their networks.",
+        "refute the papers' numbers, and rows of different recipes do not rank their networks. A network marked "
+        '"distilled" also learned from the predictions of other networks here, which its card names; no network of '
+        "the papers did.",
     ]
     for key, paper in PAPERS.items():
         listed = {name: row for name, row in rows().items() if row.paper == key}
@@ -75,12 +78,12 @@ def table(listed: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
 
 
 def error(result: dict[str, Any] | None) -> str:
-    """Our test error: of one seed, or the mean of several with their standard deviation."""
+    """Our test error: of one seed, or the mean of several with their standard deviation; with a mark if distilled."""
     if result is None:
         return ""
     errors = result.get("test_errors", [result["test_error"]])
     spread = f" ± {result['test_error_std']:.2f}" if len(errors) > 1 else ""
-    return f"{sum(errors) / len(errors):.2f}{spread}"
+    return f"{sum(errors) / len(errors):.2f}{spread}{distilled(result)}"
 
 
 def dataset(checkpoint: str) -> str:

@@ -1,12 +1,13 @@
 """What a published checkpoint consists of besides its weights: config.json, model card, rotation curve, tables."""
 
-from .card import render_card, render_table
+from .card import distilled, render_card, render_table
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
 from .rotation_svg import draw_rotation_curve
 
 __all__ = [
     "check_loads",
     "check_weights",
+    "distilled",
     "draw_rotation_curve",
     "published_config",
     "render_card",

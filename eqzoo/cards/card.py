@@ -91,7 +91,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
             r["group"],
             f"{r['parameters']:,}",
-            _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""),
+            _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else "") + distilled(r),
             f"{row.error_text} %" if row else "",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",
@@ -325,6 +325,7 @@ def _classes(r: dict[str, Any], data: DataSet) -> str:
 def _training(r: dict[str, Any], recipe_text: str) -> str:
     recipe = r["recipe"]
     known = {name: value for name, value in recipe.items() if value not in (None, "", {}, [], ())}
+    known = known if "teachers" in known else {name: known[name] for name in known if name != "teacher_weight"}
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
@@ -368,6 +369,11 @@ def _error(r: dict[str, Any], digits: int) -> str:
         mean = sum(r["test_errors"]) / len(r["test_errors"])
         return f"{mean:.{digits}f} ± {r['test_error_std']:.{digits}f} %"
     return f"{r['test_error']:.{digits}f} %"
+
+
+def distilled(r: dict[str, Any]) -> str:
+    """A mark behind the error of a network that learned from other networks too."""
+    return " (distilled)" if r["recipe"].get("teachers") else ""
 
 
 def _wrap(text: str) -> str:
