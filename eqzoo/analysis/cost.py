@@ -90,9 +90,13 @@ def machine(device: torch.device) -> str:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """The formula for each operator of `eqzoo.ops`, in FLOPs: two for a multiply-add, as torch's counter counts."""
+    """The formula for each operator of `eqzoo.ops`, in FLOPs: two for a multiply-add, as torch's counter counts.
+
+    And of torch's attention on a CPU, which releases before 2.15 do not count.
+    """
     own = torch.ops.eqzoo
     return {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _scaled_dot_product,
         own.group_conv2d: _group_conv2d,
         own.dynamic_depthwise: _dynamic_depthwise,
         own.generated_depthwise: _generated_depthwise,
@@ -149,6 +153,10 @@ def _responses(x: Shape, filters: Shape, sampling: Sequence[int]) -> int:
     stride, padding, dilation = sampling
     sides = ((side + 2 * padding - dilation * (filters[2] - 1) - 1) // stride + 1 for side in x[2:])
     return x[0] * filters[0] * filters[1] * math.prod(sides)
+
+
+def _scaled_dot_product(query: Shape, key: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:
