@@ -23,7 +23,7 @@ __all__ = ["correlate", "correlate_filters"]
 # Blocks of pixels, of columns (fields out) and of rows (taps and fields in), for each order of a group.
 # As large as the sums of all components stay in registers.
 _BLOCKS = {2: (64, 64, 16), 4: (32, 32, 16), 8: (16, 32, 16)}
-_FILTER_BLOCKS = {2: (32, 64, 32), 4: (32, 32, 32), 8: (16, 32, 16)}
+_FILTER_BLOCKS = {2: (32, 64, 32), 4: (16, 32, 32), 8: (16, 32, 16)}
 _PROGRAMS = 512  # that keep a GPU busy
 
 
