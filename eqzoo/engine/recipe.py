@@ -96,9 +96,8 @@ class Recipe:
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
             names of the classes differ; or, as ``run:FOLDER``, a finished run on the same data set, whose best weights
             it starts from (``{seed}`` in it stands for the seed); None for initial weights.
-        teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation,
-            `eqzoo.engine.teachers.Teachers`), by their names in `eqzoo.create_model`; () for none. They see images at
-            full size.
+        teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
+            their names in `eqzoo.create_model`; () for none. They see images at full size.
         teacher_weight: The share of the teachers in the loss, up to 1, where there are any; the rest is that of the
             labels.
 

@@ -197,7 +197,8 @@ def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
 def test_info_knows_all_families(capsys, name):
     code, out, err = run(capsys, "info", name, "--json")
     data = json.loads(out)
-    assert (code, err) == (0, "")
+    said = [line for line in err.splitlines() if not line.startswith("eqzoo: compiling")]  # once on a machine
+    assert (code, said) == (0, [])
     assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"]
     assert data["input_size"][1] in data["sides"]["exact"]
 
