@@ -50,8 +50,8 @@ training images, in percentage points:"""
 
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ELSEWHERE = (
-    " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs. Seconds below are "
-    "those of the first machine, and so is the ratio of speeds behind the same minutes."
+    " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs{torch}. Seconds below "
+    "are those of the first machine, and so is the ratio of speeds behind the same minutes."
 )
 LONGER = " Elsewhere the equivariant network took {low:.0f} to {high:.0f} % longer in them than the plain one."
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
@@ -151,7 +151,9 @@ def elsewhere(table: dict[str, Any]) -> str:
             if run["seed"] == plain["seed"]:
                 longer.append(100 * (run["training_seconds"] / plain["training_seconds"] - 1))
     names = " or ".join(dict.fromkeys(run["machine"] for run in found))
-    text = ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names)
+    others = [run["torch"] for run in found if "torch" in run]
+    torch = f", {len(others)} of them with torch {' or '.join(dict.fromkeys(others))}" if others else ""
+    text = ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names, torch=torch)
     return text + (LONGER.format(low=min(longer), high=max(longer)) if longer else "")
 
 

@@ -94,8 +94,8 @@ def study(args: argparse.Namespace) -> None:
             "equal_steps": steps,
             **one_run(cell, splits(cell.data), steps_here, table["precision"][pair]),
         }
-        if (here := machine(torch.device("cpu"))) != table["machine"]:
-            row["machine"] = here
+        here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
+        row |= {key: value for key, value in here.items() if value != table[key]}
         table["runs"].append(row)
         write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
         render(args.output)

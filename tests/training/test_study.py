@@ -80,6 +80,9 @@ def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
     assert "same numbers of steps: 1 of the 2 runs." in alone
     assert "% longer" not in alone
     assert "81.0 ± 1.4 %" in page
+    assert "with torch 1" not in words
+    words = " ".join(real_images_page.page(table(run(equal, 80.0), there | {"torch": "1"}, plain)).split())
+    assert "2 of the 3 runs, 1 of them with torch 1. Seconds" in words
     assert "another machine" not in real_images_page.page(table(run(equal, 80.0)))
 
 
