@@ -24,10 +24,10 @@ def churn():
 
 kept = keep_freed_memory()
 keep_freed_memory()
-for _ in range(3):
+for _ in range(2):
     churn()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(10):
+for _ in range(3):
     churn()
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
