@@ -139,9 +139,14 @@ def formats(table: dict[str, Any]) -> str:
     return f" ({', '.join(dict.fromkeys(found))})" if found else ""
 
 
+def is_first(run: dict[str, Any]) -> bool:
+    """Whether a run was made where the table was begun: others say their machine and their torch."""
+    return not {"machine", "torch"} & run.keys()
+
+
 def elsewhere(table: dict[str, Any]) -> str:
-    """Which runs were made on other machines than the first ones, and how equal the minutes are there."""
-    found = [run for run in table["runs"] if "machine" in run]
+    """Which runs were made on other machines or with another torch, and how equal the minutes are there."""
+    found = [run for run in table["runs"] if not is_first(run)]
     if not found:
         return ""
     longer = []
@@ -150,7 +155,7 @@ def elsewhere(table: dict[str, Any]) -> str:
         for run in select({"runs": found}, plain["data"], plain["percent"], own):
             if run["seed"] == plain["seed"]:
                 longer.append(100 * (run["training_seconds"] / plain["training_seconds"] - 1))
-    names = " or ".join(dict.fromkeys(run["machine"] for run in found))
+    names = " or ".join(dict.fromkeys(run.get("machine", table["machine"]) for run in found))
     others = [run["torch"] for run in found if "torch" in run]
     torch = f", {len(others)} of them with torch {' or '.join(dict.fromkeys(others))}" if others else ""
     text = ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names, torch=torch)
@@ -165,7 +170,7 @@ def steps_table(table: dict[str, Any]) -> list[str]:
     for data, comparison in COMPARISONS.items():
         for arm in comparison.arms[:3]:
             runs = [select(table, data, percent, arm) for percent in STEPS]
-            seconds = [[run["training_seconds"] for run in found if "machine" not in run] for found in runs]
+            seconds = [[run["training_seconds"] for run in found if is_first(run)] for found in runs]
             times = [statistics.mean(found) if found else math.nan for found in seconds]
             name = f"seconds on {comparison.title.partition(',')[0]}: {arm.title}, same {arm.budget}"
             lines.append(line(name, ["not run" if math.isnan(t) else f"{t:.0f}" for t in times]))

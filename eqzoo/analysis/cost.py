@@ -92,7 +92,7 @@ def machine(device: torch.device) -> str:
 def _formulas() -> dict[Any, Callable[..., int]]:
     """The formula for each operator of `eqzoo.ops`, in FLOPs: two for a multiply-add, as torch's counter counts.
 
-    And of torch's attention on a CPU, which releases before 2.15 do not count.
+    Torch's own attention on a CPU is here too, because releases before 2.15 do not count it.
     """
     own = torch.ops.eqzoo
     return {
@@ -156,7 +156,7 @@ def _responses(x: Shape, filters: Shape, sampling: Sequence[int]) -> int:
 
 
 def _scaled_dot_product(query: Shape, key: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])  # (batch, heads, tokens, channels)
 
 
 def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:

@@ -1,15 +1,13 @@
 """Whether a network accepts images of a size."""
 
-import copy
-
 import torch
 
 from ..models import EquivariantNet
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
-from ..models.sizes import nearest_sides, refusal
+from ..models.sizes import blank, refusal, sizes_that_work
 
-__all__ = ["check_side", "refusal", "weightless"]
+__all__ = ["blank", "check_side", "refusal", "sizes_that_work", "weightless"]
 
 
 def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None = None) -> None:
@@ -20,15 +18,14 @@ def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None 
         side: The side of the images, in pixels.
         model: The network itself, where its name alone does not build it.
     """
-    model = copy.deepcopy(model).to("meta", torch.float32) if model else weightless(name)
+    model = blank(model) if model else weightless(name)
     reason = refusal(model, side, side)
     if reason is None:
         return
-    sizes = " and ".join(f"{s} x {s}" for s in nearest_sides(model, side) if s)
     fails = f"is not equivariant under {model.group.name}" if model.group.order > 1 else "does not work"
-    where = f"the nearest sizes that work are {sizes}" if sizes else f"its own size is {model.input_size[1]}"
     said = name if isinstance(name, str) else name.name
-    raise ValueError(f"{said} {fails} on images of {side} x {side} pixels; {where} ({reason})")
+    work = sizes_that_work(model, side, side)
+    raise ValueError(f"{said} {fails} on images of {side} x {side} pixels; {work} ({reason})")
 
 
 def weightless(name: str | ModelSource) -> EquivariantNet:

@@ -11,7 +11,7 @@ from ..data.folder import images_below
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
-__all__ = ["image_files", "transformed_copies"]
+__all__ = ["copies_of", "image_files", "transformed_copies"]
 
 
 def image_files(paths: Sequence[str]) -> list[str]:
@@ -31,9 +31,12 @@ def image_files(paths: Sequence[str]) -> list[str]:
 
 def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
     """The images of a file under every element of a group, normalized, ``(elements, C, height, width)`` float64."""
-    image = load_image(path, model.in_chans).double()
-    if invert:
-        image = 255 - image
+    return copies_of(load_image(path, model.in_chans), model, group, invert)
+
+
+def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
+    """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
+    image = 255 - image.double() if invert else image.double()
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
     views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]

@@ -50,18 +50,22 @@ def _run(args: argparse.Namespace) -> int:
         print(_json(answer.data) if args.json else answer.text)
         if answer.error:
             sys.stdout.flush()
-            print(f"eqzoo {args.command}: {answer.error}", file=sys.stderr)
+            _complain(args.command, answer.error)
     except BrokenPipeError:
         raise
     except Exception as error:
         if os.environ.get("EQZOO_TRACEBACK"):
             raise
         expected = isinstance(error, OSError | ValueError | ImportError)
-        said = " ".join(str(error).split())
-        message = said if expected else f"{type(error).__name__}: {said} (EQZOO_TRACEBACK=1 shows the traceback)"
-        print(f"eqzoo {args.command}: {message}", file=sys.stderr)
+        unexpected = f"{type(error).__name__}: {error} (EQZOO_TRACEBACK=1 shows the traceback)"
+        _complain(args.command, str(error) if expected else unexpected)
         return 2 if expected else 3
     return int(answer.code)
+
+
+def _complain(command: str, error: str) -> None:
+    """Prints an error as one line."""
+    print(f"eqzoo {command}: {' '.join(error.split())}", file=sys.stderr)
 
 
 def _json(data: Any) -> str:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..data import load_image
 from ..data.folder import SHOWN
 from ..groups import P4, P4M, Z2, Group
 from ..models import EquivariantNet
 from ..models.loading import load_network
 from ._answer import Answer, table
-from ._images import image_files, transformed_copies
+from ._images import copies_of, image_files, transformed_copies
 
 __all__ = ["run"]
 
@@ -50,6 +51,7 @@ def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> An
 
 def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bool, as_csv: bool) -> Answer:
     """A row for each readable file; for each network a column with the class and one with its probability."""
+    files = list(dict.fromkeys(files))
     columns, broken = _predict_files(models, files, invert)
     names = [file for file in files if file not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
@@ -58,30 +60,32 @@ def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bo
     data: list[dict[str, Any]] = [
         {"image": file, "networks": [column.entry(i) for column in columns]} for i, file in enumerate(names)
     ]
-    data += [{"image": file, "networks": [], "error": str(error)} for file, error in broken.items()]
+    data += [{"image": file, "networks": [], "error": error} for file, error in broken.items()]
     text = _csv(names, columns) if as_csv else table(rows, right=range(2, 2 * len(columns) + 1, 2))
     return Answer(text, data, 2, _unreadable(broken, len(files))) if broken else Answer(text, data)
 
 
 def _predict_files(
     models: Sequence[EquivariantNet], files: Sequence[str], invert: bool
-) -> tuple[list["_Prediction"], dict[str, Exception]]:
+) -> tuple[list["_Prediction"], dict[str, str]]:
     """The predictions of networks in float32 for the readable files, and the errors of the others.
 
     Raises:
         ValueError: If no file is readable.
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
-    broken: dict[str, Exception] = {}
+    broken: dict[str, str] = {}
+    channels = {model.in_chans for model in models}
     with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
         for i in range(0, len(files), _BATCH_SIZE):
             batch = files[i : i + _BATCH_SIZE]
             images = []
             for file in batch:
                 try:
-                    images.append([transformed_copies(file, model, Z2, invert) for model in models])
+                    read = {count: load_image(file, count) for count in channels}
+                    images.append([copies_of(read[model.in_chans], model, Z2, invert) for model in models])
                 except (OSError, ValueError) as error:
-                    broken[file] = error
+                    broken[file] = str(error)
             for k, model in enumerate(models if images else ()):
                 parts[k].append(_predict(model, torch.cat([views[k] for views in images]).float()))
             bar.update(len(batch))
@@ -91,9 +95,9 @@ def _predict_files(
     return joined, broken
 
 
-def _unreadable(broken: Mapping[str, Exception], count: int) -> str:
+def _unreadable(broken: Mapping[str, str], count: int) -> str:
     """The message on the files that cannot be read; only the first where all say the same: the number of channels."""
-    errors = [str(error) for error in broken.values()]
+    errors = list(broken.values())
     if len(errors) == count and len(set(errors)) == 1:
         return errors[0]
     more = f"; and {len(errors) - SHOWN} more" * (len(errors) > SHOWN)

@@ -19,7 +19,7 @@ from ..models import EquivariantNet
 from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import RECORD_NAME, FinishedRun
+from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun
 
 __all__ = ["best_run", "evaluate_run"]
 
@@ -101,7 +101,10 @@ def evaluate_run(
 
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from."""
-    if recipe.start is None or recipe.start_run:
+    if recipe.start_run:
+        path = recipe.start_run / RECIPE_NAME
+        return _started_from(Recipe.read(path)) if path.is_file() else None
+    if recipe.start is None:
         return None
     cfg = timm.get_pretrained_cfg(recipe.start)
     return base_model(recipe.start, cfg and cfg.hf_hub_id)

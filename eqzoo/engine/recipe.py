@@ -98,8 +98,8 @@ class Recipe:
             it starts from (``{seed}`` in it stands for the seed); None for initial weights.
         teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
             their names in `eqzoo.create_model`; () for none. They see images at full size.
-        teacher_weight: The share of the teachers in the loss, up to 1, where there are any; the rest is that of the
-            labels.
+        teacher_weight: The share of the teachers in the loss, in (0, 1]; only with teachers. The rest is the share of
+            the labels, whose loss is then cross-entropy.
 
     Raises:
         ValueError: If a value has another type, is out of range, or has no effect beside the others.
@@ -264,8 +264,7 @@ class Recipe:
         self._check_restarts()
         if self.class_weights and self.loss != "ce":
             raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")
-        if not self.teachers and self.teacher_weight != type(self).teacher_weight:
-            raise ValueError(f"teacher_weight belongs to teachers, got {self.teacher_weight} and none")
+        self._check_teachers()
         if self.valid_size == 0 and (self.patience is not None or self.schedule == "plateau"):
             raise ValueError("patience and the plateau schedule need validation images, got valid_size=0")
 
@@ -283,6 +282,17 @@ class Recipe:
             )
         if not all(0 < lr < float("inf") for lr in self.restart_lrs):
             raise ValueError(f"restart_lrs is out of range, got {self.restart_lrs}")
+
+    def _check_teachers(self) -> None:
+        if not self.teachers and self.teacher_weight != type(self).teacher_weight:
+            raise ValueError(f"teacher_weight belongs to teachers, got {self.teacher_weight} and none")
+        if self.teachers and self.loss != "ce":
+            raise ValueError(f"teachers go with loss='ce', got {self.loss!r}")
+        if self.teachers and self.teacher_weight == 1 and (self.label_smoothing or self.class_weights):
+            raise ValueError(
+                "with teacher_weight=1 the labels have no part in the loss, so that label_smoothing and class_weights "
+                f"have no effect: leave them out; got {self.label_smoothing} and {self.class_weights}"
+            )
 
     def _check_names(self) -> None:
         if self.augment not in AUGMENTATIONS:

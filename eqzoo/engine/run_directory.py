@@ -75,7 +75,8 @@ class RunDirectory:
             if rows and patience_is_over(there, best_row(rows)["epoch"], rows[-1]["epoch"]):
                 raise ValueError(
                     f"the run in {self.path} was ended by patience={there.patience}, after epoch {rows[-1]['epoch']}, "
-                    f"and so would be a longer one: start a new run from its weights, by start=run:{self.path}"
+                    f"and so would be a longer one: start a new run in another folder, from its weights by "
+                    f"start=run:{self.path}, or by eqzoo finetune {self.path} if it was a fine-tuning"
                 )
             self._longer = recipe
             return

@@ -1,6 +1,5 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
-import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from ..analysis.sizes import refusal
+from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
@@ -126,7 +125,8 @@ class TrainingState:
         logits = logits if self.recipe.precision == "float32" else logits.float()
         loss = self.criterion(logits, labels.to(self.device, non_blocking=True))
         if self.recipe.teachers:
-            loss = self.teachers.loss(loss, logits, self.teachers.probabilities(images, self.autocast()))
+            of_teachers = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
+            loss = self.teachers.loss(loss, logits, of_teachers)
         (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
         return loss.detach()
 
@@ -212,7 +212,7 @@ def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> Non
     try:
         start = cast(EquivariantNet, create_model(str(recipe.start), pretrained=True, **args))
         model.load_state_dict(start.state_dict())
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{named} does not fit {recipe.model}: {error}") from error
     names = start.pretrained_cfg.get("label_names") or ()
     if names and classes and list(names) != list(classes):
@@ -220,7 +220,7 @@ def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> Non
 
 
 def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path) -> None:
-    """Loads the best weights of a finished run of the same network on the same data set."""
+    """Loads the best weights of a finished run of the same network on the same split of the same data set."""
     try:
         run = FinishedRun.read(folder)
         if (run.recipe.model, run.recipe.dataset) != (recipe.model, recipe.dataset):
@@ -228,9 +228,10 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path) -> None:
                 f"that is one of {run.recipe.model} on {run.recipe.dataset}; python training/publish.py {folder} "
                 "--output FOLDER writes a checkpoint of it, and start=local-dir:FOLDER adapts its weights"
             )
+        for key in ("model_args", "valid_size", "samples_per_class"):
+            if getattr(run.recipe, key) != getattr(recipe, key):
+                raise ValueError(f"that run has {key}={getattr(run.recipe, key)!r}, not {getattr(recipe, key)!r}")
         start = cast(EquivariantNet, build_network(run.recipe, checkpoint_path=run.weights))
-        if start.group != model.group:
-            raise ValueError(f"its group is {start.group.name}, not {model.group.name}")
         model.load_state_dict(start.state_dict())
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         named = f"start={recipe.start!r}"
@@ -273,9 +274,9 @@ def _check_half_size(recipe: Recipe, model: nn.Module, height: int, width: int) 
     said = f"half_size_epochs={recipe.half_size_epochs} trains on images of {height // 2} x {width // 2} pixels, then "
     if height % 2 or width % 2:
         raise ValueError(f"{said}of {height} x {width}, which have no half; set half_size_epochs=0 or even sides")
-    blank = copy.deepcopy(model).to("meta", torch.float32).eval()
+    empty = blank(cast(EquivariantNet, model))
     for h, w in ((height // 2, width // 2), (height, width)):
-        if reason := refusal(cast(EquivariantNet, blank), h, w):
+        if reason := refusal(empty, h, w):
             raise ValueError(f"{said}of {height} x {width}, and {recipe.model} refuses {h} x {w}: {reason}")
 
 

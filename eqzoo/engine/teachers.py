@@ -1,15 +1,13 @@
 """Distillation: trained networks whose predictions another network learns."""
 
-import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..analysis.sizes import refusal
-from ..data import normalize
+from ..analysis.sizes import blank, refusal, sizes_that_work
 from ..models import EquivariantNet, create_model
 from .recipe import Recipe
 
@@ -20,7 +18,8 @@ class Teachers:
     """The networks that a recipe names as its ``teachers``; a network learns the mean of their probabilities.
 
     With w the ``teacher_weight``, z the logits of an image, p the mean of the teachers' probabilities for the same
-    image, augmented alike, and L the loss of the labels, the loss is ``(1 − w)·L − w·Σ p·log softmax(z)``.
+    image, augmented alike, and L the loss of the labels, the loss is ``(1 − w)·L − w·Σ p·log softmax(z)``; the sum is
+    over the classes, and the loss is the mean over the images.
 
     Args:
         recipe: The recipe.
@@ -30,7 +29,8 @@ class Teachers:
         device: Where the teachers run.
 
     Raises:
-        ValueError: If a teacher cannot be created, has other classes or channels, or does not accept the images.
+        ValueError: If a teacher cannot be created, is no network of eqzoo, has other classes or channels, or does not
+            accept the images. Where the teacher or the images have no names of classes, their numbers are compared.
 
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015), section 2, at temperature 1
@@ -45,49 +45,58 @@ class Teachers:
         num_classes: int,
         device: torch.device,
     ) -> None:
-        self.recipe = recipe
-        self.networks = [
-            _teacher(name, classes, size, num_classes).to(device).requires_grad_(False) for name in recipe.teachers
-        ]
+        self.weight = recipe.teacher_weight
+        self._teachers = []
+        for name in recipe.teachers:
+            network = _teacher(name, recipe.model, classes, size, num_classes).to(device)
+            dtype, cfg = next(network.parameters()).dtype, network.pretrained_cfg
+            mean, std = (torch.tensor(cfg[key], dtype=dtype, device=device).view(-1, 1, 1) for key in ("mean", "std"))
+            self._teachers.append((network, mean, std))
 
     @torch.no_grad()
-    def probabilities(self, images: Tensor, autocast: AbstractContextManager[Any]) -> Tensor:
+    def probabilities(self, images: Tensor, autocast: AbstractContextManager[Any], channels_last: bool) -> Tensor:
         """The mean of the probabilities, ``(n, classes)``.
 
         Args:
             images: Augmented images at full size, ``(n, channels, height, width)`` with values in 0 to 255.
             autocast: The number format that the teachers compute in.
+            channels_last: Whether they read images in the channels-last memory format.
         """
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         with autocast:
-            found = [network(self._input(network, images)).float().softmax(1) for network in self.networks]
+            found = [
+                network(((images.to(mean.dtype) / 255 - mean) / std).to(memory_format=layout)).float().softmax(1)
+                for network, mean, std in self._teachers
+            ]
         return torch.stack(found).mean(0)
 
     def loss(self, of_labels: Tensor, logits: Tensor, probabilities: Tensor) -> Tensor:
         """The loss of the labels and that of the teachers' probabilities, weighted and added."""
-        weight = self.recipe.teacher_weight
         of_teachers = -(probabilities.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
-        return (1 - weight) * of_labels + weight * of_teachers
-
-    def _input(self, network: EquivariantNet, images: Tensor) -> Tensor:
-        cfg = network.pretrained_cfg
-        x = normalize(images, cfg["mean"], cfg["std"], next(network.parameters()).dtype)
-        return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
+        return (1 - self.weight) * of_labels + self.weight * of_teachers
 
 
-def _teacher(name: str, classes: Sequence[str], size: tuple[int, int, int], num_classes: int) -> EquivariantNet:
-    """A teacher in evaluation mode."""
+def _teacher(
+    name: str, student: str, classes: Sequence[str], size: tuple[int, int, int], num_classes: int
+) -> EquivariantNet:
+    """A teacher in evaluation mode, without gradients."""
     try:
-        network = cast(EquivariantNet, create_model(name, pretrained=True)).eval()
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"teachers: {error}") from error
+        network = create_model(name, pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"the teacher {name!r} cannot be created: {error}") from error
+    if not isinstance(network, EquivariantNet):
+        raise ValueError(f"a teacher is a network of eqzoo; {name} is a {type(network).__name__}")
+    if network.num_classes != num_classes:
+        raise ValueError(f"{student} has {num_classes} classes, and the teacher {name} {network.num_classes}")
     names = network.pretrained_cfg.get("label_names") or ()
-    if network.num_classes != num_classes or (names and classes and list(names) != list(classes)):
-        theirs = ", ".join(names) or f"{network.num_classes} classes"
+    if names and classes and list(names) != list(classes):
         raise ValueError(
-            f"a teacher has the classes of the images, {', '.join(classes) or num_classes}; {name} has {theirs}"
+            f"a teacher has the classes of the images, {', '.join(classes)}; {name} has {', '.join(names)}"
         )
     if network.in_chans != size[0]:
         raise ValueError(f"images have {size[0]} channels, and the teacher {name} takes {network.in_chans}")
-    if reason := refusal(copy.deepcopy(network).to("meta", torch.float32), *size[1:]):
-        raise ValueError(f"the teacher {name} refuses images of {size[1]} x {size[2]} pixels: {reason}")
-    return network
+    empty = blank(network)
+    if reason := refusal(empty, *size[1:]):
+        work = sizes_that_work(empty, *size[1:])
+        raise ValueError(f"the teacher {name} refuses images of {size[1]} x {size[2]} pixels; {work} ({reason})")
+    return network.eval().requires_grad_(False)

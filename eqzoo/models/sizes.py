@@ -1,6 +1,7 @@
 """The image sizes that a network accepts, found on the meta device, without computing."""
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,31 +13,65 @@ from ..ops import use_backend
 if TYPE_CHECKING:
     from ._base import EquivariantNet
 
-__all__ = ["nearest_sides", "refusal", "with_image_size"]
+__all__ = ["blank", "refusal", "sizes_that_work", "with_image_size"]
 
 _SEARCH = 64  # how far the nearest sides are searched to either side, in pixels
 
 
+def blank(model: "EquivariantNet") -> "EquivariantNet":
+    """A copy of a network on the meta device, in float32 and evaluation mode, which has shapes but no values."""
+    return copy.deepcopy(model).to("meta", torch.float32).eval()
+
+
 @torch.no_grad()
 def refusal(model: "EquivariantNet", height: int, width: int) -> str | None:
-    """Why a network on the meta device does not accept images of a size, or None if it does."""
+    """Why a network on the meta device does not accept images of a size, or None if it does.
+
+    The sizes that a layer would accept are left out: they are those of its input, not of the image.
+    """
     dtype = next(model.parameters()).dtype
     try:
         with use_backend("eager"):
             model(torch.empty(1, model.in_chans, height, width, dtype=dtype, device="meta"))
     except (ValueError, RuntimeError) as error:
-        return str(error)
+        return error.reason if isinstance(error, SizeError) else str(error)
     return None
 
 
-def nearest_sides(model: "EquivariantNet", side: int) -> tuple[int | None, int | None]:
-    """The nearest sides below and above another of the square images that a network on the meta device accepts.
+def sizes_that_work(model: "EquivariantNet", height: int, width: int) -> str:
+    """In words, the sizes nearest to one that a network refuses.
 
-    None where there is none within 64 pixels.
+    Each side is varied by up to 64 pixels; the other one is then that of the network's own size, where that is
+    accepted.
+
+    Args:
+        model: The network, on the meta device.
+        height: The height of the images, in pixels.
+        width: Their width.
     """
-    below, above = range(side - 1, max(0, side - _SEARCH), -1), range(side + 1, side + _SEARCH)
-    first, second = (next((s for s in way if refusal(model, s, s) is None), None) for way in (below, above))
-    return first, second
+    own = getattr(model, "pretrained_cfg", {}).get("input_size", ())[1:]
+    anchor = own if own and refusal(model, *own) is None else None
+
+    def accepts_height(side: int) -> bool:
+        return refusal(model, side, anchor[1] if anchor else side) is None
+
+    def accepts_width(side: int) -> bool:
+        return refusal(model, anchor[0] if anchor else side, side) is None
+
+    near = zip(_nearest(accepts_height, height), _nearest(accepts_width, width), strict=True)
+    sizes = list(dict.fromkeys(f"{h} x {w}" for h, w in near if h and w))
+    if sizes:
+        which = "size that works is" if len(sizes) == 1 else "sizes that work are"
+        return f"the nearest {which} {' and '.join(sizes)}"
+    return f"its own size is {own[0]} x {own[1]}" if anchor else "no size near it works"
+
+
+def _nearest(accepts: Callable[[int], bool], side: int) -> tuple[int | None, int | None]:
+    """The nearest accepted sides below and above one, None where there is none; twice the side itself if it is."""
+    if accepts(side):
+        return side, side
+    below, above = range(side - 1, max(0, side - _SEARCH - 1), -1), range(side + 1, side + _SEARCH + 1)
+    return next(filter(accepts, below), None), next(filter(accepts, above), None)
 
 
 def with_image_size(model: "EquivariantNet", x: Tensor, error: SizeError) -> SizeError:
@@ -46,13 +81,14 @@ def with_image_size(model: "EquivariantNet", x: Tensor, error: SizeError) -> Siz
         model: The network.
         x: The images, ``(B, C, height, width)``.
         error: The error of the layer.
+
+    Returns:
+        The error to raise: that of the layer if the network cannot be copied, such as while it is traced.
     """
-    blank = copy.deepcopy(model).to("meta", torch.float32).eval()
-    kept = [refusal(blank, side, side) is None for side in x.shape[-2:]]
-    near = [
-        (side, side) if works else nearest_sides(blank, side) for works, side in zip(kept, x.shape[-2:], strict=True)
-    ]
-    sizes = [f"{height} x {width}" for height, width in zip(*near, strict=True) if height and width]
+    height, width = x.shape[-2:]
+    try:
+        work = sizes_that_work(blank(model), height, width)
+    except Exception:  # no copy of hooks, pruned weights and tensors without memory is worth losing the layer's error
+        return error
     name = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
-    work = f"the nearest sizes that work are {' and '.join(sizes)}" if sizes else "no size near it works"
-    return SizeError(f"{name} does not accept images of {x.shape[-2]} x {x.shape[-1]} pixels; {work} ({error.reason})")
+    return SizeError(f"{name} does not accept images of {height} x {width} pixels; {work} ({error.reason})")

@@ -111,3 +111,14 @@ def test_frozen_norms_stay_frozen(measure, fails):
 
 def test_a_network_without_parameters_multiplies_nothing():
     assert eqzoo.multiply_adds(nn.AvgPool2d(2), (1, 8, 8)) == 0
+
+
+def test_attention_of_torch_is_counted_with_any_release():
+    class Attention(nn.Module):
+        def forward(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    x = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    assert eqzoo.multiply_adds(Attention(), (2, 10, 8)) == 2 * 2 * 10 * 10 * 8  # scores and sums of values, in 2 heads
+    torch.set_default_dtype(x)

@@ -488,7 +488,8 @@ def test_predict_names_the_files_that_it_cannot_read_and_predicts_the_others(cap
     monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "_BATCH_SIZE", 1)  # one without any image
     _, expected, _ = run(capsys, "predict", digits_folder, "--model", "p4_cnn", "z2_cnn", "--csv")
     (digits_folder / "aa.png").write_text("no image")
-    args = ("predict", digits_folder, digits_folder / "none.png", "--model", "p4_cnn", "z2_cnn")
+    missing = digits_folder / "no\nne.png"  # given twice, and its name has two lines
+    args = ("predict", digits_folder, missing, missing, "--model", "p4_cnn", "z2_cnn")
     code, out, err = run(capsys, *args, "--csv")
     assert (code, out) == (2, expected)
     assert "2 of 5 files cannot be read and have no prediction; remove or replace them: " in err

@@ -373,7 +373,7 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
 def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
     with pytest.raises(ValueError, match=r"is not equivariant under p4 .* 29 x 29 .* 28 x 28 and 30 x 30"):
         eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
-    with pytest.raises(ValueError, match="the nearest sizes that work are 28 x 28"):
+    with pytest.raises(ValueError, match="the nearest size that works is 28 x 28"):
         check_side("p4_cnn", 9)
     with pytest.raises(ValueError, match="28 x 28 and 32 x 32"):
         check_side("p4_resnet29", 30)

@@ -68,15 +68,16 @@ def test_the_loss_is_that_of_labels_and_of_the_mean_of_the_teachers(teach):
     teach(a=first, b=second)
     split = bars(16, 0)
     numbers = torch.zeros(16, 7)
-    for weight in (0.25, 1.0):
-        state = state_of(replace(RECIPE, teacher_weight=weight, model_args=ARGS | {"drop_rate": 0.0}), {"train": split})
+    for weight, smoothing in ((0.25, 0.1), (1.0, 0.0)):
+        args = {"teacher_weight": weight, "label_smoothing": smoothing, "model_args": ARGS | {"drop_rate": 0.0}}
+        state = state_of(replace(RECIPE, **args), {"train": split})
         state.begin_epoch(0, [])
         loss = state.backward(split.images, split.labels, numbers)
         with torch.no_grad():
             logits = state.model.train()(state.as_input(split.images))
         x = (split.images.double() / 255 - 0.5) / 0.25
         p = (first(x).softmax(1) + second(x).softmax(1)) / 2
-        of_labels = F.cross_entropy(logits, split.labels, label_smoothing=0.1)
+        of_labels = F.cross_entropy(logits, split.labels, label_smoothing=smoothing)
         expected = (1 - weight) * of_labels + weight * F.cross_entropy(logits, p)
         torch.testing.assert_close(loss, expected.to(loss.dtype), atol=1e-6, rtol=1e-6)
         assert abs(loss - of_labels) > 1e-3  # the teachers count
@@ -107,7 +108,7 @@ def test_a_network_learns_from_its_teachers_where_labels_say_nothing(teach, tmp_
     accuracy = {}
     for weight in (0.01, 1.0):
         teach(a=Seer())
-        recipe = replace(RECIPE, epochs=6, teachers=("a",), teacher_weight=weight, valid_size=0)
+        recipe = replace(RECIPE, epochs=6, teachers=("a",), teacher_weight=weight, valid_size=0, label_smoothing=0.0)
         model = train(
             recipe, lambda: eqzoo.create_model("p4_cnn", **ARGS), {"train": wrong}, tmp_path / str(weight), "cpu", 0
         )
@@ -147,10 +148,11 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("teacher", "said"),
     [
-        (Seer(classes=3), "has the classes of the images, round, flat; a has 3 classes"),
+        (Seer(classes=3), "p4_cnn has 2 classes, and the teacher a 3"),
         (Seer(names=("flat", "round")), "has the classes of the images, round, flat; a has flat, round"),
         (Seer(channels=3), "images have 1 channels, and the teacher a takes 3"),
-        (Seer(size=32), "teacher a refuses images of 28 x 28 pixels"),
+        (Seer(size=32), "teacher a refuses images of 28 x 28 pixels; the nearest size that works is 32 x 32"),
+        (torch.nn.Linear(2, 2), "a teacher is a network of eqzoo; a is a Linear"),
     ],
 )
 def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):
@@ -166,6 +168,11 @@ def test_a_recipe_refuses_teachers_that_have_no_effect():
         Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
     with pytest.raises(ValueError, match="teacher_weight is out of range, got 0"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
+    with pytest.raises(ValueError, match="labels have no part in the loss"):
+        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="teachers go with loss='ce', got 'bce'"):
+        Recipe("p4_cnn", "bars", 1, teachers=("a",), loss="bce")
     split = bars(16, 0)
-    with pytest.raises(ValueError, match=r"teachers: .*no_such_net"):
-        state_of(replace(RECIPE, teachers=("no_such_net",)), {"train": split})
+    for name in ("no_such_net", "local-dir:/nonexistent", "p4m_densenet"):  # the last one has no weights of digits
+        with pytest.raises(ValueError, match=f"the teacher {name!r} cannot be created: "):
+            state_of(replace(RECIPE, teachers=(name,)), {"train": split})

@@ -235,13 +235,31 @@ def test_fused_networks_are_plain_and_equal(name):
 )
 def test_a_size_of_images_that_a_layer_refuses_is_answered_with_sizes_of_images(name, size, nearest):
     model = eqzoo.create_model(name)
-    said = rf"{name} does not accept images of {size[0]} x {size[1]} pixels; .* sizes that work are {nearest} \("
+    near = rf"the nearest sizes? that works? (are|is) {nearest} \("
+    said = rf"{name} does not accept images of {size[0]} x {size[1]} pixels; {near}"
     with pytest.raises(ValueError, match=said):
         model(torch.randn(2, model.in_chans, *size))
     if name == "p4_cnn":
         return  # its last convolution is in its head, which feature extractors leave out
     with pytest.raises(ValueError, match=said):
         eqzoo.create_model(name, features_only=True)(torch.randn(2, model.in_chans, *size))
+
+
+def test_sizes_that_work_are_sought_side_by_side():
+    """A group without rotations constrains the width alone."""
+    with pytest.raises(ValueError, match="the nearest sizes that work are 29 x 28 and 29 x 32"):
+        eqzoo.create_model("p4_resnet29", group=eqzoo.Z2M)(torch.randn(1, 3, 29, 30))
+    with pytest.raises(ValueError, match="3 x 3 pixels; its own size is 96 x 96"):
+        eqzoo.create_model("p4m_densenet")(torch.randn(1, 3, 3, 3))
+
+
+@torch.no_grad()
+def test_the_error_of_a_layer_is_not_lost_where_the_network_cannot_be_copied():
+    model = eqzoo.create_model("p4_cnn").eval()
+    with torch.enable_grad():
+        model.feature = torch.ones(1, requires_grad=True).mul(1)  # no leaf: deepcopy refuses it
+    with pytest.raises(ValueError, match=r"would break p4: .* It is exact at height 24 or 26"):
+        model(torch.randn(1, 1, 29, 29))
 
 
 @pytest.mark.parametrize(("name", "fits", "breaks"), [("p4_resnet29", 32, 30), ("p4m_cnn", 28, 27)])
@@ -374,7 +392,7 @@ def test_larger_images_and_sizes_that_raise():
     assert eqzoo.equivariance_error(model, torch.randn(1, 1, 40, 36)) < 1e-12
     with pytest.raises(ValueError, match=r"work are 28 x 28 and 30 x 30 .* at height 25"):
         model(torch.randn(1, 1, 29, 29))
-    with pytest.raises(ValueError, match=r"work are 28 x 28 .* has a window of 4 pixels"):
+    with pytest.raises(ValueError, match=r"works is 28 x 28 .* has a window of 4 pixels"):
         model(torch.randn(1, 1, 26, 26))
 
 

@@ -20,6 +20,7 @@ from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 import publish
+import reproduce
 
 NAME = "p4_cnn.rotmnist"
 SHIPPED = ROOT / "model_cards" / NAME
@@ -336,6 +337,18 @@ def test_tables_are_grouped_by_data_set():
         "| [p4_allcnn.cifar10",
         "| [z2_allcnn.cifar10",
     ]
+
+
+def test_networks_that_learned_from_others_are_marked(tmp_path):
+    r = results_of("p4_allcnn", "cifar10")
+    taught = r | {"recipe": r["recipe"] | {"teachers": ["z2_cnn", "p4_cnn"], "teacher_weight": 0.8}}
+    rows = [line for line in render_table([r, taught]).splitlines() if line.startswith("| [")]
+    assert ["(distilled)" in row for row in rows] == [False, True]
+    assert [reproduce.error(one).endswith(" (distilled)") for one in (r, taught)] == [False, True]
+    assert "| teachers | " in card_of(taught, tmp_path)
+    assert "| teacher_weight | 0.8 |" in card_of(taught, tmp_path)
+    untaught = r | {"recipe": r["recipe"] | {"teachers": [], "teacher_weight": 0.5}}
+    assert "teacher" not in card_of(untaught, tmp_path)
 
 
 def test_a_table_has_the_counts_of_each_row_where_they_differ():
