@@ -65,7 +65,7 @@ def test_milestones_keep_their_shares_of_another_length(words, milestones):
 
 
 def test_a_shorter_run_leaves_out_later_restarts():
-    name = "p4_asc_resnet29.cifar10"
+    name = "p4_asc_resnet29.cifar10_first"
     whole = parsed([name])
     assert whole.restarts == (12, 21, 31)
     cut = parsed([name, "--epochs", "20"])
