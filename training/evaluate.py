@@ -79,7 +79,8 @@ def arguments_of(run: FinishedRun) -> str:
     """What follows training/train.py in the command of a run: a recipe, and all that differs from it."""
     recipe, known, name = run.recipe, recipe_names(), name_of(run)
     if name not in known:  # of another data set, or of a network without a recipe
-        name = next((other for other in known if other.startswith(f"{recipe.model}.")), known[0])
+        own = (other for other in known if other.startswith(f"{recipe.model}.") and not load_recipe(other).start_run)
+        name = next(own, known[0])
     plain, words, args = load_recipe(name), [name], dict(recipe.model_args)
     if recipe.dataset != plain.dataset:
         plain = dataclasses.replace(plain, **OF_A_DATASET)

@@ -1,6 +1,5 @@
 """The page of the study of land and cells: its tables and its curves."""
 
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -171,9 +170,12 @@ def steps_table(table: dict[str, Any]) -> list[str]:
         for arm in comparison.arms[:3]:
             runs = [select(table, data, percent, arm) for percent in STEPS]
             seconds = [[run["training_seconds"] for run in found if is_first(run)] for found in runs]
-            times = [statistics.mean(found) if found else math.nan for found in seconds]
+            times = [
+                f"{statistics.mean(here):.0f}" if here else "other machine" if found else "not run"
+                for here, found in zip(seconds, runs, strict=True)
+            ]
             name = f"seconds on {comparison.title.partition(',')[0]}: {arm.title}, same {arm.budget}"
-            lines.append(line(name, ["not run" if math.isnan(t) else f"{t:.0f}" for t in times]))
+            lines.append(line(name, times))
     return lines
 
 

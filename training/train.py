@@ -85,7 +85,14 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     if args.epochs is not None and not {"restarts", "restart_lrs"} & changes.keys():
         count = sum(restart < args.epochs for restart in recipe.restarts)
         changes |= {"restarts": recipe.restarts[:count], "restart_lrs": recipe.restart_lrs[:count]}
+    if "teachers" in changes and not changes["teachers"]:
+        changes.setdefault("teacher_weight", Recipe.teacher_weight)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
+    if other and recipe.start_run and "start" not in changes:
+        raise ValueError(
+            f"this recipe goes on with the weights of {recipe.start_run}, a run on {recipe.dataset}, for "
+            f"{recipe.epochs} epochs; for another data set name the recipe of that run, or give --set start="
+        )
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
 
 

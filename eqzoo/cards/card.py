@@ -331,7 +331,8 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
-    return f"""{_wrap(f"{said}Trained in {time} on {r['machine']}; {versions}.")}
+    took = "The epochs of this run took" if str(r["recipe"].get("start")).startswith("run:") else "Trained in"
+    return f"""{_wrap(f"{said}{took} {time} on {r['machine']}; {versions}.")}
 
     {r["command"]}
 
@@ -372,8 +373,8 @@ def _error(r: dict[str, Any], digits: int) -> str:
 
 
 def distilled(r: dict[str, Any]) -> str:
-    """A mark behind the error of a network that learned from other networks too."""
-    return " (distilled)" if r["recipe"].get("teachers") else ""
+    """A mark behind the error of a network that learned from others too, in its run or in one before it."""
+    return " (distilled)" if r.get("distilled") else ""
 
 
 def _wrap(text: str) -> str:

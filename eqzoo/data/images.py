@@ -17,7 +17,9 @@ _WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, 
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
 
 
-def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+def normalize(
+    images: Tensor, mean: tuple[float, ...] | Tensor, std: tuple[float, ...] | Tensor, dtype: torch.dtype
+) -> Tensor:
     """Normalizes images: ``(x / 255 − mean) / std`` for each channel.
 
     Args:
@@ -30,8 +32,8 @@ def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], d
         ``(n, channels, height, width)``.
     """
     shape = (1, -1, 1, 1)
-    center = torch.tensor(mean, dtype=dtype, device=images.device).view(shape)
-    scale = torch.tensor(std, dtype=dtype, device=images.device).view(shape)
+    center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
+    scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
     return (images.to(dtype) / 255 - center) / scale
 
 

@@ -60,7 +60,7 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
         values |= {} if rate is None else {"lr": rate}
     if values["optimizer"] == "adamw":
         values.setdefault("weight_decay", _WEIGHT_DECAY)
-    if values.get("loss", "ce") == "ce":
+    if values.get("loss", "ce") == "ce" and values.get("teacher_weight") != 1:
         values.setdefault("label_smoothing", _SMOOTHING)
     if "epochs" in values and values.get("schedule", "cosine") == "cosine" and isinstance(values["epochs"], int):
         values.setdefault("warmup_epochs", round(_WARMUP * _first_cycle(values), 4))

@@ -67,6 +67,7 @@ def evaluate_run(
             f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
             f"on validation images is in {run.folder / RECORD_NAME}"
         )
+    earlier = _runs_before(run.recipe)
     model, test = _network(run, half, device), splits["test"]
     of_rotated = test if rotated is None else sample(test, rotated)
     rotations = predict_quarter_rotations(model, of_rotated, workers)
@@ -95,16 +96,32 @@ def evaluate_run(
         weights_dtype="float16" if half else "float32",
         test_errors=errors,
         test_error_std=round(statistics.stdev(errors), 3) if len(errors) > 1 else None,
-        base_model=_started_from(run.recipe),
+        base_model=_started_from(earlier[-1] if earlier else run.recipe),
+        earlier=earlier,
     )
 
 
+def _runs_before(recipe: Recipe) -> list[Recipe]:
+    """The recipes of the runs whose weights a run goes on with, the latest first.
+
+    Raises:
+        ValueError: If the folder of one of them is missing.
+    """
+    if recipe.start_run is None:
+        return []
+    path = recipe.start_run / RECIPE_NAME
+    if not path.is_file():
+        raise ValueError(
+            f"the results name what the weights started from, and {path} of the run before is not here; restore it, or "
+            "evaluate in the folder in which the run was trained"
+        )
+    before = Recipe.read(path)
+    return [before, *_runs_before(before)]
+
+
 def _started_from(recipe: Recipe) -> str | None:
-    """The Hub repo of the checkpoint that a recipe starts from."""
-    if recipe.start_run:
-        path = recipe.start_run / RECIPE_NAME
-        return _started_from(Recipe.read(path)) if path.is_file() else None
-    if recipe.start is None:
+    """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
+    if recipe.start in (None, f"{recipe.model}.{recipe.dataset}"):
         return None
     cfg = timm.get_pretrained_cfg(recipe.start)
     return base_model(recipe.start, cfg and cfg.hf_hub_id)

@@ -285,13 +285,18 @@ class Recipe:
 
     def _check_teachers(self) -> None:
         if not self.teachers and self.teacher_weight != type(self).teacher_weight:
-            raise ValueError(f"teacher_weight belongs to teachers, got {self.teacher_weight} and none")
+            raise ValueError(
+                f"teacher_weight belongs to teachers, got {self.teacher_weight} and none; name teachers, or set "
+                f"teacher_weight={type(self).teacher_weight}"
+            )
         if self.teachers and self.loss != "ce":
             raise ValueError(f"teachers go with loss='ce', got {self.loss!r}")
-        if self.teachers and self.teacher_weight == 1 and (self.label_smoothing or self.class_weights):
+        idle = {"label_smoothing": self.label_smoothing, "class_weights": list(self.class_weights)}
+        if self.teachers and self.teacher_weight == 1 and any(idle.values()):
+            said = " and ".join(f"{key}={value}" for key, value in idle.items() if value)
+            ways = " and ".join(f"{key}={'0' if key == 'label_smoothing' else '[]'}" for key in idle if idle[key])
             raise ValueError(
-                "with teacher_weight=1 the labels have no part in the loss, so that label_smoothing and class_weights "
-                f"have no effect: leave them out; got {self.label_smoothing} and {self.class_weights}"
+                f"with teacher_weight=1 the labels have no part in the loss, so that {said} has no effect; set {ways}"
             )
 
     def _check_names(self) -> None:

@@ -38,6 +38,7 @@ def checkpoint_results(
     test_errors: Sequence[float] = (),
     test_error_std: float | None = None,
     base_model: str | None = None,
+    earlier: Sequence[Recipe] = (),
     preprocessing: Mapping[str, Any] | None = None,
     timed_batch: int = BATCH_SIZE,
 ) -> dict[str, Any]:
@@ -61,6 +62,8 @@ def checkpoint_results(
         test_errors: The test errors of all seeds, where there are several.
         test_error_std: Their standard deviation.
         base_model: The Hub repo of the checkpoint that it was fine-tuned from.
+        earlier: The recipes of the runs whose weights it went on with; where one of them, or ``recipe``, has teachers,
+            ``distilled`` is true.
         preprocessing: ``input_size``, ``mean`` and ``std``, where they are not those of the registered network.
         timed_batch: The number of images in a batch whose throughput is measured.
 
@@ -101,6 +104,7 @@ def checkpoint_results(
         },
     }
     found |= {"base_model": base_model} if base_model else {}
+    found |= {"distilled": True} if any(each.teachers for each in (recipe, *earlier)) else {}
     found |= {
         "seeds": len(test_errors) or 1,
         "test_errors": list(test_errors) or [test_error],

@@ -262,6 +262,21 @@ class FinishedRun:
         """The row of the epoch whose weights were kept."""
         return best_row(self.rows)
 
+    def image_digests(self) -> dict[str, str]:
+        """The digests of its training and validation images in state.pt; empty if that file is gone or has none.
+
+        Raises:
+            ValueError: If state.pt is damaged.
+        """
+        path = RunDirectory(self.folder).state
+        if not path.is_file():
+            return {}
+        try:
+            found: dict[str, str] = torch.load(path, map_location="cpu", weights_only=True).get("data_sha256", {})
+        except (RuntimeError, ValueError, AttributeError, EOFError, OSError, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path} is damaged; restore it or remove it") from error
+        return found
+
     @property
     def launcher(self) -> str:
         """The program that started the training, by the number of processes in most epochs.

@@ -1,7 +1,7 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from ..analysis.sizes import blank, refusal
-from ..data import AnySplit, Split, Streamed, augment, batches
+from ..data import AnySplit, Split, Streamed, augment, batches, normalize
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
@@ -56,7 +56,7 @@ class TrainingState:
         torch.manual_seed(recipe.seed)
         self.model = build()
         if recipe.start and not resumed:
-            _load_start(self.model, recipe, splits["train"].classes)
+            _load_start(self.model, recipe, splits)
         self.model = self.model.to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
@@ -76,13 +76,11 @@ class TrainingState:
         self.teachers = Teachers(recipe, train.classes, train.shape, classes, self.device)
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         dtype = next(self.model.parameters()).dtype
-        shape = (1, -1, 1, 1)
-        self.mean = torch.tensor(cfg["mean"], dtype=dtype, device=self.device).view(shape)
-        self.std = torch.tensor(cfg["std"], dtype=dtype, device=self.device).view(shape)
+        self.mean, self.std = (torch.tensor(cfg[key], dtype=dtype, device=self.device) for key in ("mean", "std"))
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
-        return {name: split_digest(split) for name, split in self.splits.items()}
+        return _digests_of(self.splits)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -90,11 +88,11 @@ class TrainingState:
         return self.ema.module if self.ema else self.model
 
     def as_input(self, images: Tensor) -> Tensor:
-        """Normalized images, as `eqzoo.data.normalize` gives, without creating its tensors anew."""
+        """Normalized images, at half size in the first epochs where the recipe says so."""
         images = images.to(self.device, non_blocking=True).to(self.mean.dtype)
         if self.half_size:
             images = F.avg_pool2d(images, 2)
-        x = (images / 255 - self.mean) / self.std
+        x = normalize(images, self.mean, self.std, self.mean.dtype)
         return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
 
     def autocast(self) -> Any:
@@ -196,17 +194,21 @@ class TrainingState:
         return model.eval()
 
 
-def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> None:
+def _digests_of(splits: Mapping[str, AnySplit]) -> dict[str, str]:
+    return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
+
+
+def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]) -> None:
     """Loads the weights of the checkpoint that the recipe starts from; its classifier only for the same classes.
 
     Those of a checkpoint or of images without names are the same if there are equally many, as are those of a run on
-    the same data set.
+    the same images.
     """
     named = f"start={recipe.start!r}"
     if not isinstance(model, EquivariantNet):
         raise ValueError(f"{named} needs a network of eqzoo, got a {type(model).__name__}")
     if recipe.start_run:
-        _load_run(model, recipe, recipe.start_run)
+        _load_run(model, recipe, recipe.start_run, splits)
         return
     args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
     try:
@@ -214,13 +216,13 @@ def _load_start(model: nn.Module, recipe: Recipe, classes: Sequence[str]) -> Non
         model.load_state_dict(start.state_dict())
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         raise ValueError(f"{named} does not fit {recipe.model}: {error}") from error
-    names = start.pretrained_cfg.get("label_names") or ()
+    names, classes = start.pretrained_cfg.get("label_names") or (), splits["train"].classes
     if names and classes and list(names) != list(classes):
         model.reset_classifier(model.num_classes)
 
 
-def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path) -> None:
-    """Loads the best weights of a finished run of the same network on the same split of the same data set."""
+def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mapping[str, AnySplit]) -> None:
+    """Loads the best weights of a finished run of the same network on the same training and validation images."""
     try:
         run = FinishedRun.read(folder)
         if (run.recipe.model, run.recipe.dataset) != (recipe.model, recipe.dataset):
@@ -231,6 +233,12 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path) -> None:
         for key in ("model_args", "valid_size", "samples_per_class"):
             if getattr(run.recipe, key) != getattr(recipe, key):
                 raise ValueError(f"that run has {key}={getattr(run.recipe, key)!r}, not {getattr(recipe, key)!r}")
+        here = _digests_of(splits)
+        if said := "; ".join(split_differences(run.image_digests() or here, here)):
+            raise ValueError(
+                f"that is a run on other images ({said}), so it may have been trained on validation images of this "
+                "one; train it on the images of this run first"
+            )
         start = cast(EquivariantNet, build_network(run.recipe, checkpoint_path=run.weights))
         model.load_state_dict(start.state_dict())
     except (OSError, RuntimeError, ValueError, TypeError) as error:

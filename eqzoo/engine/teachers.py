@@ -5,9 +5,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..analysis.sizes import blank, refusal, sizes_that_work
+from ..data import normalize
 from ..models import EquivariantNet, create_model
 from .recipe import Recipe
 
@@ -50,7 +52,7 @@ class Teachers:
         for name in recipe.teachers:
             network = _teacher(name, recipe.model, classes, size, num_classes).to(device)
             dtype, cfg = next(network.parameters()).dtype, network.pretrained_cfg
-            mean, std = (torch.tensor(cfg[key], dtype=dtype, device=device).view(-1, 1, 1) for key in ("mean", "std"))
+            mean, std = (torch.tensor(cfg[key], dtype=dtype, device=device) for key in ("mean", "std"))
             self._teachers.append((network, mean, std))
 
     @torch.no_grad()
@@ -65,14 +67,14 @@ class Teachers:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         with autocast:
             found = [
-                network(((images.to(mean.dtype) / 255 - mean) / std).to(memory_format=layout)).float().softmax(1)
+                network(normalize(images, mean, std, mean.dtype).to(memory_format=layout)).float().softmax(1)
                 for network, mean, std in self._teachers
             ]
         return torch.stack(found).mean(0)
 
     def loss(self, of_labels: Tensor, logits: Tensor, probabilities: Tensor) -> Tensor:
         """The loss of the labels and that of the teachers' probabilities, weighted and added."""
-        of_teachers = -(probabilities.to(logits.dtype) * logits.log_softmax(1)).sum(1).mean()
+        of_teachers = F.cross_entropy(logits, probabilities.to(logits.dtype))
         return (1 - self.weight) * of_labels + self.weight * of_teachers
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._exact import check_size, with_size_check
+from ._exact import SizeError, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
@@ -134,7 +134,8 @@ class HalvingPool2d(nn.Module):
         ``(B, ..., height, width)`` to ``(B, ..., height // 2, width // 2)``.
 
     Raises:
-        ValueError: If ``reduce`` is neither, or a side is shorter than 2 pixels.
+        ValueError: If ``reduce`` is neither.
+        SizeError: If a side is shorter than 2 pixels.
 
     Example:
         >>> import torch
@@ -152,7 +153,7 @@ class HalvingPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         if min(height, width) < 2:
-            raise ValueError(f"{self} halves sides of 2 pixels or more, got {height} x {width}; give a larger image")
+            raise SizeError(f"{self} has no output at {height} x {width} pixels", "It takes sides of 2 pixels or more")
         pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
         y = pool(to_planes(x), (2 + height % 2, 2 + width % 2), 2)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y

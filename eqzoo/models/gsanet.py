@@ -50,6 +50,7 @@ from ..layers import (
     HalvingPool2d,
     LiftingSelfAttention2d,
     PointwiseConv2d,
+    SizeError,
     SpatialPool2d,
 )
 from ..layers.self_attention import Neighborhood, PoseIndex, init_linear_maps
@@ -85,9 +86,10 @@ class Crop(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         if min(height, width) <= 2 * self.pixels:
-            raise ValueError(
-                f"a block crops {self.pixels} pixels from each edge of a {height} x {width} map; give a larger image, "
-                f"so that the map is at least {2 * self.pixels + 1} x {2 * self.pixels + 1}"
+            least = 2 * self.pixels + 1
+            raise SizeError(
+                f"{self.pixels} pixels are cropped from each edge, which leaves nothing of {height} x {width} pixels",
+                f"It takes {least} x {least} pixels or more",
             )
         return x[..., self.pixels : height - self.pixels, self.pixels : width - self.pixels]
 

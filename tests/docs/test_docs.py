@@ -217,6 +217,10 @@ def test_the_readme_says_whether_it_pays():
     assert few > 0 > max(more)
     for words, place in (("of the cells", section), ("of them", choice)):
         assert f"{few} more accurate on 1 % {words} and {-max(more)} to {-min(more)} less on 3 to 100 %" in place
+    few, *more = (float(x) for x in _row(name, "accuracy", 3))
+    said = f"{few} more accurate on 1 % and {-max(more)} to {-min(more)} less on 3 to 100 % (one seed)"
+    assert f"against 8 averaged copies {said}" in section
+    assert f"against 8 averaged copies {few} more and {-max(more)} to {-min(more)} less (one seed)" in choice
     page = (ROOT / "docs" / "real_images.md").read_text()
     ratio = re.search(r"(\S+)\s+times\s+for\s+p4m_resnet29", page)[1]
     assert all(f"takes {ratio} times the steps" in text for text in (section, choice))
@@ -225,7 +229,7 @@ def test_the_readme_says_whether_it_pays():
     assert f"`z2_resnet29` has {cells} accuracy on 10 % of the cells after the same steps" in choice
     assert f"from those of EuroSAT {again}." in choice
     rare = [float(x) for x in _row(name, "macro F1", 2)]
-    assert f"a macro F1 {-max(rare)} to {-min(rare)} lower (one seed)" in section
+    assert f"a macro F1 {-max(rare)} to {-min(rare)} lower; against" in section
     headline = " ".join(text.partition("## Try it")[0].split())
     assert f"macro F1 on the cells is {low.strip('-')} lower to {high.strip('+')} higher" in headline
     low, high = _leads("Chula RBC-12", "macro F1", 0)[2].split(" to ")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import eqzoo
 from eqzoo.data import Split
 from eqzoo.engine import Recipe, predictions, teachers, top1, train
+from eqzoo.engine.defaults import with_rules
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
 
@@ -168,8 +169,13 @@ def test_a_recipe_refuses_teachers_that_have_no_effect():
         Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
     with pytest.raises(ValueError, match="teacher_weight is out of range, got 0"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
-    with pytest.raises(ValueError, match="labels have no part in the loss"):
+    with pytest.raises(ValueError, match=r"so that label_smoothing=0\.1 has no effect; set label_smoothing=0$"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, label_smoothing=0.1)
+    idle = {"label_smoothing": 0.1, "class_weights": (1.0, 2.0)}
+    with pytest.raises(ValueError, match=r"and class_weights=\[1\.0, 2\.0\] has no .* and class_weights=\[\]$"):
+        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, **idle)
+    assert "label_smoothing" not in with_rules({"teachers": ["a"], "teacher_weight": 1})
+    assert with_rules({"teachers": ["a"], "teacher_weight": 0.9})["label_smoothing"] == 0.1
     with pytest.raises(ValueError, match="teachers go with loss='ce', got 'bce'"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), loss="bce")
     split = bars(16, 0)

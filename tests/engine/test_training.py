@@ -290,6 +290,15 @@ def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
         run(tmp_path / "second", replace(recipe, seed=1))
     with pytest.raises(ValueError, match=r"one of p4_cnn on bars; .*publish.py .* --output FOLDER"):
         run(tmp_path / "elsewhere", replace(recipe, dataset="stripes"))
+    fewer = {name: Split(split.images[1:], split.labels[1:]) for name, split in SPLITS.items()}
+    with pytest.raises(ValueError, match=r"other images \(the training images differ; the validation images differ\)"):
+        train(recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args), fewer, tmp_path / "fewer")
+    state = tmp_path / "seed0" / "state.pt"
+    state.write_bytes(b"cut off")
+    with pytest.raises(ValueError, match=r"state\.pt is damaged; restore it or remove it"):
+        run(tmp_path / "damaged", recipe)
+    state.unlink()
+    run(tmp_path / "unknown", recipe)
     (tmp_path / "seed0" / "record.jsonl").write_text("")
     with pytest.raises(ValueError, match="has 0 of 2 epochs"):
         run(tmp_path / "early", recipe)

@@ -42,7 +42,9 @@ def test_the_command_of_a_run_gives_its_recipe():
     others = itertools.cycle(DATASETS)
     for name in recipe_names():
         other = next(dataset for dataset in others if dataset != load_recipe(name).dataset)
-        for words in ([], ["--dataset", "cells.npz", "--set", "lr=0.5"], ["--seed", "3", "--set", f"dataset={other}"]):
+        fresh = ["start=null"] if load_recipe(name).start_run else []
+        elsewhere = ["--dataset", "cells.npz", "--set", "lr=0.5", *fresh]
+        for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh]):
             recipe = parsed([name, *words])
             command = shlex.split(evaluate.arguments_of(FinishedRun(Path("runs") / name / "seed0", recipe, [])))
             assert parsed(command) == recipe, (name, words, command)
@@ -73,6 +75,21 @@ def test_a_shorter_run_leaves_out_later_restarts():
     assert [cut.rate(epoch) for epoch in (3, 9, 12)] == [whole.rate(epoch) for epoch in (3, 9, 12)]
     assert parsed([name, "--epochs", "60"]).restarts == whole.restarts
     assert parsed([name, "--epochs", "20", "--set", "restarts=[]", "restart_lrs=[]"]).restarts == ()
+
+
+def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
+    with pytest.raises(ValueError, match=r"goes on with .*p4_resnet29.cifar10_first.seed0, a run on cifar10, for 11"):
+        parsed(["p4_resnet29.cifar10", "--dataset", "cells"])
+    assert parsed(["p4_resnet29.cifar10", "--dataset", "cells", "--set", "start=null"]).start is None
+    assert parsed(["p4_resnet29.cifar10_first", "--dataset", "cells"]).epochs == 28
+
+
+def test_a_recipe_without_its_teachers():
+    name = "p4_asc_resnet29.cifar10"
+    assert (parsed([name]).teachers, parsed([name]).teacher_weight) != ((), 0.5)
+    assert (parsed([name, "--set", "teachers=[]"]).teachers) == ()
+    with pytest.raises(ValueError, match=r"got 0\.7 and none; name teachers, or set teacher_weight=0\.5"):
+        parsed([name, "--set", "teachers=[]", "teacher_weight=0.7"])
 
 
 @pytest.mark.parametrize(

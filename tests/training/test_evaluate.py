@@ -115,7 +115,21 @@ def test_results_name_the_checkpoint_that_was_started_from(runs):
     assert ran.returncode == 0, ran.stderr
     ran = evaluate(runs, "started")
     assert ran.returncode == 0, ran.stderr
-    assert json.loads((runs / "started" / "results.json").read_text())["base_model"] == "eqzoo/p4_cnn.rotmnist"
+    r = json.loads((runs / "started" / "results.json").read_text())
+    assert (r["base_model"], r.get("distilled")) == ("eqzoo/p4_cnn.rotmnist", None)
+    before = runs / "started" / "recipe.json"
+    before.write_text(json.dumps(json.loads(before.read_text()) | {"teachers": ["p4_cnn_w19.rotmnist"]}))
+    options = [*options[:-5], "--output", "further", "--set", "batch_size=16", "start=run:started"]
+    ran = script("train", "p4_cnn.rotmnist", *options, "--device", "cpu", cwd=runs)
+    assert ran.returncode == 0, ran.stderr
+    ran = evaluate(runs, "further")
+    assert ran.returncode == 0, ran.stderr
+    r = json.loads((runs / "further" / "results.json").read_text())
+    assert (r["base_model"], r["distilled"]) == ("eqzoo/p4_cnn.rotmnist", True)
+    before.unlink()
+    ran = evaluate(runs, "further")
+    assert ran.returncode != 0
+    assert "started/recipe.json of the run before is not here; restore it" in ran.stderr
 
 
 def test_results_name_the_processes_of_the_training(runs):

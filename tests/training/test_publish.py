@@ -341,7 +341,7 @@ def test_tables_are_grouped_by_data_set():
 
 def test_networks_that_learned_from_others_are_marked(tmp_path):
     r = results_of("p4_allcnn", "cifar10")
-    taught = r | {"recipe": r["recipe"] | {"teachers": ["z2_cnn", "p4_cnn"], "teacher_weight": 0.8}}
+    taught = r | {"distilled": True, "recipe": r["recipe"] | {"teachers": ["z2_cnn", "p4_cnn"], "teacher_weight": 0.8}}
     rows = [line for line in render_table([r, taught]).splitlines() if line.startswith("| [")]
     assert ["(distilled)" in row for row in rows] == [False, True]
     assert [reproduce.error(one).endswith(" (distilled)") for one in (r, taught)] == [False, True]

@@ -121,7 +121,7 @@ RECIPES: dict[str, Entry] = {
         10,
         0.02,
         None,
-        " Cells have their 80 x 80 pixels." + _PAPER,
+        " The crops of 80 x 80 pixels are not scaled." + _PAPER,
         augment="affine_color",
         precision="bfloat16",
     ),
