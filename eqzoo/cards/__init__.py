@@ -2,7 +2,7 @@
 
 from .card import distilled, render_card, render_table
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
-from .rotation_svg import draw_rotation_curve
+from .curves_svg import draw_rotation_curve
 
 __all__ = [
     "check_loads",
