@@ -14,7 +14,7 @@ from tests.hub_server import TOKEN, Client, LoopbackHub
 NAME = "p4_cnn.rotmnist"
 REPO = f"eqzoo/{NAME}"
 SHIPPED = ROOT / "model_cards" / NAME
-FILES = {"README.md", "config.json", "model.safetensors", "results.json", "rotation_curve.svg"}
+FILES = {"README.md", "config.json", "model.safetensors", "results.json", "rotation_curve.svg", "training_curve.svg"}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,7 @@ def make_run(folder, scale=1.0):
     results["weights_sha256"] = hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
     accuracy = [97.5 + i % 6 / 10 for i in range(24)]
     results["rotation_curve"] = {"angles": list(range(0, 360, 15)), "accuracy": accuracy, "images": 1_000}
+    results["valid_accuracies"] = [90 + epoch / 30 for epoch in range(results["recipe"]["epochs"])]
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return folder
 

@@ -1,7 +1,7 @@
 """Makes the Hub repo folder of an evaluated run: `python training/publish.py runs/p4_cnn.rotmnist/seed0`.
 
 Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors, config.json, results.json, the card
-README.md and rotation_curve.svg; and renders the tables of results in README.md. The user's own checkpoint, such as a
+README.md and its curves; and renders the tables of results in README.md. The user's own checkpoint, such as a
 fine-tuned network, goes to the folder that `--output` names. Nothing leaves the machine without `--push OWNER`, which
 makes the repo `OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can
 be given in place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have.
@@ -22,6 +22,7 @@ from eqzoo.cards import (
     check_loads,
     check_weights,
     draw_rotation_curve,
+    draw_training_curve,
     published_config,
     render_card,
     render_table,
@@ -37,8 +38,9 @@ from eqzoo.models.loading import load_network
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 START, END = "<!-- results: rendered by training/publish.py -->", "<!-- end of results -->"
-CARD_NAME, CURVE_NAME, ONNX_NAME = "README.md", "rotation_curve.svg", "model.onnx"
-REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, CURVE_NAME, ONNX_NAME)
+CARD_NAME, ONNX_NAME = "README.md", "model.onnx"
+CURVE_NAMES = ROTATION_CURVE_NAME, TRAINING_CURVE_NAME = "rotation_curve.svg", "training_curve.svg"
+REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, *CURVE_NAMES, ONNX_NAME)
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 
 
@@ -114,8 +116,8 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
         atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
         for name, text in texts.items():
             atomic(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
-        if CURVE_NAME not in texts:
-            (folder / CURVE_NAME).unlink(missing_ok=True)
+        for name in set(CURVE_NAMES) - texts.keys():
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise SystemExit(f"{folder} cannot be written ({error})") from error
     print(f"made {folder}")
@@ -148,9 +150,11 @@ def _texts(
         CONFIG_NAME: json_text(config),
         CARD_NAME: render_card(results, config, size, repo_id, place, ours, said),
     }
+    name, noun = results["checkpoint"], dataset(results["dataset"]["name"]).noun
     if curve := results.get("rotation_curve"):
-        noun = dataset(results["dataset"]["name"]).noun
-        texts[CURVE_NAME] = draw_rotation_curve(curve["angles"], curve["accuracy"], results["checkpoint"], noun)
+        texts[ROTATION_CURVE_NAME] = draw_rotation_curve(curve["angles"], curve["accuracy"], name, noun)
+    if len(accuracies := results.get("valid_accuracies", [])) > 1:
+        texts[TRAINING_CURVE_NAME] = draw_training_curve(accuracies, results["selected_epoch"], name, noun)
     return texts
 
 

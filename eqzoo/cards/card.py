@@ -332,9 +332,11 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
     took = "The epochs of this run took" if str(r["recipe"].get("start")).startswith("run:") else "Trained in"
+    drawn = len(r.get("valid_accuracies", [])) > 1
+    curve = f"\n\n![Accuracy of {r['checkpoint']} over the epochs](training_curve.svg)" if drawn else ""
     return f"""{_wrap(f"{said}{took} {time} on {r['machine']}; {versions}.")}
 
-    {r["command"]}
+    {r["command"]}{curve}
 
 | setting | value |
 |---|---|

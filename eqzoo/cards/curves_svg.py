@@ -1,13 +1,13 @@
-"""Draws the accuracy over rotations as a small SVG, with the same bytes everywhere.
+"""Draws the accuracy over rotations and over epochs as small SVGs, with the same bytes everywhere.
 
 Not by matplotlib: the layout, fonts and numbers of its SVG change with its version, and a test compares the bytes of
 published curves with those that results.json gives.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["draw_rotation_curve"]
+__all__ = ["draw_rotation_curve", "draw_training_curve"]
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 48
@@ -39,21 +39,72 @@ def draw_rotation_curve(angles: Sequence[float], accuracy: Sequence[float], name
     # The circle is closed: the value at 0° is that at 360°.
     points = sorted(zip(angles, accuracy, strict=True))
     points += [(360.0, points[0][1])] if points[0][0] == 0 else []
-    ticks = _ticks(min(accuracy), max(accuracy))
+    title = f"{name}: accuracy on rotated test {noun}"
+    desc = f"Between {min(accuracy):.2f} and {max(accuracy):.2f} percent at {len(angles)} angles."
+    ticks = {float(angle): f"{angle}°" for angle in range(0, 361, 45)}
+    caption = (
+        f'angle of the rotation (<tspan fill="{QUARTER}">squares: 90° rotations, not interpolated</tspan>; '
+        f'<tspan fill="{LINE}">dots: interpolated</tspan>)'
+    )
+    marked = [angle for angle, _ in points if angle % 90 == 0]
+    return _curve(points, marked, (0.0, 360.0), ticks, title, desc, caption)
+
+
+def draw_training_curve(accuracy: Sequence[float], kept: int, name: str, noun: str) -> str:
+    """The curve of the accuracy on validation images after each epoch; the epoch that is kept is marked by a square.
+
+    Args:
+        accuracy: The accuracy after each epoch, in percent.
+        kept: The epoch whose weights are kept, from 1 on.
+        name: The checkpoint.
+        noun: What the images are called.
+
+    Returns:
+        The text of an SVG file.
+
+    Raises:
+        ValueError: If there are less than two epochs, the kept one is none of them, or an accuracy is out of range.
+    """
+    count = len(accuracy)
+    if count < 2 or not 1 <= kept <= count or not all(0 <= value <= 100 for value in accuracy):
+        raise ValueError(
+            "a training curve takes accuracies in [0, 100] percent of two epochs or more, and one of them that is "
+            f"kept; got {count} epochs and {kept}"
+        )
+    points = [(float(epoch), value) for epoch, value in enumerate(accuracy, 1)]
+    step = next(step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if count / step <= 12)
+    ticks = {float(epoch): f"{epoch}" for epoch in (1, *range(step, count + 1, step))}
+    title = f"{name}: accuracy on validation {noun}"
+    desc = f"{accuracy[kept - 1]:.2f} percent after epoch {kept} of {count}, which is kept."
+    caption = f'epoch (<tspan fill="{QUARTER}">square: the one that is kept</tspan>)'
+    return _curve(points, [float(kept)], (1.0, float(count)), ticks, title, desc, caption)
+
+
+def _curve(
+    points: Sequence[tuple[float, float]],
+    marked: Sequence[float],
+    limits: tuple[float, float],
+    across: Mapping[float, str],
+    title: str,
+    desc: str,
+    caption: str,
+) -> str:
+    """A line of percentages with a title, both axes and a caption: squares at the marked places, dots at the others."""
+    values = [value for _, value in points]
+    ticks = _ticks(min(values), max(values))
     low, high = ticks[0], ticks[-1]
 
-    def x(angle: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * angle / 360
+    def x(place: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (place - limits[0]) / (limits[1] - limits[0])
 
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
-    title = f"{name}: accuracy on rotated test {noun}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" aria-labelledby="title desc" font-family="Helvetica, Arial, sans-serif" font-size="13">',
         f'<title id="title">{_escape(title)}</title>',
-        f'<desc id="desc">Between {min(accuracy):.2f} and {max(accuracy):.2f} percent at {len(angles)} angles.</desc>',
+        f'<desc id="desc">{desc}</desc>',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="22" fill="{INK}" font-weight="bold">{_escape(title)}</text>',
     ]
@@ -61,26 +112,22 @@ def draw_rotation_curve(angles: Sequence[float], accuracy: Sequence[float], name
         parts.append(f'<path d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}" stroke="{FAINT}"/>')
         label = f"{tick:.1f}".removesuffix(".0")
         parts.append(f'<text x="{LEFT - 8}" y="{y(tick) + 4:.1f}" fill="{INK}" text-anchor="end">{label} %</text>')
-    for angle in map(float, range(0, 361, 45)):
-        parts.append(f'<path d="M{x(angle):.1f} {HEIGHT - BOTTOM}v5" stroke="{INK}"/>')
+    for place, label in across.items():
+        parts.append(f'<path d="M{x(place):.1f} {HEIGHT - BOTTOM}v5" stroke="{INK}"/>')
         parts.append(
-            f'<text x="{x(angle):.1f}" y="{HEIGHT - BOTTOM + 20}" fill="{INK}" text-anchor="middle">{angle:.0f}°</text>'
+            f'<text x="{x(place):.1f}" y="{HEIGHT - BOTTOM + 20}" fill="{INK}" text-anchor="middle">{label}</text>'
         )
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle:.0f}" y="{HEIGHT - 8}" fill="{INK}" text-anchor="middle">angle of the rotation '
-        f'(<tspan fill="{QUARTER}">squares: 90° rotations, not interpolated</tspan>; '
-        f'<tspan fill="{LINE}">dots: interpolated</tspan>)</text>'
-    )
-    line = " ".join(f"{x(angle):.1f},{y(value):.1f}" for angle, value in points)
+    parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" fill="{INK}" text-anchor="middle">{caption}</text>')
+    line = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in points)
     parts.append(f'<polyline points="{line}" fill="none" stroke="{LINE}" stroke-width="2"/>')
-    for angle, value in points:
-        if angle % 90 == 0:
+    for place, value in points:
+        if place in marked:
             parts.append(
-                f'<rect x="{x(angle) - 5:.1f}" y="{y(value) - 5:.1f}" width="10" height="10" fill="{QUARTER}"/>'
+                f'<rect x="{x(place) - 5:.1f}" y="{y(value) - 5:.1f}" width="10" height="10" fill="{QUARTER}"/>'
             )
         else:
-            parts.append(f'<circle cx="{x(angle):.1f}" cy="{y(value):.1f}" r="3.5" fill="{LINE}"/>')
+            parts.append(f'<circle cx="{x(place):.1f}" cy="{y(value):.1f}" r="3.5" fill="{LINE}"/>')
     return "\n".join([*parts, "</svg>\n"])
 
 

@@ -87,7 +87,7 @@ def evaluate_run(
         split_sizes={name: len(split) for name, split in splits.items()},
         label_names=test.classes,
         command=f"{run.launcher} training/train.py {arguments or f'{checkpoint} --seed {run.recipe.seed}'}",
-        best=run.best,
+        rows=run.rows,
         test_error=error,
         metrics=found | {"rotation_curve": over_angles},
         rotated_images=len(of_rotated),

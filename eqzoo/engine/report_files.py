@@ -128,7 +128,7 @@ def write_report(
             split_sizes=sizes,
             label_names=names,
             command=made_by,
-            best=best,
+            rows=rows,
             test_error=round(100 - metrics["accuracy"], 3),
             metrics=metrics,
             rotated_images=metrics["rotated_images"],

@@ -14,6 +14,7 @@ from ..equivariance import equivariance_error
 from ..groups import P4
 from ..models import EquivariantNet
 from .recipe import Recipe
+from .run_directory import best_row
 
 __all__ = ["checkpoint_config", "checkpoint_results"]
 
@@ -28,7 +29,7 @@ def checkpoint_results(
     split_sizes: Mapping[str, int],
     label_names: Sequence[str],
     command: str,
-    best: Mapping[str, Any],
+    rows: list[dict[str, Any]],
     test_error: float,
     metrics: Mapping[str, Any],
     rotated_images: int,
@@ -51,7 +52,7 @@ def checkpoint_results(
         split_sizes: The number of images in each split.
         label_names: The names of the classes.
         command: The command that trains it.
-        best: The row of record.jsonl of the epoch whose weights are kept.
+        rows: The rows of record.jsonl.
         test_error: The error on the whole test split, in percent.
         metrics: The metrics on the test split: those of ``scores`` in metrics.py, without the confusion matrix,
             `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
@@ -70,7 +71,8 @@ def checkpoint_results(
     Returns:
         JSON values; errors and accuracies in percent.
     """
-    valid = best["valid_accuracy"]
+    best = best_row(rows)
+    accuracies = [row["valid_accuracy"] for row in rows]
     size = tuple((preprocessing or {}).get("input_size", model.input_size))
     found: dict[str, Any] = {
         "checkpoint": checkpoint,
@@ -83,7 +85,8 @@ def checkpoint_results(
         "command": command,
         "recipe": asdict(recipe),
         "selected_epoch": best["epoch"],
-        "valid_error": None if valid is None else round(100 - valid, 3),
+        "valid_error": None if None in accuracies else round(100 - best["valid_accuracy"], 3),
+        "valid_accuracies": [] if None in accuracies else [round(accuracy, 3) for accuracy in accuracies],
         "test_error": test_error,
         "macro_f1": metrics["macro_f1"],
         "balanced_accuracy": metrics["balanced_accuracy"],

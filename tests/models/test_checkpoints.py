@@ -39,7 +39,7 @@ def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one
         assert json.loads(json.dumps(registered[key])) == value, key
     assert config["architecture"] == registered["architecture"]
     files = {"README.md", "config.json", "model.safetensors", "results.json"}
-    assert files <= {path.name for path in folder.iterdir()} <= files | {"rotation_curve.svg"}
+    assert files <= {path.name for path in folder.iterdir()} <= files | {"rotation_curve.svg", "training_curve.svg"}
 
 
 @pytest.mark.parametrize("name", eqzoo.list_pretrained())

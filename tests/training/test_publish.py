@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eqzoo
-from eqzoo.cards import draw_rotation_curve, published_config, render_card, render_table
+from eqzoo.cards import draw_rotation_curve, draw_training_curve, published_config, render_card, render_table
 from eqzoo.engine.metrics import scores
 from tests.conftest import ROOT
 
@@ -30,6 +30,8 @@ NEW = {
     "test_errors": [2.228, 2.3, 2.2],
     "test_error_std": 0.05,
     "rotation_curve": CURVE,
+    "valid_accuracies": [91.0, 96.5, 96.0, 97.5],
+    "selected_epoch": 4,
     "multiply_adds": 12_345_678,
     "throughput": {"images_per_second": 4321.0, "batch_size": 256, "machine": "NVIDIA H100"},
 }
@@ -48,7 +50,8 @@ def cards(tmp_path, monkeypatch):
 def shipped_results():
     """A shipped checkpoint's results, without what results did not always have."""
     results = json.loads((SHIPPED / "results.json").read_text())
-    return {key: value for key, value in results.items() if key not in (*NEW, *SCORES) or key == "seeds"}
+    new = {*NEW, *SCORES} - {"seeds", "selected_epoch"}
+    return {key: value for key, value in results.items() if key not in new}
 
 
 def make_run(folder, state=None, file="best.safetensors", **changes):
@@ -94,8 +97,9 @@ def test_a_run_becomes_a_folder_that_loads(tmp_path, cards, capsys):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     # What newer results no longer have goes.
     publish.main([make_run(tmp_path / "run")])
-    assert not (folder / "rotation_curve.svg").exists()
-    assert "rotation_curve" not in (folder / "README.md").read_text()
+    for name in ("rotation_curve", "training_curve"):
+        assert not (folder / f"{name}.svg").exists()
+        assert name not in (folder / "README.md").read_text()
 
 
 def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch):
@@ -272,6 +276,7 @@ def test_a_card_says_what_holds_for_its_data_set(tmp_path, model, dataset, check
     assert "4,321 a second, batch 256, NVIDIA H100" in text
     assert f"lowest and highest, the first 1,234 {noun} | 90.00 %, 91.67 % |" in text
     assert "(rotation_curve.svg)" in text
+    assert "(training_curve.svg)" in text
     assert r["weights_sha256"] in text
     assert ("digit" in text) == (dataset == "rotmnist")
     assert ("patch" in text.lower()) == (dataset == "pcam")
@@ -412,6 +417,23 @@ def test_the_curve_is_small_the_same_everywhere_and_readable():
     for angles, accuracy in (([], []), ([0, 15], [1.0]), ([360], [1.0]), ([0], [101.0])):
         with pytest.raises(ValueError, match="rotation curve"):
             draw_rotation_curve(angles, accuracy, "x", "digits")
+
+
+def test_the_curve_of_a_training_marks_the_epoch_that_is_kept():
+    root = ElementTree.fromstring(draw_training_curve([91.0, 96.5, 98.0, 97.5], 3, "a", "digits"))
+    points = [tuple(map(float, pair.split(","))) for pair in root.find("{*}polyline").get("points").split()]
+    assert [x for x, _ in points] == sorted({x for x, _ in points})
+    assert [y for _, y in sorted(points, key=lambda point: -point[1])] == [points[i][1] for i in (0, 1, 3, 2)]
+    (_, kept) = root.findall("{*}rect")  # the ground, and a square
+    assert (float(kept.get("x")) + 5, float(kept.get("y")) + 5) == pytest.approx(points[2], abs=0.11)
+    for count in (2, 12, 13, 30, 61, 400, 2_000):
+        drawn = ElementTree.fromstring(draw_training_curve([50.0 + i / count for i in range(count)], count, "x", "y"))
+        labels = [element.text for element in drawn.findall("{*}text") if (element.text or "").isdigit()]
+        assert 2 <= len(labels) <= 13
+        assert labels[0] == "1"
+    for accuracy, kept in (([90.0], 1), ([90.0, 91.0], 3), ([90.0, 101.0], 1)):
+        with pytest.raises(ValueError, match="a training curve takes"):
+            draw_training_curve(accuracy, kept, "x", "y")
 
 
 def test_an_onnx_file_stands_beside_the_weights_and_is_the_same_again(tmp_path):
