@@ -10,6 +10,7 @@ import dataclasses
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import (
@@ -24,7 +25,7 @@ from common import (
 
 from eqzoo._common import json_text, write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
-from eqzoo.engine import FinishedRun, best_run, evaluate_run
+from eqzoo.engine import FinishedRun, Recipe, best_run, evaluate_run
 from eqzoo.engine.loop import check_device
 from eqzoo.hub import RESULTS_NAME
 
@@ -80,23 +81,25 @@ def arguments_of(run: FinishedRun) -> str:
     recipe, known, name = run.recipe, recipe_names(), name_of(run)
     if name not in known:  # of another data set, or of a network without a recipe
         own = (other for other in known if other.startswith(f"{recipe.model}.") and not load_recipe(other).start_run)
-        name = next(own, known[0])
+        name = min(own, key=lambda other: len(_differences(recipe, load_recipe(other))), default=known[0])
     plain, words, args = load_recipe(name), [name], dict(recipe.model_args)
     if recipe.dataset != plain.dataset:
         plain = dataclasses.replace(plain, **OF_A_DATASET)
         words += ["--dataset", Path(recipe.dataset).name]
     if is_own(recipe.dataset):
         args = {key: value for key, value in args.items() if key not in ("num_classes", "in_chans")}
-    changed = {
-        field.name: getattr(recipe, field.name)
-        for field in dataclasses.fields(recipe)
-        if field.name not in ("dataset", "seed", "model_args")
-        and getattr(recipe, field.name) != getattr(plain, field.name)
-    }
+    changed = _differences(recipe, plain)
     changed |= {"model_args": args} if args != plain.model_args else {}
     words += ["--seed", str(recipe.seed)]
     words += ["--set", *(f"{key}={json.dumps(value)}" for key, value in changed.items())] if changed else []
     return shlex.join(words)
+
+
+def _differences(recipe: Recipe, plain: Recipe) -> dict[str, Any]:
+    """The values of a recipe that another one does not have, besides its data set, seed and model_args."""
+    values, others = vars(recipe), vars(plain)
+    kept = ("dataset", "seed", "model_args")
+    return {key: value for key, value in values.items() if key not in kept and value != others[key]}
 
 
 def name_of(run: FinishedRun) -> str:

@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--epochs",
         type=int,
-        help="another length than the recipe's: its milestones move in proportion, and later restarts are left out",
+        help="another length than the recipe's: its milestones move in proportion, later restarts are left "
+        "out, and a warm-up and epochs at half size that would fill it are shortened",
     )
     parser.add_argument(
         "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
@@ -59,8 +60,9 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"train.py: {error}") from error
     state = PartialState()
     if state.is_main_process:
-        further = f"next: python training/evaluate.py {run_dir}" if "test" in splits else "there are no test images"
-        print(f"trained; {further}")
+        data = "" if args.data_dir == parser.get_default("data_dir") else f" --data-dir {args.data_dir}"
+        further = f"next: python training/evaluate.py {run_dir}{data}"
+        print(f"trained; {further if 'test' in splits else 'there are no test images'}")
     state.destroy_process_group()
 
 
@@ -85,15 +87,28 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     if args.epochs is not None and not {"restarts", "restart_lrs"} & changes.keys():
         count = sum(restart < args.epochs for restart in recipe.restarts)
         changes |= {"restarts": recipe.restarts[:count], "restart_lrs": recipe.restart_lrs[:count]}
+    if args.epochs is not None:
+        changes = _shortened(recipe, args.epochs) | changes
     if "teachers" in changes and not changes["teachers"]:
         changes.setdefault("teacher_weight", Recipe.teacher_weight)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
     if other and recipe.start_run and "start" not in changes:
+        before = recipe.start_run.parent.name
         raise ValueError(
-            f"this recipe goes on with the weights of {recipe.start_run}, a run on {recipe.dataset}, for "
-            f"{recipe.epochs} epochs; for another data set name the recipe of that run, or give --set start="
+            f"{args.recipe} goes on for {recipe.epochs} epochs with the weights of {recipe.start_run}, a run on "
+            f"{recipe.dataset}; for another data set take {before}, or give --set start=null or other weights"
         )
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
+
+
+def _shortened(recipe: Recipe, epochs: int) -> dict[str, Any]:
+    """The first epochs, of a warm-up and at half size, at the same share of a length that they would fill."""
+    share = min(1.0, epochs / recipe.epochs)
+    warmup, half = recipe.warmup_epochs, recipe.half_size_epochs
+    warmup = round(warmup * share, 4) if warmup >= epochs else warmup
+    half = int(half * share) if half >= epochs else half
+    rate = recipe.full_size_lr if half > warmup else None
+    return {"warmup_epochs": warmup, "half_size_epochs": half, "full_size_lr": rate}
 
 
 def _stretched(recipe: Recipe, epochs: int) -> dict[str, Any]:

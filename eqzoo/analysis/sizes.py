@@ -22,10 +22,9 @@ def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None 
     reason = refusal(model, side, side)
     if reason is None:
         return
-    fails = f"is not equivariant under {model.group.name}" if model.group.order > 1 else "does not work"
     said = name if isinstance(name, str) else name.name
     work = sizes_that_work(model, side, side)
-    raise ValueError(f"{said} {fails} on images of {side} x {side} pixels; {work} ({reason})")
+    raise ValueError(f"{said} does not accept images of {side} x {side} pixels; {work} ({reason})")
 
 
 def weightless(name: str | ModelSource) -> EquivariantNet:

@@ -156,7 +156,7 @@ def _rotations(r: dict[str, Any]) -> str:
         return "It is equivariant to no rotation or reflection: its accuracy on rotated images depends on its training."
     if r["group"] == "z2m":
         return "It is exact for reflections; its accuracy on rotated images depends on its training."
-    curve = " The curve above shows its accuracy there." if "rotation_curve" in r else ""
+    curve = " The curve over the angle shows its accuracy there." if "rotation_curve" in r else ""
     if r["equivariance_error"] > EXACT:
         return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
     degrees = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
@@ -242,7 +242,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     rows = [
         (
             f"test error, {r['dataset']['test']:,} {data.noun}{seed}",
-            f"{r['test_error']:.3f} %",
+            f"{r['test_error']:.3f} %{distilled(r)}",
             "" if several else printed,
         )
     ]
@@ -254,6 +254,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     validated = bool(r["dataset"].get("valid"))
     if validated:
         best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
+        best += " of this run, which went on with the weights of another" if _goes_on(r) else ""
         rows.append((f"validation error, {r['dataset']['valid']:,} {data.noun}", best, ""))
     count = r.get("rotated_images", r["dataset"]["test"])
     curve = r.get("rotation_curve")
@@ -288,6 +289,9 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         rows.append((f"throughput, {data.noun}", value, ""))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [("", "here", "paper"), ("---",) * 3, *rows])
     note = f"The paper's number: {row.note}. " if row else ""
+    if r.get("distilled"):
+        other = ", which no network of the paper did, so the two errors do not compare like with like" if row else ""
+        note += f"Distilled: the network also learned from the predictions of other networks{other}. "
     image = f"\n\n![Accuracy of {r['checkpoint']} over the angle of rotation](rotation_curve.svg)" if curve else ""
     half = (
         " The weights were rounded to half precision before they were evaluated; the numbers are of the rounded ones."
@@ -331,7 +335,7 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
-    took = "The epochs of this run took" if str(r["recipe"].get("start")).startswith("run:") else "Trained in"
+    took = "The epochs of this run took" if _goes_on(r) else "Trained in"
     drawn = len(r.get("valid_accuracies", [])) > 1
     curve = f"\n\n![Accuracy of {r['checkpoint']} over the epochs](training_curve.svg)" if drawn else ""
     return f"""{_wrap(f"{said}{took} {time} on {r['machine']}; {versions}.")}
@@ -377,6 +381,11 @@ def _error(r: dict[str, Any], digits: int) -> str:
 def distilled(r: dict[str, Any]) -> str:
     """A mark behind the error of a network that learned from others too, in its run or in one before it."""
     return " (distilled)" if r.get("distilled") else ""
+
+
+def _goes_on(r: dict[str, Any]) -> bool:
+    """Whether the weights are those of a run that started from another one's."""
+    return str(r["recipe"].get("start")).startswith("run:")
 
 
 def _wrap(text: str) -> str:

@@ -172,8 +172,8 @@ def _sides_text(sides: dict[str, Any]) -> str:
     if len(exact) == high - low + 1:
         return f"all of {low} to {high}"
     steps = {b - a for a, b in itertools.pairwise(exact)}
-    step = f"every {steps.pop()} pixels" if len(steps) == 1 and steps != {1} else ""
-    return ", ".join(map(str, exact)) + f" ({', '.join(filter(None, [step, f'of {low} to {high}']))})"
+    step = f"every {steps.pop()} pixels; " if len(steps) == 1 and steps != {1} else ""
+    return ", ".join(map(str, exact)) + f" ({step}{low} to {high} were tried)"
 
 
 def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
@@ -186,7 +186,8 @@ def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
         ("same_class_at_all_quarter_rotations", "same class at all 90° rotations"),
     ):
         if key in results:
-            rows.append([words, f"{results[key]:.2f} %"])
+            mark = " (distilled)" if key == "test_error" and results.get("distilled") else ""
+            rows.append([words, f"{results[key]:.2f} %{mark}"])
     if "equivariance_error" in results:
         rows.append(["equivariance error", f"{results['equivariance_error']:.0e}"])
     if "command" in results:

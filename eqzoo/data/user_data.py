@@ -1,9 +1,11 @@
 """Data sets to fine-tune on: image folders, .npz files and data sets by name."""
 
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from .datasets import DATASETS, npz
@@ -69,11 +71,21 @@ def read_images(
 
 
 def native_side(data: object) -> int | None:
-    """The shorter side of the images of a folder before they are resized, in pixels: the median of some of them.
+    """The shorter side of images before they are resized, in pixels; of a folder, the median of some of them.
 
-    None for data of another kind.
+    None for data of another kind than a folder, a .npz file or splits in memory.
     """
-    return folder_side(Path(data)) or None if isinstance(data, str | os.PathLike) and Path(data).is_dir() else None
+    if isinstance(data, Mapping):
+        return min(data["train"].shape[1:])
+    if not isinstance(data, str | os.PathLike):
+        return None
+    path = Path(data)
+    if path.suffix == ".npz" and path.is_file():
+        with zipfile.ZipFile(path) as archive, archive.open("x_train.npy") as file:
+            np.lib.format.read_magic(file)
+            shape, _, _ = np.lib.format.read_array_header_1_0(file)
+        return min(shape[1:3])
+    return folder_side(path) or None if path.is_dir() else None
 
 
 def folders_in_classes(data: object) -> list[str]:

@@ -17,9 +17,9 @@ __all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
-LARGER = 1.5  # than the network's size: images that may lose detail
+LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
-OVERFIT, UNDERFIT = 10.0, 5.0  # percentage points of training accuracy above and below that of validation
+OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 _BATCH = 256
 
@@ -103,10 +103,11 @@ def advice_after(
         recipe: The recipe.
     """
     found = []
+    longer = f"train for longer with --epochs {2 * recipe.epochs} and another --output"
     missed = [row["name"] for i, row in enumerate(report["classes"]) if row["images"] and not _predicted(report, i)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
-        found.append(f"{_listed(missed)} never predicted: {more} train for longer with --epochs {2 * recipe.epochs}")
+        found.append(f"{_listed(missed)} never predicted: {more} {longer}")
     if valid_accuracy is None:
         return found
     gap = training_accuracy - valid_accuracy
@@ -115,10 +116,8 @@ def advice_after(
         stronger = {"affine": "affine_color", "rotations": "affine_color", "affine_color": None}
         other = stronger.get(recipe.augment, "affine")
         found.append(f"{said}: add images" + (f", or augment them more with --augment {other}" if other else ""))
-    elif gap <= -UNDERFIT or training_accuracy < NOT_FITTED:
-        found.append(
-            f"{said}: the network does not fit its images yet; train for longer with --epochs {2 * recipe.epochs}"
-        )
+    elif training_accuracy < NOT_FITTED:
+        found.append(f"{said}: the network does not fit its images yet; {longer}")
     return found
 
 
@@ -178,10 +177,11 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
 
 
 def _larger(model: EquivariantNet, native: int | None, side: int) -> Iterator[str]:
-    if native is None or native < LARGER * side:
+    if native is None or native <= side:
         return
     largest = min(native, int(TRY_AT_MOST * side))
-    size = next((s for s in range(largest, side, -1) if refusal(model, s, s) is None), None)
+    sizes = range(largest, side, -1) if native >= LARGER * side else [native]  # slightly larger ones: as they are
+    size = next((s for s in sizes if refusal(model, s, s) is None), None)
     if size:
         yield (
             f"the images have {native} pixels a side and are scaled to {side}: if details matter, try --size {size}, "

@@ -19,7 +19,7 @@ from ..models import EquivariantNet
 from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun
+from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, split_differences, split_digest
 
 __all__ = ["best_run", "evaluate_run"]
 
@@ -60,12 +60,19 @@ def evaluate_run(
         What results.json holds, see `checkpoint_results`.
 
     Raises:
-        ValueError: If the data set has no test split.
+        ValueError: If the data set has no test split, its training or validation images are not those of the run, or
+            the folder of a run that it goes on with is missing.
     """
     if "test" not in splits:
         raise ValueError(
             f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
             f"on validation images is in {run.folder / RECORD_NAME}"
+        )
+    seen = run.image_digests()
+    here = {name: split_digest(splits[name]) for name in seen if name in splits}
+    if said := "; ".join(split_differences(seen, here)):
+        raise ValueError(
+            f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir FOLDER"
         )
     earlier = _runs_before(run.recipe)
     model, test = _network(run, half, device), splits["test"]

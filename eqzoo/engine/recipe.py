@@ -386,7 +386,7 @@ def _words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if origin is tuple:
-        return f"a list, each {_words(get_args(hint)[0])}"
+        return f"a list in [], each {_words(get_args(hint)[0])}"
     return _WORDS[origin or hint]
 
 

@@ -85,11 +85,11 @@ class RunDirectory:
             # The rules of fine-tuning derive the warm-up from the epochs before the first restart.
             few = set(other) <= {"epochs", "warmup_epochs", "restarts", "restart_lrs"} and not recipe.restarts
             more = few and recipe.epochs > there.epochs and recipe.schedule == "cosine"
-            rates = f" and 'restart_lrs={[*there.restart_lrs, there.lr]}'" if there.restart_lrs else ""
-            way = f"to continue it add 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
-            raise ValueError(
-                f"{self.path} holds a run of another recipe ({values}); {way}name another folder or remove that one"
-            )
+            rates = f" 'restart_lrs={[*there.restart_lrs, there.lr]}'" if there.restart_lrs else ""
+            way = f"to continue it add --set 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
+            first = recipe.start_run is not None and recipe.start_run.resolve() == self.path.resolve()
+            remedy = "with --output, because this run starts from that one" if first else "or remove that one"
+            raise ValueError(f"{self.path} holds a run of another recipe ({values}); {way}name another folder {remedy}")
 
     def release(self) -> None:
         """Removes recipe.json if no epoch was finished, so that the folder is free for another recipe."""

@@ -55,6 +55,7 @@ class EquivariantNet(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last features, a regular field ``(B, C, |H|, height', width')``, of images ``(B, C, height, width)``."""
+        self._check_images(x)
         try:
             return self._through_blocks(self.stem(x))
         except SizeError as error:
@@ -107,6 +108,7 @@ class EquivariantNet(nn.Module):
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', planes (B, C·|H|, height, width); got {output_fmt!r}")
+        self._check_images(x)
         wanted = self._feature_indices(indices)
         last = max(wanted) if stop_early or intermediates_only else len(self.blocks)
         found = []
@@ -186,6 +188,14 @@ class EquivariantNet(nn.Module):
         for block in self.blocks:
             x = block(x)
         return x
+
+    def _check_images(self, x: Tensor) -> None:
+        """Raises ValueError unless these are a batch of images with the network's number of channels."""
+        if x.ndim == 4 and x.shape[1] == self.in_chans:
+            return
+        name = getattr(self, "pretrained_cfg", {}).get("architecture") or type(self).__name__
+        way = "image[None] is a batch of one" if x.ndim == 3 else "in_chans=N makes a network for images of N channels"
+        raise ValueError(f"{name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}; {way}")
 
     def _said_for(self, x: Tensor, error: SizeError) -> SizeError:
         """The error of a layer, with sizes of images that work unless the network only tries the size."""

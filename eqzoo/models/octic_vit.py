@@ -158,6 +158,7 @@ class OcticViT(EquivariantNet):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The normed tokens ``(B, 1 + patches, C)``, the class token first."""
+        self._check_images(x)
         run: Any = checkpoint_seq if self.grad_checkpointing and self.training else _in_turn
         field = run(self.blocks[: self.octic_depth], self.stem(x))
         tokens: Tensor = self.norm(run(self.blocks[self.octic_depth :], self.middle(field)))
@@ -201,6 +202,7 @@ class OcticViT(EquivariantNet):
         Raises:
             ValueError: If an index is out of range or the format is another.
         """
+        self._check_images(x)
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', maps (B, C, height, width); got {output_fmt!r}")
         wanted = self._feature_indices(indices)

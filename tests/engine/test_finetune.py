@@ -231,7 +231,7 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     code, _, err = run(capsys, *again)
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here, warmup_epochs" in err
-    assert "to continue it add 'restarts=[8]', or name another folder" in err
+    assert "to continue it add --set 'restarts=[8]', or name another folder" in err
 
 
 def test_a_finished_fine_tuning_goes_on(tuned, capsys, tmp_path):
@@ -371,7 +371,7 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
 
 
 def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
-    with pytest.raises(ValueError, match=r"is not equivariant under p4 .* 29 x 29 .* 28 x 28 and 30 x 30"):
+    with pytest.raises(ValueError, match=r"does not accept images of 29 x 29 .* 28 x 28 and 30 x 30"):
         eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
     with pytest.raises(ValueError, match="the nearest size that works is 28 x 28"):
         check_side("p4_cnn", 9)

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,7 +14,7 @@ import torch
 import eqzoo
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
-from eqzoo.data import Split, Streamed
+from eqzoo.data import Split, Streamed, native_side
 from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
@@ -278,7 +279,18 @@ def test_advice_on_images():
     (larger,) = advice_before(fine, model, 300, 28, balance=False)
     assert "300 pixels a side and are scaled to 28" in larger
     assert "--size 56, which takes about 4.0 times as long" in larger
-    assert advice_before(fine, model, 41, 28, balance=False) == []
+    assert advice_before(fine, model, 41, 28, balance=False) == []  # 41 x 41 is refused
+    (slightly,) = advice_before(fine, model, 40, 28, balance=False)
+    assert "40 pixels a side and are scaled to 28: if details matter, try --size 40" in slightly
+    assert advice_before(fine, model, 28, 28, balance=False) == []
+
+
+def test_the_side_of_images_before_they_are_resized(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((3, 40, 50, 3), np.uint8), y_train=np.zeros(3, int))
+    assert native_side(tmp_path / "a.npz") == 40
+    assert native_side({"train": split_of(9, 9)}) == 28
+    assert native_side("cifar10") is None
+    assert native_side(tmp_path) is None
 
 
 def test_duplicates_across_splits_are_found_however_they_are_rotated():
@@ -298,13 +310,14 @@ def test_advice_on_the_result():
     fine = {"classes": [{"name": "a", "images": 2}, {"name": "b", "images": 2}], "confusion": [[1, 1], [0, 2]]}
     assert advice_after(fine, 95.0, 93.0, recipe) == []
     (missed,) = advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 95.0, 93.0, recipe)
-    assert missed == "'b' is never predicted: try --balance, or train for longer with --epochs 10"
+    assert missed == "'b' is never predicted: try --balance, or train for longer with --epochs 10 and another --output"
     (over,) = advice_after(fine, 99.0, 85.0, recipe)
     assert "99.0 % on training and 85.0 % on validation images" in over
     assert "--augment affine" in over
     (under,) = advice_after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
     assert advice_after(fine, 99.0, None, recipe) == []
+    assert advice_after(fine, 94.9, 100.0, recipe) == []
 
 
 def test_advice_is_printed_and_stands_in_the_report(tmp_path, capsys):

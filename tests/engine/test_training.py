@@ -293,6 +293,8 @@ def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
     fewer = {name: Split(split.images[1:], split.labels[1:]) for name, split in SPLITS.items()}
     with pytest.raises(ValueError, match=r"other images \(the training images differ; the validation images differ\)"):
         train(recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args), fewer, tmp_path / "fewer")
+    with pytest.raises(ValueError, match=r"name another folder with --output, because this run starts from that one"):
+        run(tmp_path / "seed0", recipe)
     state = tmp_path / "seed0" / "state.pt"
     state.write_bytes(b"cut off")
     with pytest.raises(ValueError, match=r"state\.pt is damaged; restore it or remove it"):

@@ -246,6 +246,17 @@ def test_a_size_of_images_that_a_layer_refuses_is_answered_with_sizes_of_images(
         eqzoo.create_model(name, features_only=True)(torch.randn(2, model.in_chans, *size))
 
 
+@pytest.mark.parametrize("name", ["p4_cnn", "r4_gsanet_t", "p4m_octic_vit_tiny_patch16_224"])
+def test_images_of_other_channels_or_without_a_batch_are_refused_by_the_network(name):
+    model = eqzoo.create_model(name)
+    channels, height, width = model.input_size
+    with pytest.raises(ValueError, match=rf"{name} takes images \(B, {channels}, height, width\), got .*; in_chans=N"):
+        model(torch.zeros(2, 2, height, width))
+    for images in (model, lambda x: model.forward_intermediates(x)):
+        with pytest.raises(ValueError, match=rf"{name} takes images .* image\[None\] is a batch of one"):
+            images(torch.zeros(channels, height, width))
+
+
 def test_sizes_that_work_are_sought_side_by_side():
     """A group without rotations constrains the width alone."""
     with pytest.raises(ValueError, match="the nearest sizes that work are 29 x 28 and 29 x 32"):

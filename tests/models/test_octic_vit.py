@@ -360,5 +360,5 @@ def test_converted_weights_start_fine_tuning(tmp_path, capsys):
     x = torch.randn(1, 1, 48, 48)
     assert error(other.forward_features(x), model.forward_features(x.expand(-1, 3, -1, -1))) < 1e-6
     assert cli.main(["info", str(folder)]) == 0
-    assert "24, 32, 40 (every 8 pixels, of 24 to 40)" in capsys.readouterr().out
+    assert "24, 32, 40 (every 8 pixels; 24 to 40 were tried)" in capsys.readouterr().out
     assert type(model) is OcticViT

@@ -78,10 +78,17 @@ def test_a_shorter_run_leaves_out_later_restarts():
 
 
 def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
-    with pytest.raises(ValueError, match=r"goes on with .*p4_resnet29.cifar10_first.seed0, a run on cifar10, for 11"):
+    with pytest.raises(ValueError, match=r"goes on for 11 epochs .* cifar10; .*take p4_resnet29.cifar10_first,"):
         parsed(["p4_resnet29.cifar10", "--dataset", "cells"])
     assert parsed(["p4_resnet29.cifar10", "--dataset", "cells", "--set", "start=null"]).start is None
     assert parsed(["p4_resnet29.cifar10_first", "--dataset", "cells"]).epochs == 28
+
+
+def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():
+    name = "p4_asc_resnet29.cifar10_first"
+    assert [parsed([name, "--epochs", str(epochs)]).half_size_epochs for epochs in (41, 7, 6, 1)] == [6, 6, 0, 0]
+    halved = next(name for name in recipe_names() if load_recipe(name).full_size_lr)
+    assert parsed([halved, "--epochs", "1"]).full_size_lr is None
 
 
 def test_a_recipe_without_its_teachers():

@@ -108,6 +108,15 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     assert "Weights" in (output / "README.md").read_text()
 
 
+def test_a_run_is_evaluated_with_the_images_that_it_was_trained_on(runs):
+    (runs / "other").mkdir()
+    arrays = dict(np.load(runs / "blobs.npz"))
+    np.savez(runs / "other" / "blobs.npz", **arrays | {"x_train": arrays["x_train"][::-1]})
+    ran = script("evaluate", "runs/p4_cnn.blobs/seed1", "--data-dir", "other", "--device", "cpu", cwd=runs)
+    assert ran.returncode != 0
+    assert "was trained on other images than these (the training images differ; the valid" in ran.stderr
+
+
 def test_results_name_the_checkpoint_that_was_started_from(runs):
     options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "started"]
     options += ["--set", "batch_size=16", "start=p4_cnn.rotmnist"]

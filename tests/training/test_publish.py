@@ -298,7 +298,7 @@ def test_a_card_without_validation_or_newer_keys(tmp_path):
     assert "No digits were held out for validation" in text
     assert "rotation_curve" not in text
     assert "F1" not in text
-    assert "the curve above" not in text.lower()
+    assert "the curve over the angle" not in text.lower()
     r = results_of("p4_cnn", "rotmnist", equivariance_error=0.1)
     assert "approximately equivariant under p4" in card_of(r, tmp_path)
     assert "exactly equivariant" not in card_of(r, tmp_path)
