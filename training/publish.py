@@ -23,6 +23,7 @@ from eqzoo.cards import (
     check_weights,
     draw_rotation_curve,
     draw_training_curve,
+    full_size_accuracies,
     published_config,
     render_card,
     render_table,
@@ -153,8 +154,9 @@ def _texts(
     name, noun = results["checkpoint"], dataset(results["dataset"]["name"]).noun
     if curve := results.get("rotation_curve"):
         texts[ROTATION_CURVE_NAME] = draw_rotation_curve(curve["angles"], curve["accuracy"], name, noun)
-    if len(accuracies := results.get("valid_accuracies", [])) > 1:
-        texts[TRAINING_CURVE_NAME] = draw_training_curve(accuracies, results["selected_epoch"], name, noun)
+    if accuracies := full_size_accuracies(results):
+        kept, first = results["selected_epoch"], len(results["valid_accuracies"]) - len(accuracies) + 1
+        texts[TRAINING_CURVE_NAME] = draw_training_curve(accuracies, kept, name, noun, first)
     return texts
 
 

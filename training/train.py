@@ -6,6 +6,7 @@ run: `torchrun --nproc_per_node=2 training/train.py ...`. `--list` prints the re
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -34,7 +35,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other values, as JSON: lr=0.01")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="other values, as JSON: lr=0.01"
+    )
     parser.add_argument("--output", type=Path, help="the run's folder (default: runs/<model>.<data set>/seed<seed>)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     parser.add_argument(
@@ -60,8 +63,8 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"train.py: {error}") from error
     state = PartialState()
     if state.is_main_process:
-        data = "" if args.data_dir == parser.get_default("data_dir") else f" --data-dir {args.data_dir}"
-        further = f"next: python training/evaluate.py {run_dir}{data}"
+        data = [] if args.data_dir == parser.get_default("data_dir") else ["--data-dir", str(args.data_dir)]
+        further = f"next: {shlex.join(['python', 'training/evaluate.py', str(run_dir), *data])}"
         print(f"trained; {further if 'test' in splits else 'there are no test images'}")
     state.destroy_process_group()
 
@@ -88,7 +91,7 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
         count = sum(restart < args.epochs for restart in recipe.restarts)
         changes |= {"restarts": recipe.restarts[:count], "restart_lrs": recipe.restart_lrs[:count]}
     if args.epochs is not None:
-        changes = _shortened(recipe, args.epochs) | changes
+        changes = _shortened(recipe, args.epochs, changes) | changes
     if "teachers" in changes and not changes["teachers"]:
         changes.setdefault("teacher_weight", Recipe.teacher_weight)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
@@ -101,14 +104,17 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
 
 
-def _shortened(recipe: Recipe, epochs: int) -> dict[str, Any]:
-    """The first epochs, of a warm-up and at half size, at the same share of a length that they would fill."""
-    share = min(1.0, epochs / recipe.epochs)
-    warmup, half = recipe.warmup_epochs, recipe.half_size_epochs
-    warmup = round(warmup * share, 4) if warmup >= epochs else warmup
-    half = int(half * share) if half >= epochs else half
-    rate = recipe.full_size_lr if half > warmup else None
-    return {"warmup_epochs": warmup, "half_size_epochs": half, "full_size_lr": rate}
+def _shortened(recipe: Recipe, epochs: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The epochs of the warm-up and at half size: at the same share of a first cycle that they would fill."""
+    cycle = min([epochs, *(changes.get("restarts") or ())])  # so that a run that goes on keeps its first epochs
+    share = min(1.0, cycle / recipe.epochs)
+    found: dict[str, Any] = {}
+    if recipe.warmup_epochs >= cycle:
+        found["warmup_epochs"] = round(recipe.warmup_epochs * share, 4)
+    if recipe.half_size_epochs >= cycle:
+        found["half_size_epochs"] = int(recipe.half_size_epochs * share)
+    now = vars(recipe) | found | changes
+    return found | ({} if now["half_size_epochs"] > now["warmup_epochs"] else {"full_size_lr": None})
 
 
 def _stretched(recipe: Recipe, epochs: int) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
     took = "The epochs of this run took" if _goes_on(r) else "Trained in"
-    drawn = len(r.get("valid_accuracies", [])) > 1
+    drawn = full_size_accuracies(r)
     curve = f"\n\n![Accuracy of {r['checkpoint']} over the epochs](training_curve.svg)" if drawn else ""
     return f"""{_wrap(f"{said}{took} {time} on {r['machine']}; {versions}.")}
 
@@ -378,8 +378,17 @@ def _error(r: dict[str, Any], digits: int) -> str:
     return f"{r['test_error']:.{digits}f} %"
 
 
+def full_size_accuracies(r: dict[str, Any]) -> list[float]:
+    """The validation accuracies of the epochs at full size, in percent; [] if less than two are known."""
+    found: list[float] = r.get("valid_accuracies", [])[r["recipe"].get("half_size_epochs", 0) :]
+    return found if len(found) > 1 else []
+
+
 def distilled(r: dict[str, Any]) -> str:
-    """A mark behind the error of a network that learned from others too, in its run or in one before it."""
+    """A mark behind the error of a network that learned from others too, in its run or in one that it goes on with.
+
+    What a checkpoint learned from that a run starts from by its name does not count: the card names that checkpoint.
+    """
     return " (distilled)" if r.get("distilled") else ""
 
 

@@ -50,14 +50,15 @@ def draw_rotation_curve(angles: Sequence[float], accuracy: Sequence[float], name
     return _curve(points, marked, (0.0, 360.0), ticks, title, desc, caption)
 
 
-def draw_training_curve(accuracy: Sequence[float], kept: int, name: str, noun: str) -> str:
+def draw_training_curve(accuracy: Sequence[float], kept: int, name: str, noun: str, first: int = 1) -> str:
     """The curve of the accuracy on validation images after each epoch; the epoch that is kept is marked by a square.
 
     Args:
-        accuracy: The accuracy after each epoch, in percent.
-        kept: The epoch whose weights are kept, from 1 on.
+        accuracy: The accuracy after each epoch, in percent, from the first one on that is drawn.
+        kept: The epoch whose weights are kept.
         name: The checkpoint.
         noun: What the images are called.
+        first: The first epoch that is drawn, counted from 1: the first one on images of full size.
 
     Returns:
         The text of an SVG file.
@@ -65,19 +66,20 @@ def draw_training_curve(accuracy: Sequence[float], kept: int, name: str, noun: s
     Raises:
         ValueError: If there are less than two epochs, the kept one is none of them, or an accuracy is out of range.
     """
-    count = len(accuracy)
-    if count < 2 or not 1 <= kept <= count or not all(0 <= value <= 100 for value in accuracy):
+    count, last = len(accuracy), first + len(accuracy) - 1
+    if count < 2 or not first <= kept <= last or not all(0 <= value <= 100 for value in accuracy):
         raise ValueError(
             "a training curve takes accuracies in [0, 100] percent of two epochs or more, and one of them that is "
-            f"kept; got {count} epochs and {kept}"
+            f"kept; got epochs {first} to {last} and {kept}"
         )
-    points = [(float(epoch), value) for epoch, value in enumerate(accuracy, 1)]
+    points = [(float(epoch), value) for epoch, value in enumerate(accuracy, first)]
     step = next(step for power in range(9) for step in (10**power, 2 * 10**power, 5 * 10**power) if count / step <= 12)
-    ticks = {float(epoch): f"{epoch}" for epoch in (1, *range(step, count + 1, step))}
+    ticks = {float(epoch): f"{epoch}" for epoch in (first, *range(step * (first // step + 1), last + 1, step))}
     title = f"{name}: accuracy on validation {noun}"
-    desc = f"{accuracy[kept - 1]:.2f} percent after epoch {kept} of {count}, which is kept."
-    caption = f'epoch (<tspan fill="{QUARTER}">square: the one that is kept</tspan>)'
-    return _curve(points, [float(kept)], (1.0, float(count)), ticks, title, desc, caption)
+    desc = f"{accuracy[kept - first]:.2f} percent after epoch {kept} of {last}, which is kept."
+    full = " at full size" if first > 1 else ""
+    caption = f'epoch{full} (<tspan fill="{QUARTER}">square: the one that is kept</tspan>)'
+    return _curve(points, [float(kept)], (float(first), float(last)), ticks, title, desc, caption)
 
 
 def _curve(

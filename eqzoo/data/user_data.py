@@ -1,7 +1,6 @@
 """Data sets to fine-tune on: image folders, .npz files and data sets by name."""
 
 import os
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -81,10 +80,8 @@ def native_side(data: object) -> int | None:
         return None
     path = Path(data)
     if path.suffix == ".npz" and path.is_file():
-        with zipfile.ZipFile(path) as archive, archive.open("x_train.npy") as file:
-            np.lib.format.read_magic(file)
-            shape, _, _ = np.lib.format.read_array_header_1_0(file)
-        return min(shape[1:3])
+        with np.load(path) as arrays:
+            return min(arrays["x_train"].shape[1:3])
     return folder_side(path) or None if path.is_dir() else None
 
 

@@ -19,7 +19,14 @@ from ..models import EquivariantNet
 from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, split_differences, split_digest
+from .run_directory import (
+    RECIPE_NAME,
+    RECORD_NAME,
+    FinishedRun,
+    RunDirectory,
+    split_differences,
+    split_digest,
+)
 
 __all__ = ["best_run", "evaluate_run"]
 
@@ -68,12 +75,7 @@ def evaluate_run(
             f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
             f"on validation images is in {run.folder / RECORD_NAME}"
         )
-    seen = run.image_digests()
-    here = {name: split_digest(splits[name]) for name in seen if name in splits}
-    if said := "; ".join(split_differences(seen, here)):
-        raise ValueError(
-            f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir FOLDER"
-        )
+    _check_images(runs, splits)
     earlier = _runs_before(run.recipe)
     model, test = _network(run, half, device), splits["test"]
     of_rotated = test if rotated is None else sample(test, rotated)
@@ -108,22 +110,38 @@ def evaluate_run(
     )
 
 
-def _runs_before(recipe: Recipe) -> list[Recipe]:
+def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -> None:
+    """Raises ValueError if runs were trained or validated on other images than those of the splits."""
+    here = {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
+    for run in runs:
+        directory = RunDirectory(run.folder)
+        # A fine-tuning draws other validation images from the training images; those of the test split are the same.
+        seen = {} if directory.settings() else run.image_digests()
+        if said := "; ".join(split_differences(seen or here, here)):
+            raise ValueError(
+                f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir "
+                f"FOLDER, or, if they are the same files, read by other versions, remove {directory.state}"
+            )
+
+
+def _runs_before(recipe: Recipe, seen: tuple[Path, ...] = ()) -> list[Recipe]:
     """The recipes of the runs whose weights a run goes on with, the latest first.
 
     Raises:
-        ValueError: If the folder of one of them is missing.
+        ValueError: If the folder of one of them is missing, or now holds a run that went on with it in turn.
     """
     if recipe.start_run is None:
         return []
     path = recipe.start_run / RECIPE_NAME
+    if path in seen:
+        raise ValueError(f"the run in {path.parent} starts from itself, by way of others; restore the run of before")
     if not path.is_file():
         raise ValueError(
             f"the results name what the weights started from, and {path} of the run before is not here; restore it, or "
             "evaluate in the folder in which the run was trained"
         )
     before = Recipe.read(path)
-    return [before, *_runs_before(before)]
+    return [before, *_runs_before(before, (*seen, path))]
 
 
 def _started_from(recipe: Recipe) -> str | None:

@@ -94,8 +94,8 @@ class Recipe:
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
-            names of the classes differ; or, as ``run:FOLDER``, a finished run on the same data set, whose best weights
-            it starts from (``{seed}`` in it stands for the seed); None for initial weights.
+            names of the classes differ; or, as ``run:FOLDER``, a finished run on the same images, whose best weights it
+            starts from (``{seed}`` in it stands for the seed); None for initial weights.
         teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
             their names in `eqzoo.create_model`; () for none. They see images at full size.
         teacher_weight: The share of the teachers in the loss, in (0, 1]; only with teachers. The rest is the share of
@@ -291,12 +291,12 @@ class Recipe:
             )
         if self.teachers and self.loss != "ce":
             raise ValueError(f"teachers go with loss='ce', got {self.loss!r}")
-        idle = {"label_smoothing": self.label_smoothing, "class_weights": list(self.class_weights)}
-        if self.teachers and self.teacher_weight == 1 and any(idle.values()):
-            said = " and ".join(f"{key}={value}" for key, value in idle.items() if value)
-            ways = " and ".join(f"{key}={'0' if key == 'label_smoothing' else '[]'}" for key in idle if idle[key])
+        ways = ["label_smoothing=0"] if self.label_smoothing else []
+        ways += ["class_weights=[], without --balance"] if self.class_weights else []
+        if self.teachers and self.teacher_weight == 1 and ways:
             raise ValueError(
-                f"with teacher_weight=1 the labels have no part in the loss, so that {said} has no effect; set {ways}"
+                "with teacher_weight=1 the labels have no part in the loss, so smoothing and weighting them has no "
+                f"effect: set {' and '.join(ways)}, or a lower teacher_weight"
             )
 
     def _check_names(self) -> None:

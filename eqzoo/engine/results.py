@@ -69,7 +69,8 @@ def checkpoint_results(
         timed_batch: The number of images in a batch whose throughput is measured.
 
     Returns:
-        JSON values; errors and accuracies in percent.
+        JSON values; errors and accuracies in percent. ``valid_accuracies`` has a value for each epoch, those on images
+        at half size too.
     """
     best = best_row(rows)
     accuracies = [row["valid_accuracy"] for row in rows]

@@ -82,13 +82,14 @@ class RunDirectory:
             return
         if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
-            # The rules of fine-tuning derive the warm-up from the epochs before the first restart.
-            few = set(other) <= {"epochs", "warmup_epochs", "restarts", "restart_lrs"} and not recipe.restarts
+            # These follow from the epochs before the first restart, by the rules of fine-tuning and of --epochs.
+            first = {"warmup_epochs", "half_size_epochs", "full_size_lr"}
+            few = set(other) <= {"epochs", "restarts", "restart_lrs", *first} and not recipe.restarts
             more = few and recipe.epochs > there.epochs and recipe.schedule == "cosine"
             rates = f" 'restart_lrs={[*there.restart_lrs, there.lr]}'" if there.restart_lrs else ""
             way = f"to continue it add --set 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
-            first = recipe.start_run is not None and recipe.start_run.resolve() == self.path.resolve()
-            remedy = "with --output, because this run starts from that one" if first else "or remove that one"
+            start = recipe.start_run is not None and recipe.start_run.resolve() == self.path.resolve()
+            remedy = "with --output, because this run starts from that one" if start else "or remove that one"
             raise ValueError(f"{self.path} holds a run of another recipe ({values}); {way}name another folder {remedy}")
 
     def release(self) -> None:

@@ -194,8 +194,16 @@ class EquivariantNet(nn.Module):
         if x.ndim == 4 and x.shape[1] == self.in_chans:
             return
         name = getattr(self, "pretrained_cfg", {}).get("architecture") or type(self).__name__
-        way = "image[None] is a batch of one" if x.ndim == 3 else "in_chans=N makes a network for images of N channels"
-        raise ValueError(f"{name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}; {way}")
+        way = ""
+        if x.ndim == 3 and x.shape[0] == self.in_chans:
+            way = "; image[None] is a batch of one"
+        elif x.ndim == 3 and self.in_chans == 1:
+            way = "; images[:, None] have one channel"
+        elif x.ndim == 4 and x.shape[3] == self.in_chans:
+            way = "; images.permute(0, 3, 1, 2) have their channels there"
+        elif x.ndim == 4:
+            way = f"; in_chans={x.shape[1]} makes a network for images of as many channels"
+        raise ValueError(f"{name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}{way}")
 
     def _said_for(self, x: Tensor, error: SizeError) -> SizeError:
         """The error of a layer, with sizes of images that work unless the network only tries the size."""

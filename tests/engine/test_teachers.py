@@ -169,10 +169,10 @@ def test_a_recipe_refuses_teachers_that_have_no_effect():
         Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
     with pytest.raises(ValueError, match="teacher_weight is out of range, got 0"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
-    with pytest.raises(ValueError, match=r"so that label_smoothing=0\.1 has no effect; set label_smoothing=0$"):
+    with pytest.raises(ValueError, match=r"set label_smoothing=0, or a lower teacher_weight"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, label_smoothing=0.1)
     idle = {"label_smoothing": 0.1, "class_weights": (1.0, 2.0)}
-    with pytest.raises(ValueError, match=r"and class_weights=\[1\.0, 2\.0\] has no .* and class_weights=\[\]$"):
+    with pytest.raises(ValueError, match=r"set label_smoothing=0 and class_weights=\[\], without --balance, or a"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, **idle)
     assert "label_smoothing" not in with_rules({"teachers": ["a"], "teacher_weight": 1})
     assert with_rules({"teachers": ["a"], "teacher_weight": 0.9})["label_smoothing"] == 0.1

@@ -597,7 +597,9 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
     long = other(epochs=4, restarts=(2,), restart_lrs=(0.01,), ema_decay=0.9)
     whole = go(tmp_path / "whole", long)
     go(tmp_path / "parts", other(epochs=2, ema_decay=0.9))
-    with pytest.raises(ValueError, match=r"epochs: 2 there, 4 here\); to continue it add 'restarts=\[2\]', or name"):
+    with pytest.raises(
+        ValueError, match=r"epochs: 2 there, 4 here\); to continue it add --set 'restarts=\[2\]', or name"
+    ):
         go(tmp_path / "parts", other(epochs=4, ema_decay=0.9))
     for changes in ({"lr": 0.1}, {"restarts": (3,)}, {"seed": 1, "restart_lrs": (0.1,)}):
         with pytest.raises(ValueError, match=r"another recipe \((?!.*to continue)"):
@@ -619,7 +621,7 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
         with pytest.raises(ZeroDivisionError):
             go(tmp_path / "parts", longest)
     assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
-    with pytest.raises(ValueError, match=r"add 'restarts=\[2, 4\]' and 'restart_lrs=\[0\.01, 0\.001\]', or name"):
+    with pytest.raises(ValueError, match=r"add --set 'restarts=\[2, 4\]' 'restart_lrs=\[0\.01, 0\.001\]', or name"):
         go(tmp_path / "parts", replace(long, epochs=5, restarts=(), restart_lrs=()))
     # Rates that are given and rates that are not are compared as rates.
     first = other(epochs=6, restarts=(2,))

@@ -250,11 +250,25 @@ def test_a_size_of_images_that_a_layer_refuses_is_answered_with_sizes_of_images(
 def test_images_of_other_channels_or_without_a_batch_are_refused_by_the_network(name):
     model = eqzoo.create_model(name)
     channels, height, width = model.input_size
-    with pytest.raises(ValueError, match=rf"{name} takes images \(B, {channels}, height, width\), got .*; in_chans=N"):
+    with pytest.raises(
+        ValueError, match=rf"{name} takes images \(B, {channels}, height, width\), got .*in_chans=2 makes"
+    ):
         model(torch.zeros(2, 2, height, width))
     for images in (model, lambda x: model.forward_intermediates(x)):
         with pytest.raises(ValueError, match=rf"{name} takes images .* image\[None\] is a batch of one"):
             images(torch.zeros(channels, height, width))
+
+
+def test_what_helps_is_said_of_images_of_another_layout():
+    gray, color = eqzoo.create_model("p4_cnn"), eqzoo.create_model("p4_resnet29")
+    for model, shape, way in (
+        (gray, (64, 28, 28), r"images\[:, None\] have one channel"),
+        (color, (2, 32, 32, 3), r"images\.permute\(0, 3, 1, 2\) have"),
+        (color, (32, 32), r"got \(32, 32\)$"),
+        (color, (2, 32, 32), r"got \(2, 32, 32\)$"),
+    ):
+        with pytest.raises(ValueError, match=way):
+            model(torch.zeros(shape))
 
 
 def test_sizes_that_work_are_sought_side_by_side():

@@ -431,6 +431,9 @@ def test_the_curve_of_a_training_marks_the_epoch_that_is_kept():
         labels = [element.text for element in drawn.findall("{*}text") if (element.text or "").isdigit()]
         assert 2 <= len(labels) <= 13
         assert labels[0] == "1"
+    drawn = draw_training_curve([91.0, 96.5, 98.0], 8, "a", "digits", first=7)
+    assert [place for place in ("6", "7", "8", "9") if f">{place}</text>" in drawn] == ["7", "8", "9"]
+    assert "epoch at full size" in drawn
     for accuracy, kept in (([90.0], 1), ([90.0, 91.0], 3), ([90.0, 101.0], 1)):
         with pytest.raises(ValueError, match="a training curve takes"):
             draw_training_curve(accuracy, kept, "x", "y")
