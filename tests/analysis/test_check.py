@@ -168,7 +168,7 @@ def test_sizes_that_do_not_go_and_names_far_from_all_are_refused_with_what_would
     network = load_network("p4_cnn").network
     for source in ("p4_cnn", network):
         with pytest.raises(
-            ValueError, match=r"on images of 29 x 29 pixels; the nearest sizes that work are 28 x 28 and"
+            ValueError, match=r"does not accept images of 29 x 29 pixels; the nearest sizes that work are 28 x 28 and"
         ):
             eqzoo.check_equivariance(source, size=29)
     with pytest.raises(ValueError, match="nothing is called 'cells': not a network here or of timm's; and no folder"):

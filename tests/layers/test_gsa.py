@@ -431,7 +431,7 @@ def test_errors_say_what_would_work():
         LiftingDilationSelfAttention2d(2, 6, first=0.5)
     with pytest.raises(ValueError, match="'haar' or 'paper'"):
         LiftingDilationSelfAttention2d(2, 6, normalization="none")
-    with pytest.raises(ValueError, match="give a larger image"):
+    with pytest.raises(ValueError, match="4 x 4 pixels; the nearest size that works is 8 x 8"):
         small(P4, in_chans=2)(torch.zeros(1, 2, 4, 4))
     with pytest.raises(ValueError, match="sides of 2 pixels or more"):
         HalvingPool2d(P4)(torch.zeros(1, 2, 4, 1, 8))
