@@ -18,6 +18,7 @@ from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
+from eqzoo.engine.defaults import first_cycle
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -106,14 +107,14 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
 
 def _shortened(recipe: Recipe, epochs: int, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The epochs of the warm-up and at half size: at the same share of a first cycle that they would fill."""
-    cycle = min([epochs, *(changes.get("restarts") or ())])  # so that a run that goes on keeps its first epochs
+    cycle = first_cycle(changes | {"epochs": epochs})  # so that a run that goes on keeps its first epochs
     share = min(1.0, cycle / recipe.epochs)
     found: dict[str, Any] = {}
     if recipe.warmup_epochs >= cycle:
         found["warmup_epochs"] = round(recipe.warmup_epochs * share, 4)
     if recipe.half_size_epochs >= cycle:
         found["half_size_epochs"] = int(recipe.half_size_epochs * share)
-    now = vars(recipe) | found | changes
+    now = vars(recipe) | found | {key: value for key, value in changes.items() if isinstance(value, int | float)}
     return found | ({} if now["half_size_epochs"] > now["warmup_epochs"] else {"full_size_lr": None})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 from ..models.registry import module_of
@@ -394,7 +395,7 @@ def distilled(r: dict[str, Any]) -> str:
 
 def _goes_on(r: dict[str, Any]) -> bool:
     """Whether the weights are those of a run that started from another one's."""
-    return str(r["recipe"].get("start")).startswith("run:")
+    return str(r["recipe"].get("start")).startswith(RUN_PREFIX)
 
 
 def _wrap(text: str) -> str:

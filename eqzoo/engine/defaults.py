@@ -14,6 +14,7 @@ from .recipe import Recipe
 __all__ = [
     "AUTOMATIC",
     "fine_tuning_recipe",
+    "first_cycle",
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
@@ -63,11 +64,11 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("loss", "ce") == "ce" and values.get("teacher_weight") != 1:
         values.setdefault("label_smoothing", _SMOOTHING)
     if "epochs" in values and values.get("schedule", "cosine") == "cosine" and isinstance(values["epochs"], int):
-        values.setdefault("warmup_epochs", round(_WARMUP * _first_cycle(values), 4))
+        values.setdefault("warmup_epochs", round(_WARMUP * first_cycle(values), 4))
     return values
 
 
-def _first_cycle(values: Mapping[str, Any]) -> int:
+def first_cycle(values: Mapping[str, Any]) -> int:
     """The epochs up to the first restart, so that a run that goes on behind one keeps its warm-up."""
     restarts = values.get("restarts")
     first = restarts[0] if isinstance(restarts, list | tuple) and restarts else None

@@ -25,7 +25,7 @@ from .run_directory import (
     FinishedRun,
     RunDirectory,
     split_differences,
-    split_digest,
+    split_digests,
 )
 
 __all__ = ["best_run", "evaluate_run"]
@@ -112,7 +112,7 @@ def evaluate_run(
 
 def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -> None:
     """Raises ValueError if runs were trained or validated on other images than those of the splits."""
-    here = {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
+    here = split_digests(splits)
     for run in runs:
         directory = RunDirectory(run.folder)
         # A fine-tuning draws other validation images from the training images; those of the test split are the same.

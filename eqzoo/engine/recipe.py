@@ -22,9 +22,9 @@ from ..data import AUGMENTATIONS
 from ..models import create_model
 from ..models._builder import configured_name
 
-__all__ = ["Recipe", "build_network", "scheduler"]
+__all__ = ["RUN_PREFIX", "Recipe", "build_network", "scheduler"]
 
-_RUN = "run:"  # before the folder of a run, in a recipe's `start`
+RUN_PREFIX = "run:"  # before the folder of a run, in a recipe's `start`
 _WORDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -198,9 +198,9 @@ class Recipe:
     @property
     def start_run(self) -> Path | None:
         """The folder of the run whose best weights this one starts from, where ``start`` names a run."""
-        if not (self.start or "").startswith(_RUN):
+        if not (self.start or "").startswith(RUN_PREFIX):
             return None
-        return Path(str(self.start).removeprefix(_RUN).replace("{seed}", str(self.seed)))
+        return Path(str(self.start).removeprefix(RUN_PREFIX).replace("{seed}", str(self.seed)))
 
     def continues(self, other: "Recipe") -> bool:
         """Whether this recipe is another one with more epochs, and with a restart where the other one ends."""

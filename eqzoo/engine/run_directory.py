@@ -32,6 +32,7 @@ __all__ = [
     "rank",
     "split_differences",
     "split_digest",
+    "split_digests",
     "write_json",
 ]
 
@@ -328,6 +329,11 @@ def split_digest(split: AnySplit) -> str:
     if isinstance(split, Split):
         digest.update(split.images.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def split_digests(splits: Mapping[str, AnySplit]) -> dict[str, str]:
+    """The `split_digest` of the training and the validation images."""
+    return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
 
 
 def _write_error(path: Path, error: OSError) -> OSError:

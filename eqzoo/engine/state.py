@@ -20,7 +20,7 @@ from ..data import AnySplit, Split, Streamed, augment, batches, normalize
 from ..models import EquivariantNet, create_model
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
-from .run_directory import FinishedRun, split_differences, split_digest
+from .run_directory import FinishedRun, split_differences, split_digests
 from .teachers import Teachers
 
 __all__ = ["TrainingState", "freeze"]
@@ -80,7 +80,7 @@ class TrainingState:
 
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
-        return _digests_of(self.splits)
+        return split_digests(self.splits)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -194,10 +194,6 @@ class TrainingState:
         return model.eval()
 
 
-def _digests_of(splits: Mapping[str, AnySplit]) -> dict[str, str]:
-    return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
-
-
 def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]) -> None:
     """Loads the weights of the checkpoint that the recipe starts from; its classifier only for the same classes.
 
@@ -233,7 +229,7 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mappi
         for key in ("model_args", "valid_size", "samples_per_class"):
             if getattr(run.recipe, key) != getattr(recipe, key):
                 raise ValueError(f"that run has {key}={getattr(run.recipe, key)!r}, not {getattr(recipe, key)!r}")
-        here = _digests_of(splits)
+        here = split_digests(splits)
         if said := "; ".join(split_differences(run.image_digests() or here, here)):
             raise ValueError(
                 f"that is a run on other images ({said}), so it may have been trained on validation images of this "

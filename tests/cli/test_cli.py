@@ -172,6 +172,9 @@ def test_info_of_a_checkpoint_has_its_results(capsys):
         "safetensors",
     ):
         assert words in " ".join(out.split())  # however narrow the terminal is
+    assert "distilled" not in out
+    _, out, _ = run(capsys, "info", "p4_asc_resnet29.cifar10")
+    assert "% (distilled)" in " ".join(out.split())
     _, out, _ = run(capsys, "info", "p4_cnn.rotmnist", "--json", "--layers")
     data = json.loads(out)
     assert data["sides"]["exact"] == [28, 30, 32, 34, 36]

@@ -100,6 +100,12 @@ def test_a_short_run_goes_on_with_a_restart_at_its_end():
     assert parsed(["p4_resnet29.chula_rbc12", "--epochs", "1", "--set", "warmup_epochs=0"]).warmup_epochs == 0
 
 
+@pytest.mark.parametrize("value", ["5", "abc", '["a", 2]', '["a"]'])
+def test_restarts_that_are_no_list_of_epochs_are_refused(value):
+    with pytest.raises(ValueError, match="restarts is a list in"):
+        parsed(["p4_resnet29.chula_rbc12", "--epochs", "1", "--set", f"restarts={value}"])
+
+
 def test_a_recipe_without_its_teachers():
     name = "p4_asc_resnet29.cifar10"
     assert (parsed([name]).teachers, parsed([name]).teacher_weight) != ((), 0.5)

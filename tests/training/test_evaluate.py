@@ -112,7 +112,10 @@ def test_a_run_is_evaluated_with_the_images_that_it_was_trained_on(runs):
     (runs / "other").mkdir()
     arrays = dict(np.load(runs / "blobs.npz"))
     np.savez(runs / "other" / "blobs.npz", **arrays | {"x_train": arrays["x_train"][::-1]})
-    ran = script("evaluate", "runs/p4_cnn.blobs/seed1", "--data-dir", "other", "--device", "cpu", cwd=runs)
+    (runs / "runs" / "p4_cnn.blobs" / "seed0" / "state.pt").rename(runs / "state.pt")  # the other seed's images differ
+    seeds = [f"runs/p4_cnn.blobs/seed{seed}" for seed in (0, 1)]
+    ran = script("evaluate", *seeds, "--data-dir", "other", "--device", "cpu", cwd=runs)
+    (runs / "state.pt").rename(runs / "runs" / "p4_cnn.blobs" / "seed0" / "state.pt")
     assert ran.returncode != 0
     assert "was trained on other images than these (the training images differ; the valid" in ran.stderr
 
