@@ -1,16 +1,23 @@
 """Facts about networks from the registry, without building them."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import timm
 import torch
 from timm.models import PretrainedCfg
 
 from ..groups import Z2, Group
+from ..hub import RESULTS_NAME
 
 __all__ = [
     "count_parameters",
+    "error_text",
     "group_name",
     "published_tags",
     "registered_tags",
+    "results_beside",
 ]
 
 
@@ -36,3 +43,14 @@ def group_name(model: str) -> str:
 def count_parameters(model: torch.nn.Module) -> int:
     """The number of parameters."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def results_beside(weights: Path) -> dict[str, Any] | None:
+    """The results.json beside the weights of a checkpoint, or None where there is none."""
+    file = weights.with_name(RESULTS_NAME)
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def error_text(results: dict[str, Any]) -> str:
+    """The test error in results.json, marked where the network also learned from the predictions of others."""
+    return f"{results['test_error']:.2f} %" + " (distilled)" * bool(results.get("distilled"))

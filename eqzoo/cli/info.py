@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from torch import Tensor, nn
 from ..analysis.cost import multiply_adds
 from ..analysis.sizes import refusal, weightless
 from ..groups import Group
-from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
+from ..hub import WEIGHTS_NAME, WeightsNotFoundError, find_weights
 from ..models import EquivariantNet
 from ..models.loading import load_network
 from ..models.papers import PAPERS, paper_of, rows
 from ..models.registry import module_of
 from ..models.resolve import ModelSource, resolve
 from ._answer import Answer, table
-from ._networks import count_parameters, registered_tags
+from ._networks import count_parameters, error_text, registered_tags, results_beside
 
 __all__ = ["run"]
 
@@ -90,9 +89,7 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
         found["paper"]["spread"] = printed.spread
     try:
         path = Path(find_weights(name, None))  # without a Hub repo, nothing is fetched
-        found["where"] = str(path)
-        results = path.with_name(RESULTS_NAME)
-        found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
+        found |= {"where": str(path), "results": results_beside(path)}
     except WeightsNotFoundError:
         found["where"] = f"https://huggingface.co/{repo_id}" if repo_id else None
     return found
@@ -106,8 +103,7 @@ def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
     found["classes"] = list(cfg.get("label_names") or ())
     if source.folder:
         found["where"] = str(source.weights or source.folder / WEIGHTS_NAME)
-        results = source.folder / RESULTS_NAME
-        found["results"] = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else None
+        found["results"] = results_beside(source.folder / WEIGHTS_NAME)
     return found
 
 
@@ -181,13 +177,11 @@ def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
     if entry.get("classes"):
         rows.append(["classes", ", ".join(entry["classes"])])
     results = entry["results"] or {}
-    for key, words in (
-        ("test_error", "test error"),
-        ("same_class_at_all_quarter_rotations", "same class at all 90° rotations"),
-    ):
-        if key in results:
-            mark = " (distilled)" if key == "test_error" and results.get("distilled") else ""
-            rows.append([words, f"{results[key]:.2f} %{mark}"])
+    if "test_error" in results:
+        rows.append(["test error", error_text(results)])
+    if "same_class_at_all_quarter_rotations" in results:
+        share = f"{results['same_class_at_all_quarter_rotations']:.2f} %"
+        rows.append(["same class at all 90° rotations", share])
     if "equivariance_error" in results:
         rows.append(["equivariance error", f"{results['equivariance_error']:.0e}"])
     if "command" in results:

@@ -1,6 +1,8 @@
 """Builds a registered network through timm, with weights from wherever they are."""
 
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -228,6 +230,7 @@ def build(
         WeightsNotFoundError: If weights are asked for and found nowhere.
         ValueError: If the weights file cannot be read, is not what it should be, or does not fit the network, or a rate
             of dropout is no probability.
+        TypeError: If the class has no argument of this name; the message has those that it has.
     """
     for name, rate in kwargs.items():
         if name.endswith(("drop_rate", "drop_path_rate")) and not (isinstance(rate, int | float) and 0 <= rate <= 1):
@@ -258,6 +261,11 @@ def build(
         )
     except SafetensorError as error:
         raise ValueError(f"{cfg.file} is not a readable safetensors file ({error}); fetch it again") from error
+    except TypeError as error:
+        given = re.search(rf"{model_cls.__name__}\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        if not given:
+            raise
+        raise TypeError(_no_argument(model_cls, variant, given[1])) from error
     except RuntimeError as error:
         if not (pretrained and cfg.file):
             raise
@@ -270,6 +278,15 @@ def build(
     if labels and len(labels) != getattr(model, "num_classes", len(labels)):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     return model
+
+
+def _no_argument(model_cls: type[EquivariantNet], variant: str, name: str) -> str:
+    """What to say of an argument that the class of a network does not have."""
+    arguments = inspect.signature(model_cls).parameters
+    text = f"{variant} has no argument {name!r}; those of {model_cls.__name__} are {', '.join(arguments)}"
+    if name in ("img_size", "input_size") and "img_size" not in arguments:
+        text += f". It takes images of every size that it is equivariant on: `eqzoo info {variant}` prints the sides"
+    return text
 
 
 def per_channel(values: Sequence[float], channels: int) -> Sequence[float]:

@@ -90,6 +90,15 @@ def test_the_table_of_networks(capsys):
     _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
+    assert (entry["test_error"], entry["distilled"]) == (2.228, False)
+
+
+def test_the_table_of_checkpoints(capsys):
+    _, out, _ = run(capsys, "list", "p4_asc_resnet29.*", "--long", "--pretrained")
+    heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
+    assert heading == ["name", "group", "input", "family", "test error"]
+    assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "7.69 % (distilled)"] in rows
+    assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "2.17 %"] in rows
 
 
 def test_tables_fit_the_terminal_and_break_no_word(monkeypatch):

@@ -444,6 +444,15 @@ def test_bad_arguments_are_named(bad):
         eqzoo.create_model("p4_cnn", **bad)
 
 
+def test_arguments_that_a_network_does_not_have_are_named_with_those_that_it_has():
+    with pytest.raises(TypeError, match=r"p4_cnn has no argument 'input_size'; .* are group, width, .*`eqzoo info p4_"):
+        eqzoo.create_model("p4_cnn", input_size=(1, 32, 32))
+    with pytest.raises(TypeError, match=r"p4m_densenet has no argument 'drop_rate'; .* global_pool$"):
+        eqzoo.create_model("p4m_densenet", drop_rate=0.1)
+    with pytest.raises(TypeError, match=r"has no argument 'input_size'; .* img_size, .* global_pool$"):
+        eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", input_size=(3, 32, 32))
+
+
 def test_timms_optimizers_group_layers_by_depth():
     model = timm.create_model("p4_cnn")
     groups = param_groups_layer_decay(model, layer_decay=0.5)
