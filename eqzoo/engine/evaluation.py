@@ -24,6 +24,7 @@ from .run_directory import (
     RECORD_NAME,
     FinishedRun,
     RunDirectory,
+    rank,
     split_differences,
     split_digests,
 )
@@ -32,8 +33,8 @@ __all__ = ["best_run", "evaluate_run"]
 
 
 def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
-    """The run with the best validation accuracy; the test errors play no part in the choice."""
-    return max(runs, key=lambda run: run.best["valid_accuracy"] or 0.0)
+    """The run whose kept epoch has the highest `rank` on validation images; the test errors play no part."""
+    return max(runs, key=lambda run: rank(run.best)[:3])
 
 
 def evaluate_run(

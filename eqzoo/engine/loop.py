@@ -162,9 +162,9 @@ def _finish_epoch(
     which has the row and, of the last epoch, the weights.
     """
     accelerator = state.accelerator
-    accuracy, valid_loss = state.validate()
-    history.append(valid_loss or 0.0)
-    row = {"epoch": epoch + 1, "loss": loss, "valid_loss": valid_loss, "valid_accuracy": accuracy}
+    scores = state.validate()
+    history.append(scores["valid_loss"] or 0.0)
+    row: dict[str, Any] = {"epoch": epoch + 1, "loss": loss, **scores}
     if epoch < state.recipe.half_size_epochs:
         row["half_size"] = True
     improved = not best or rank(row) > rank(best)

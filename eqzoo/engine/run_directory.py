@@ -302,13 +302,21 @@ def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def rank(row: Mapping[str, Any]) -> tuple[bool, float, float, int]:
     """What an epoch is kept by: higher validation accuracy, of equal ones lower validation loss, of these the later.
 
-    Epochs on images at half size rank below all others. Without validation images the last epoch has the highest rank.
+    Where the loss weights classes, the mean recall of the classes counts in place of the accuracy, which an epoch that
+    predicts the largest class alone may have. Epochs on images at half size rank below all others. Without validation
+    images the last epoch has the highest rank.
 
     Args:
-        row: Its ``epoch``, ``valid_accuracy`` and, where they are known, ``valid_loss`` and ``half_size``.
+        row: Its ``epoch``, ``valid_accuracy`` and, where they are known, ``valid_recall``, ``valid_loss`` and
+            ``half_size``.
     """
     full_size = not row.get("half_size", False)
-    return full_size, row["valid_accuracy"] or 0.0, -(row.get("valid_loss") or 0.0), row["epoch"]
+    return (
+        full_size,
+        row.get("valid_recall", row["valid_accuracy"]) or 0.0,
+        -(row.get("valid_loss") or 0.0),
+        row["epoch"],
+    )
 
 
 def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:

@@ -149,10 +149,16 @@ class TrainingState:
         return self.recipe.rate(epoch) * self.recipe.decay_rate ** self.recipe.decays(history)
 
     @torch.no_grad()
-    def validate(self) -> tuple[float | None, float | None]:
-        """The accuracy in percent and the mean cross-entropy on the validation images; None without any."""
+    def validate(self) -> dict[str, float | None]:
+        """How well the network does on the validation images.
+
+        Returns:
+            ``valid_loss``, the mean cross-entropy, and ``valid_accuracy`` in percent; None without validation images.
+            Where the loss weights classes also ``valid_recall``, the mean over the classes that have validation images
+            of the percentage of them that is recognized.
+        """
         if "valid" not in self.splits:
-            return None, None
+            return {"valid_loss": None, "valid_accuracy": None}
         split, world = self.splits["valid"], self.accelerator.num_processes
         model = self.eval_model.eval()
         if world > 1:
@@ -160,15 +166,24 @@ class TrainingState:
                 accelerate.utils.broadcast(buffer)
         share = torch.arange(len(split)).tensor_split(world)[self.accelerator.process_index]
         parts = [part.to(self.device) if isinstance(split, Split) else part for part in share.split(BATCH_SIZE)]
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        classes = int(self.model.num_classes)  # type: ignore[arg-type]
+        sums = torch.zeros(1 + classes, dtype=torch.float64, device=self.device)  # of the loss, of right ones by class
         for part, images in zip(parts, batches(split, parts, self.workers), strict=True):
             with self.autocast():
                 logits = model(self.as_input(images))
             labels = split.labels[part].to(self.device)
-            loss = F.cross_entropy(logits.float(), labels, reduction="sum")
-            sums += torch.stack([(logits.argmax(1) == labels).sum().double(), loss.double()])
-        right, loss = self.accelerator.reduce(sums).tolist() if world > 1 else sums.tolist()
-        return 100 * (right / len(split)), loss / len(split)
+            sums[0] += F.cross_entropy(logits.float(), labels, reduction="sum").double()
+            sums[1:] += labels[logits.argmax(1) == labels].bincount(minlength=classes)
+        loss, *right = self.accelerator.reduce(sums).tolist() if world > 1 else sums.tolist()
+        found: dict[str, float | None] = {
+            "valid_loss": loss / len(split),
+            "valid_accuracy": 100 * (sum(right) / len(split)),
+        }
+        if self.recipe.class_weights:
+            counts = split.labels.bincount(minlength=classes).tolist()
+            recalls = [hits / count for hits, count in zip(right, counts, strict=True) if count]
+            found["valid_recall"] = 100 * (sum(recalls) / len(recalls))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The states of model, optimizer and moving average, and digests of the images, as state.pt holds them."""

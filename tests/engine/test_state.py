@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import best_row, build_network, predictions, train
+from eqzoo.engine import RunDirectory, best_row, build_network, predictions, train
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _with_options
 from tests.engine.test_training import (
@@ -146,6 +146,8 @@ def test_class_weights(tmp_path):
     model = go(tmp_path, other(class_weights=(0.0, 1.0), lr=1e-2))
     valid = (SPLITS["valid"].images.float() / 255 - 0.1314) / 0.3025
     assert predictions(model, valid).tolist() == [1] * 16
+    # One of two classes is recognized, whatever their sizes.
+    assert RunDirectory(tmp_path).rows()[-1]["valid_recall"] == 50.0
     with pytest.raises(ValueError, match="3 factors for 2 classes"):
         go(tmp_path / "3", other(class_weights=(1.0, 1.0, 1.0)))
 
