@@ -35,7 +35,8 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"standard_cutout"``: ``"standard"``, then a square is replaced by the mean color of the image (Cutout,
               DeVries and Taylor, 2017, https://arxiv.org/abs/1708.04552). Its side is a quarter of the image's shorter
               side and its center any pixel, so it may be cut off at an edge.
-            * ``"shifts"``: shifts by up to 4 pixels alone.
+            * ``"shifts"``: shifts alone, by whole pixels up to a sixteenth of the side in each direction, at least one.
+              Pixels from outside are those of the image reflected at its edges.
             * ``"flips"``: left-right flips with probability 1/2 alone.
             * ``"quarter_rotations"``: a rotation by 0°, 90°, 180° or 270°.
             * ``"quarter_rotations_flips"``: one of these rotations, flipped with probability 1/2.
@@ -61,19 +62,34 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
     return AUGMENTATIONS[name](images, numbers.to(images.device, non_blocking=True))
 
 
-def _flip_and_shift(pad: int, flips: float = 0.5) -> Callable[[Tensor, Tensor], Tensor]:
+def _flip_and_shift(pad: int) -> Callable[[Tensor, Tensor], Tensor]:
     def change(images: Tensor, numbers: Tensor) -> Tensor:
         count, channels, height, width = images.shape
         corner = (numbers[:, 1:3] * (2 * pad + 1)).long()  # top left corner of the crop of the padded image
         rows = corner[:, :1] + torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(count, width)
-        columns = corner[:, 1:] + torch.where(numbers[:, :1] < flips, columns.flip(1), columns)
+        columns = corner[:, 1:] + torch.where(numbers[:, :1] < 0.5, columns.flip(1), columns)
         padded = F.pad(images, (pad, pad, pad, pad))
         index = rows[:, :, None] * (width + 2 * pad) + columns[:, None, :]
         index = index.flatten(1)[:, None].expand(count, channels, height * width)
         return padded.flatten(2).gather(2, index).view_as(images)
 
     return change
+
+
+def _shift(images: Tensor, numbers: Tensor) -> Tensor:
+    count, channels, height, width = images.shape
+
+    def places(length: int, column: int) -> Tensor:  # (n, length): the pixels that move to each place
+        most = max(1, round(length / 16))
+        first = (numbers[:, column : column + 1] * (2 * most + 1)).long() - most
+        moved = first + torch.arange(length, device=images.device)
+        moved = torch.where(moved < 0, -1 - moved, moved)
+        return torch.where(moved < length, moved, 2 * length - 1 - moved)
+
+    index = places(height, 1)[:, :, None] * width + places(width, 2)[:, None, :]
+    index = index.flatten(1)[:, None].expand(count, channels, height * width)
+    return images.flatten(2).gather(2, index).view_as(images)
 
 
 def _cutout(images: Tensor, numbers: Tensor) -> Tensor:
@@ -166,7 +182,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "standard": _standard,
     "standard_pad2": _flip_and_shift(2),
     "standard_cutout": _standard_cutout,
-    "shifts": _flip_and_shift(4, flips=0),
+    "shifts": _shift,
     "flips": _elements(Z2M),
     "quarter_rotations": _elements(P4),
     "quarter_rotations_flips": _elements(P4M),

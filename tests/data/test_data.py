@@ -518,6 +518,21 @@ def test_reflections_and_shifts(name, pad):
     assert {top for top, _ in seen} == {left for _, left in seen} == set(range(2 * pad + 1))
 
 
+@pytest.mark.parametrize("size", [(48, 32), (9, 12)])
+def test_shifts_continue_the_image_as_its_reflection(size):
+    images = torch.randint(1, 256, (256, 2, *size), dtype=torch.uint8)
+    numbers = draw(256, torch.Generator().manual_seed(0))
+    changed = augment("shifts", images, numbers)
+    most = [max(1, round(side / 16)) for side in size]
+    seen = set()
+    for i, (_, down, right, *_) in enumerate(numbers.tolist()):
+        top, left = int(down * (2 * most[0] + 1)), int(right * (2 * most[1] + 1))
+        padded = np.pad(images[i].numpy(), ((0, 0), (most[0],) * 2, (most[1],) * 2), mode="symmetric")
+        assert np.array_equal(changed[i], padded[:, top : top + size[0], left : left + size[1]])
+        seen |= {(top, left)}
+    assert len(seen) == (2 * most[0] + 1) * (2 * most[1] + 1)
+
+
 def test_cutout_replaces_one_square_by_the_mean_color():
     images = torch.randint(0, 200, (512, 3, 16, 24), dtype=torch.uint8)
     numbers = draw(512, torch.Generator().manual_seed(0))
