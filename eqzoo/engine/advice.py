@@ -22,6 +22,16 @@ TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 _BATCH = 256
+# How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
+_STRONGER = {
+    "affine": ", or augment them more with --augment affine_color",
+    "affine_color": "",
+    **dict.fromkeys(
+        ("rotations", "rotations_shifts"),
+        ", or, if they mean the same reflected, augment them more with --augment affine",
+    ),
+}
+_STRONGEST = ", or, if they mean the same rotated and reflected, augment them more with --augment affine"
 
 
 def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
@@ -113,9 +123,7 @@ def advice_after(
     gap = training_accuracy - valid_accuracy
     said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
     if gap >= OVERFIT:
-        stronger = {"affine": "affine_color", "rotations": "affine_color", "affine_color": None}
-        other = stronger.get(recipe.augment, "affine")
-        found.append(f"{said}: add images" + (f", or augment them more with --augment {other}" if other else ""))
+        found.append(f"{said}: add images{_STRONGER.get(recipe.augment, _STRONGEST)}")
     elif training_accuracy < NOT_FITTED:
         found.append(f"{said}: the network does not fit its images yet; {longer}")
     return found

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from ..analysis.rotation import inputs, rotation_curve, sample
+from ..analysis.sizes import weightless
 from ..data import AnySplit
-from .defaults import keeps_statistics, with_rules
+from .defaults import keeps_statistics, suitable_augmentation, with_rules
 from .loop import train
 from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
 from .recipe import Recipe
@@ -23,8 +24,9 @@ from .speed import recorded_speed
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]
 
 FOLDER = "against"
-# Of AdamW; that of equivariant networks is higher (`eqzoo.engine.defaults`).
-_RATES = {True: 1e-3, False: 4e-3}  # from trained weights and from random ones
+# Of AdamW, for networks with batch norms and without, from trained weights and from random ones. Those of equivariant
+# networks with batch norms are higher (`eqzoo.engine.defaults`).
+_RATES = {True: {True: 1e-3, False: 4e-3}, False: {True: 1e-4, False: 1e-3}}
 
 
 def check_baseline(name: str, shape: Sequence[int]) -> None:
@@ -64,14 +66,20 @@ def check_baseline(name: str, shape: Sequence[int]) -> None:
 def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     """The recipe of another network, with the batches, the seed and the class weights of a fine-tuning.
 
-    AdamW by the rules of `eqzoo.engine.defaults`; rotations by any angle, reflections and shifts as augmentation.
+    AdamW by the rules of `eqzoo.engine.defaults`. The augmentation is the one that suits the group of the fine-tuned
+    network: shifts, for p4 also rotations by any angle, for p4m also reflections. What the fine-tuned network takes for
+    a change of meaning, such as reflections for p4, is not shown to the other network either.
 
     Args:
-        name: The network, as `check_baseline` takes it; the learning rate is 1e-3 with a tag and 4e-3 without.
+        name: The network, as `check_baseline` takes it. With batch norms the learning rate is 1e-3 with a tag and 4e-3
+            without, without batch norms 1e-4 and 1e-3.
         own: The recipe of the fine-tuning.
         **given: Other keys of a recipe, ``epochs`` among them, which come first.
     """
-    given = {"lr": _RATES["." in name], "augment": "affine", **given}
+    with torch.device("meta"):
+        has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
+    group = weightless(own.model).group
+    given = {"lr": _RATES[has_batch_norms]["." in name], "augment": suitable_augmentation(group), **given}
     kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
     return Recipe(name, own.dataset, **kept, **with_rules(given))
 

@@ -18,6 +18,7 @@ __all__ = [
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
+    "rate_factor",
     "suitable_augmentation",
     "with_rules",
 ]
@@ -27,6 +28,10 @@ AUTOMATIC = ("precision", "channels_last")
 _OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
+# Of networks without batch norms, whose rates are lower, from trained weights and from random ones. From random ones
+# docs/convnext_study.md and docs/finetuning_study.md compare rates; from trained ones it is what such transformers
+# are usually fine-tuned with, and was not measured here.
+_WITHOUT_BATCH_NORM = {True: 0.01, False: 0.1}
 _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1
 _BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
@@ -46,7 +51,17 @@ def least_epochs(images: int, batch_size: int, pretrained: bool) -> int:
     return min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
 
 
-def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
+def rate_factor(model: nn.Module, pretrained: bool) -> float:
+    """What the learning rates of the rules are multiplied by for a network: 1 with batch norms, less without.
+
+    Args:
+        model: The network.
+        pretrained: Whether it starts from trained weights.
+    """
+    return _WITHOUT_BATCH_NORM[pretrained] if keeps_statistics(model) else 1.0
+
+
+def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
     AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
@@ -54,11 +69,12 @@ def with_rules(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         given: The keys of a recipe that the user gives.
+        factor: What the learning rate of the rules is multiplied by, see `rate_factor`.
     """
     values = {"optimizer": _OPTIMIZER, **given}
     if values.get("lr") is None:
         rate = _RATES.get(values["optimizer"])
-        values |= {} if rate is None else {"lr": rate}
+        values |= {} if rate is None else {"lr": round(rate * factor, 8)}
     if values["optimizer"] == "adamw":
         values.setdefault("weight_decay", _WEIGHT_DECAY)
     if values.get("loss", "ce") == "ce" and values.get("teacher_weight") != 1:
@@ -106,7 +122,7 @@ def fine_tuning_recipe(
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
     values.setdefault("augment", suitable_augmentation(blank.group))
-    values = with_rules(values)
+    values = with_rules(values, rate_factor(blank, pretrained))
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(blank.group)
     if "valid" not in splits:

@@ -24,6 +24,11 @@ _OPTIONS = {  # of eqzoo finetune, by the key of the recipe
 }
 _MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
 _CONFUSED_PAIRS = 20  # of classes that are listed instead
+_AUGMENTED = {  # what happens to the images of a network to compare with
+    "shifts": "shifted",
+    "rotations_shifts": "rotated by any angle and shifted",
+    "affine": "rotated by any angle, reflected and shifted",
+}
 
 
 def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
@@ -130,8 +135,8 @@ def _comparison(report: dict[str, Any]) -> list[str]:
         f"## Against {other['model']}",
         "",
         f"{other['model']} was trained on the same images for as many epochs as fit into the same time: from "
-        f"{other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that are rotated "
-        "by any angle, reflected and shifted at random. Both are evaluated on the same images.",
+        f"{other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that are "
+        f"{_AUGMENTED[other['augment']]} at random. Both are evaluated on the same images.",
         "",
         f"| | {report['model']} | {_other_name(report)} |",
         "|---|---|---|",

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_side
 from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
+from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run_directory import RunDirectory, rank
@@ -77,6 +79,28 @@ def test_augmentation_follows_the_group(name, expected):
 
     assert planned().augment == expected
     assert planned(augment="none").augment == "none"
+    # Another network sees what suits the group of the fine-tuned one, whatever its own group is.
+    assert {baseline_recipe(other, planned(), epochs=1).augment for other in ("test_resnet", "p4m_cnn")} == {expected}
+
+
+@pytest.mark.parametrize(("name", "rates"), [("p4_cnn", (0.01, 0.01)), ("p4m_convnext_atto", (0.001, 0.0001))])
+def test_networks_without_batch_norm_have_lower_rates(name, rates):
+    blank = weightless(resolve(name))
+
+    def planned(start, **given):
+        settings = {"start": start, "label_names": ["a", "b", "c"]}
+        return fine_tuning_recipe(
+            blank, "own", shapes(), given, model_args={}, freeze=(), balance=False, settings=settings
+        )
+
+    assert (planned(None).lr, planned("weights").lr) == rates
+    assert planned(None, optimizer="sgd").lr == pytest.approx(5 * rates[0])
+    assert planned("weights", lr=0.5).lr == 0.5
+    own = planned(None)
+    assert baseline_recipe("test_resnet", own, epochs=1).lr == 4e-3
+    assert baseline_recipe("z2_resnet29.cifar10", own, epochs=1).lr == 1e-3
+    assert baseline_recipe("test_convnext", own, epochs=1).lr == 1e-3
+    assert baseline_recipe("test_convnext.r160_in1k", own, epochs=1).lr == 1e-4
 
 
 def test_a_warm_up_may_end_within_an_epoch():
@@ -119,7 +143,9 @@ def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
     assert rank(row | {"epoch": 2}) > rank(row)
     assert rank(row | {"valid_accuracy": 91.0, "valid_loss": 9.0}) > rank(row)
     assert rank(row) > rank(row | {"half_size": True, "valid_accuracy": 99.0})
-    measured = iter([(50.0, 0.9), (60.0, 0.3), (60.0, 0.4), (60.0, 0.3)])
+    assert rank(row | {"valid_recall": 90.0}) > rank(row | {"valid_recall": 50.0, "valid_accuracy": 95.0})
+    found = [(50.0, 0.9), (60.0, 0.3), (60.0, 0.4), (60.0, 0.3)]
+    measured = iter([{"valid_accuracy": accuracy, "valid_loss": loss} for accuracy, loss in found])
     kept = []
     monkeypatch.setattr(TrainingState, "validate", lambda self: next(measured))
     monkeypatch.setattr(RunDirectory, "save_weights", lambda self, state: kept.append(len(self.rows()) + 1))
@@ -313,7 +339,13 @@ def test_advice_on_the_result():
     assert missed == "'b' is never predicted: try --balance, or train for longer with --epochs 10 and another --output"
     (over,) = advice_after(fine, 99.0, 85.0, recipe)
     assert "99.0 % on training and 85.0 % on validation images" in over
-    assert "--augment affine" in over
+    assert over.endswith("or, if they mean the same rotated and reflected, augment them more with --augment affine")
+    (over,) = advice_after(fine, 99.0, 85.0, replace(recipe, augment="rotations_shifts"))
+    assert over.endswith("or, if they mean the same reflected, augment them more with --augment affine")
+    (over,) = advice_after(fine, 99.0, 85.0, replace(recipe, augment="affine"))
+    assert over.endswith("add images, or augment them more with --augment affine_color")
+    (over,) = advice_after(fine, 99.0, 85.0, replace(recipe, augment="affine_color"))
+    assert over.endswith("add images")
     (under,) = advice_after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
     assert advice_after(fine, 99.0, None, recipe) == []
