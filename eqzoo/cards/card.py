@@ -286,7 +286,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     if count := r.get("multiply_adds"):
         rows.append(("multiply-adds an image", f"{count:,}", ""))
     if speed := r.get("throughput"):
-        value = f"{speed['images_per_second']:,.0f} a second, batch {speed['batch_size']}, {speed['machine']}"
+        value = f"{speed['images_per_second']:,.0f} a second, batch {speed['batch_size']}, {speed['machine']}; `eqzoo bench` compares networks"
         rows.append((f"throughput, {data.noun}", value, ""))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [("", "here", "paper"), ("---",) * 3, *rows])
     note = f"The paper's number: {row.note}. " if row else ""
@@ -300,8 +300,8 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         else ""
     )
     chosen = (
-        f"The epoch was chosen on the validation {data.noun}, and the test {data.noun} were read after that, once for "
-        "each recipe that was tried."
+        f"The epoch was chosen on the validation {data.noun}. The test {data.noun} chose nothing: they were read at "
+        "the end of each recipe that was tried, and of earlier parts of this one where the text below has such errors."
         if validated
         else f"No {data.noun} were held out for validation: the weights are those of the last epoch."
     )
