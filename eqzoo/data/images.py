@@ -45,9 +45,9 @@ def is_grayscale(image: Image.Image) -> bool:
 def pixels(image: Image.Image, channels: int) -> Tensor:
     """The pixels of a Pillow image of any mode, in the orientation given by its EXIF data.
 
-    Values of 16-bit images are multiplied by 255 / 65535, and inverted where a TIFF says that 0 is white. Transparent
-    pixels are composited onto black unless four channels are requested. Palettes, CMYK and other color spaces are
-    converted to RGB.
+    Values of 16-bit images are multiplied by 255 / 65535, those of a TIFF of fewer bits by 255 / (2^bits - 1), and
+    inverted where it says that 0 is white. Transparent pixels are composited onto black unless four channels are
+    requested. Palettes, CMYK and other color spaces are converted to RGB.
 
     Args:
         image: The image.
@@ -70,7 +70,7 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         raise _UnknownRangeError(f"{bits}-bit numbers with a sign")
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        gray = _deep(image, f"{bits}-bit numbers" if bits else "")
+        gray = _deep(image, bits)
         gray = 255 - gray if white_is_zero else gray
         if channels == 4:
             return torch.stack([gray, gray, gray, torch.full_like(gray, 255)])
@@ -119,19 +119,20 @@ def _tag(image: Image.Image, tag: int) -> int | None:
     return value[0] if isinstance(value, tuple) else value
 
 
-def _deep(image: Image.Image, kind: str) -> Tensor:
+def _deep(image: Image.Image, bits: int | None) -> Tensor:
     """The values of a 16-bit grayscale image, scaled to 0 to 255; Pillow's own conversion clips them at 255.
 
     Args:
-        image: The image. Pillow reads TIFFs of 16 bits in the mode I;16 and other whole numbers in the mode I, in
-            which it reads 16 bits of other formats too.
-        kind: What a TIFF says of its numbers; empty for other formats.
+        image: The image. Pillow reads TIFFs of 12 and 16 bits in the mode I;16 and other whole numbers in the mode I,
+            in which it reads 16 bits of other formats too.
+        bits: The bits of a number in a TIFF; None for other formats.
     """
     values = np.asarray(image)
-    if image.mode == "F" or (image.mode == "I" and (kind or values.min() < 0 or values.max() > 65_535)):
-        kind = "floating point numbers" if image.mode == "F" else kind or "32-bit numbers"
+    if image.mode == "F" or (image.mode == "I" and (bits or values.min() < 0 or values.max() > 65_535)):
+        kind = "floating point numbers" if image.mode == "F" else f"{bits or 32}-bit numbers"
         raise _UnknownRangeError(f"{kind}, {values.min():g} to {values.max():g}")
-    return torch.from_numpy(values.astype(np.float32) / 257)
+    white = 2 ** min(bits or 16, 16) - 1
+    return torch.from_numpy(values.astype(np.float32) / (white / 255))
 
 
 def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:

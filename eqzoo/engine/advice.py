@@ -17,6 +17,7 @@ __all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
+DARK = 32  # of 255: darker than this are all pixels of images that use a small part of the range
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
@@ -96,6 +97,7 @@ def advice_before(
         *_nested(inner, splits["train"], bool(drawn)),
         *_few(splits["train"], drawn),
         *([] if balance else _imbalanced(splits["train"])),
+        *_dark(splits["train"]),
         *_larger(model, native, side),
         *_duplicated(splits),
     ]
@@ -181,6 +183,14 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
         yield (
             f"{_name(train, most)} has {ratio:.0f} times the images of {_name(train, least)}: if rare classes matter "
             "as much, compare the mean recall with that of --balance"
+        )
+
+
+def _dark(train: AnySplit) -> Iterator[str]:
+    if isinstance(train, Split) and (brightest := int(train.images.max())) < DARK:
+        yield (
+            f"the brightest pixel of all training images is {brightest} of 255, as of 12-bit numbers in files of 16 "
+            "bits, and shades are lost: stretch them first, all by the same factor"
         )
 
 

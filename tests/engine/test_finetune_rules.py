@@ -309,6 +309,13 @@ def test_advice_on_images():
     (slightly,) = advice_before(fine, model, 40, 28, balance=False)
     assert "40 pixels a side and are scaled to 28: if details matter, try --size 40" in slightly
     assert advice_before(fine, model, 28, 28, balance=False) == []
+    dark = {"train": replace(fine["train"], images=fine["train"].images // 16)}  # 12-bit numbers in files of 16 bits
+    assert advice_before(dark, model, 28, 28, balance=False) == [
+        "the brightest pixel of all training images is 15 of 255, as of 12-bit numbers in files of 16 bits, and shades "
+        "are lost: stretch them first, all by the same factor"
+    ]
+    lighter = {"train": replace(dark["train"], images=dark["train"].images + 17)}
+    assert advice_before(lighter, model, 28, 28, balance=False) == []
 
 
 def test_the_side_of_images_before_they_are_resized(tmp_path):
