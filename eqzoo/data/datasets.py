@@ -93,21 +93,41 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not readable, or arrays are missing or of another shape or type.
+        ValueError: If the file is not readable, arrays are missing or of another shape or type, or two classes have the
+            same name.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {path}")
+    needed, arrays = _NPZ_KEYS[: 4 if needs_test else 2], dict[str, np.ndarray[Any, Any]]()
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            with loaded as file:
+                arrays = {key: file[key] for key in file.files}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is not a readable .npz file ({error}); it may be truncated") from error
-    needed = _NPZ_KEYS[: 4 if needs_test else 2]
+    if isinstance(loaded, np.ndarray):
+        raise ValueError(
+            f"{path} holds a single array, {loaded.dtype} {loaded.shape}, as numpy.save writes it; numpy.savez writes "
+            f"{', '.join(needed)} into a .npz file"
+        )
     if missing := set(needed) - set(arrays):
         raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
-    classes = tuple(map(str, arrays.get("label_names", ())))
+    classes = _class_names(arrays["label_names"], path) if "label_names" in arrays else ()
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
     return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
+
+
+def _class_names(names: np.ndarray[Any, Any], path: str | os.PathLike[str]) -> tuple[str, ...]:
+    if names.ndim != 1:
+        raise ValueError(f"{path}: label_names is a list with a name for each class, got {names.dtype} {names.shape}")
+    classes = tuple(map(str, names))
+    if (twice := next((name for name in classes if classes.count(name) > 1), None)) is not None:
+        raise ValueError(
+            f"{path}: the classes of label_names have different names, and {classes.count(twice)} of them are named "
+            f"{twice!r}; rename them, or give their images the same label"
+        )
+    return classes
 
 
 def _from_arrays(
@@ -126,7 +146,7 @@ def _from_arrays(
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")
     if min(images.shape[1:]) < 1:
         raise ValueError(f"{source}: images have no pixels, got {images.shape}")
-    if not np.issubdtype(labels.dtype, np.integer) or labels.size != len(labels):
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.ndim or labels.size != len(labels):
         raise ValueError(f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}")
     planes = torch.from_numpy(images)
     planes = planes[:, None] if images.ndim == 3 else planes.permute(0, 3, 1, 2)

@@ -252,6 +252,10 @@ def test_npz_files(tmp_path):
         ({"y_test": np.full(6, 7)}, "labels of test go from 7 to 7"),
         ({"y_test": np.full(5, 1)}, "6 images and 5 labels"),
         ({"y_train": np.arange(18) / 3}, "labels are integers"),
+        ({"y_train": np.array(3)}, r"labels are integers, one per image, got int64 \(\)"),
+        ({"label_names": ["cat", "dog", "cat"]}, "2 of them are named 'cat'; rename them"),
+        ({"label_names": ["", "", ""]}, "3 of them are named ''"),
+        ({"label_names": np.array("cat")}, r"label_names is a list with a name for each class, got <U3 \(\)"),
         ({"x_train": np.zeros((18, 8, 8, 3))}, "images are uint8"),
         ({"x_train": np.zeros((18, 3, 8, 8), np.uint8)}, "channels come last"),
         ({"x_train": np.zeros((18, 9, 9, 3), np.uint8)}, "images have to be of one size"),
@@ -271,6 +275,10 @@ def test_corrupt_npz_files_are_errors(tmp_path):
         (tmp_path / "mine.npz").write_bytes(data)
         with pytest.raises(ValueError, match=r"mine\.npz"):
             load_splits("mine.npz", tmp_path)
+    np.save(tmp_path / "one.npy", np.zeros((18, 8, 8), np.uint8))
+    (tmp_path / "one.npy").rename(tmp_path / "one.npz")
+    with pytest.raises(ValueError, match=r"holds a single array, uint8 \(18, 8, 8\), .* numpy\.savez writes x_train"):
+        load_splits("one.npz", tmp_path)
     np.savez(tmp_path / "mine.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match="x_train, y_train"):
         load_splits("mine.npz", tmp_path)
