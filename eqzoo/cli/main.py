@@ -195,10 +195,16 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         help="the memory format of images and fields (default: what is faster in a few steps)",
     )
     sub.add_argument(
-        "--valid", type=float, default=0.15, metavar="F", help="the fraction held out for validation (default: 0.15)"
+        "--valid",
+        type=float,
+        metavar="F",
+        help="the fraction held out for validation (default: 0.15 if the images have no part for it)",
     )
     sub.add_argument(
-        "--test", type=float, default=0.15, metavar="F", help="the fraction held out for the test (default: 0.15)"
+        "--test",
+        type=float,
+        metavar="F",
+        help="the fraction held out for the test (default: 0.15 if the images have no part for it)",
     )
     sub.add_argument("--seed", type=int, help="default: 0")
     sub.add_argument(

@@ -14,6 +14,9 @@ from .splits import AnySplit, check, resized, stratified
 
 __all__ = ["complete_splits", "folders_in_classes", "native_side", "read_images"]
 
+_FRACTION = 0.15
+_NOUNS = {"valid": "validation", "test": "test"}
+
 
 def read_images(
     data: str | os.PathLike[str],
@@ -95,31 +98,42 @@ def _check_classes(train: AnySplit, drawn: list[str]) -> None:
     counts = torch.bincount(train.labels).tolist()
     if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
         name, count = dict(enumerate(train.classes)).get(few[0], few[0]), counts[few[0]]
-        *others, last = "training", *drawn
+        *others, last = "training", *(_NOUNS[part] for part in drawn)
+        options = " or ".join(f"--{part} 0" for part in drawn)
         raise ValueError(
             f"class {name!r} has {count} image{'s' * (count > 1)}, and one each is needed for "
-            f"{', '.join(others)} and {last}: add images, hold none out (--valid 0 or --test 0; valid_fraction, "
-            "test_fraction), or give the folders train, val and test yourself"
+            f"{', '.join(others)} and {last}: add images, hold none out ({options}; "
+            f"{', '.join(f'{part}_fraction' for part in drawn)}), or give the folders train, val and test yourself"
         )
 
 
-def complete_splits(splits: Mapping[str, AnySplit], valid: float, test: float) -> dict[str, AnySplit]:
+def complete_splits(
+    splits: Mapping[str, AnySplit], valid: float | None = None, test: float | None = None
+) -> dict[str, AnySplit]:
     """Draws missing validation and test splits from the training split, stratified, the same at every call.
 
     Args:
         splits: ``train`` and possibly ``valid`` and ``test``.
-        valid: The fraction of the training images for ``valid``, if it is missing; 0 for none.
+        valid: The fraction of the training images for ``valid``, 0 for none; None for 0.15 if it is missing.
         test: The same for ``test``.
 
     Raises:
-        ValueError: If a fraction is out of range or a class has too few images.
+        ValueError: If a fraction is out of range or is given for a split that there is, or a class has too few images.
     """
-    valid, test = (0.0 if part in splits else share for part, share in (("valid", valid), ("test", test)))
+    given = {"valid": valid, "test": test}
+    for part, share in given.items():
+        if share is not None and part in splits:
+            raise ValueError(
+                f"the data has {len(splits[part]):,} {_NOUNS[part]} images of its own, so none are drawn from its "
+                f"training images: leave --{part} ({part}_fraction) out, got {share}"
+            )
+    rule = {part: 0.0 if part in splits else _FRACTION for part in given}
+    valid, test = (rule[part] if share is None else share for part, share in given.items())
     if min(valid, test) < 0 or valid + test >= 1:
         raise ValueError(
             f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
         )
-    parts, drawn = dict(splits), [name for name, share in (("validation", valid), ("test", test)) if share]
+    parts, drawn = dict(splits), [part for part, share in (("valid", valid), ("test", test)) if share]
     _check_classes(parts["train"], drawn)
     left = 1.0
     if test:

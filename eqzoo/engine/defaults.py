@@ -126,7 +126,7 @@ def fine_tuning_recipe(
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(blank.group)
     if "valid" not in splits:
-        values |= {"valid_size": 0, "patience": None}
+        values["valid_size"] = 0
     weights: tuple[float, ...] = ()
     if balance:
         counts = train.labels.bincount(minlength=num_classes(splits)).double()

@@ -43,7 +43,6 @@ from .state import freeze as freeze_modules
 
 __all__ = ["FineTuned", "finetune", "image_statistics", "initial_network", "trunk"]
 
-_FRACTION = 0.15
 # Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
 _OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
 
@@ -75,8 +74,8 @@ def finetune(
     balance: bool = False,
     minutes: float | None = None,
     against: str | None = None,
-    valid_fraction: float = _FRACTION,
-    test_fraction: float = _FRACTION,
+    valid_fraction: float | None = None,
+    test_fraction: float | None = None,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -103,8 +102,8 @@ def finetune(
         against: Another network, timm's or of the zoo (``"resnet18"``, ``"z2_resnet29.cifar10"``; with a tag, it starts
             from trained weights), to train on the same images, randomly rotated and reflected, in the same time: the
             report compares the two. None for no comparison.
-        valid_fraction: The fraction of the images to choose the epoch by, if the data has no validation split; 0 for
-            none.
+        valid_fraction: The fraction of the images to choose the epoch by, 0 for none; None for 0.15 if the data has no
+            validation split.
         test_fraction: The same for the test split.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
@@ -120,7 +119,8 @@ def finetune(
         The network, the report and the folder.
 
     Raises:
-        ValueError: If an image, a size, a class or a setting is invalid, or the folder holds other files.
+        ValueError: If an image, a size, a class or a setting is invalid or without effect, or the folder holds other
+            files.
         FileNotFoundError: If there are no such images.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         ImportError: If the packages of the training loop are missing.
@@ -185,8 +185,8 @@ def finetune(
             "freeze": freeze,
             "balance": balance,
             "against": against,
-            "valid": None if valid_fraction == _FRACTION else valid_fraction,
-            "test": None if test_fraction == _FRACTION else test_fraction,
+            "valid": valid_fraction,
+            "test": test_fraction,
         }
         # What was measured here may be measured otherwise on another machine.
         usual = {"precision": "float32", "channels_last": False}
@@ -300,11 +300,18 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
             )
 
 
-def _check_values(recipe: Mapping[str, Any], balance: bool, minutes: float | None, valid: float, test: float) -> None:
+def _check_values(
+    recipe: Mapping[str, Any], balance: bool, minutes: float | None, valid: float | None, test: float | None
+) -> None:
     """Raises ValueError for values that are invalid for any images, before images are read."""
-    if min(valid, test) < 0 or valid + test >= 1:
+    shares = [share for share in (valid, test) if share is not None]
+    if shares and (min(shares) < 0 or sum(shares) >= 1):
+        got = " and ".join(map(str, shares))
+        raise ValueError(f"the fractions valid and test are at least 0 and together less than 1, got {got}")
+    if valid == 0 and (patience := recipe.get("patience")) is not None:
         raise ValueError(
-            f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
+            f"patience is a number of epochs without a better one on validation images, and valid 0 holds none out: "
+            f"leave one of the two out, got patience {patience}"
         )
     if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
         epochs = recipe.get("epochs")

@@ -288,6 +288,8 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
         ({"epochs": 0}, "epochs >= 1"),
         ({"batch_size": 0}, "batch_size >= 1"),
         ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
+        ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
+        ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),
         ({"augment": "nonesuch"}, "augment is one of"),
         ({"optimizer": "nonesuch"}, "optimizer is one of"),
         ({"balance": True, "loss": "bce"}, "class_weights go with"),
@@ -518,8 +520,26 @@ def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
 def test_train_val_and_test_stay_what_they_are(tmp_path):
     for part, first in (("train", 0), ("val", 1000), ("test", 2000)):
         save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
-    splits = complete_splits(read_images(tmp_path / "a", 28), 0.5, 0.5)
+    splits = complete_splits(read_images(tmp_path / "a", 28))
     assert {name: len(split) for name, split in splits.items()} == {"train": 12, "valid": 12, "test": 12}
+    for given, message in (
+        ({"valid": 0.3}, r"12 validation images of its own, .*: leave --valid \(valid_fraction\) out, got 0\.3"),
+        ({"test": 0}, r"12 test images of its own, .*: leave --test \(test_fraction\) out, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            complete_splits(splits, **given)
+    few = {"train": splits["train"][torch.tensor([0, 4, 5, 8, 9])], "valid": splits["valid"]}
+    with pytest.raises(ValueError, match=r"for training and test: .* none out \(--test 0; test_fraction\)"):
+        complete_splits(few)
+
+
+def test_the_command_refuses_parts_that_are_there(capsys, tmp_path):
+    for part, first in (("train", 0), ("test", 2000)):
+        save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
+    code, _, err = run(capsys, "finetune", "p4_cnn", tmp_path / "a", "--output", tmp_path / "out", "--test", "0.15")
+    assert code == 2
+    assert "the data has 12 test images of its own" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_held_out_images_the_report_says_so(tmp_path):
