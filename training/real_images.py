@@ -56,6 +56,13 @@ SPREAD_BELOW = 10  # percent: smaller fractions are run with all seeds, the othe
 BATCH, EPOCHS = 64, 4
 CHOICE_SIZE = 500
 AUGMENTATIONS = {"affine": ", augmented", "none": ""}
+# The SHA-256 of the weights that rows without "start_sha256" started from. p4_resnet29.cifar10 has others by now.
+FIRST_STARTS = {
+    "p4_resnet29.cifar10": "a585311e8353adbc90b42f679d4bf2c2af255538c168e35432d948e41690cda4",
+    "z2_resnet29.cifar10": "4278fac989f996904734318568f1a4dd62a049d4ebd7723d00bc4aa5ed64f676",
+    "p4m_resnet29.eurosat": "dc6a73abad575f51c5576a255231471d4dd27a8c758c8943d5cceeb2169b87b9",
+    "z2_resnet29.eurosat": "654e50579147f75b8fe11c2e228a7d199f4d1d94b2088d660dfdd354849f566b",
+}
 
 
 class Arm(NamedTuple):
@@ -89,6 +96,12 @@ class Cell(NamedTuple):
     def key(self) -> dict[str, Any]:
         """What identifies the row of the run."""
         return {"data": self.data, "percent": self.percent, "seed": self.seed, **self.arm._asdict()}
+
+
+def start_of(run: dict[str, Any]) -> tuple[str, str | None]:
+    """The checkpoint that a run started from, and the SHA-256 of its weights then."""
+    name = f"{run['network']}.{COMPARISONS[run['data']].start}"
+    return name, run.get("start_sha256", FIRST_STARTS.get(name))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from common import filled, spread, write_text
-from real_images import CHOICE_SIZE, COMPARISONS, EPOCHS, NAME, STEPS, Arm, read
+from real_images import CHOICE_SIZE, COMPARISONS, EPOCHS, FIRST_STARTS, NAME, STEPS, Arm, read, start_of
 
 from eqzoo._common import atomic
 
@@ -16,11 +16,10 @@ _INTRODUCTION = """# Land and cells: accuracy over the number of training images
 Does equivariance pay on images without a canonical orientation? `p4_resnet29` and its plain twin `z2_resnet29`, with
 about as many parameters, are fine-tuned from their weights of CIFAR-10 on a part of the training images of EuroSAT
 (16,200 satellite tiles, scaled to 32 x 32 pixels) and of Chula RBC-12 (10,184 red blood cells, scaled to 40 x 40), with
-the splits of `eqzoo.data.load_splits`. The weights of `p4_resnet29` are its first ones, of the recipe
-`p4_resnet29.cifar10_first`: 8.15 % test error; z2_resnet29 has 7.87 %. On the cells, `p4m_resnet29` and `z2_resnet29`
-are also fine-tuned from their weights of EuroSAT. p4m_resnet29 has 346,288 parameters, z2_resnet29 313,114. The
-weights of EuroSAT are not equally good: their cards have 1.02 and 1.78 % test error, the first after 3.7 hours from
-random weights, the second after 0.8 hours from weights of CIFAR-10, which took 1.3 hours more.
+the splits of `eqzoo.data.load_splits`. {starts} On the cells, `p4m_resnet29` and `z2_resnet29` are also fine-tuned from
+their weights of EuroSAT. p4m_resnet29 has 346,288 parameters, z2_resnet29 313,114. The weights of EuroSAT are not
+equally good: their cards have 1.02 and 1.78 % test error, the first after 3.7 hours from random weights, the second
+after 0.8 hours from weights of CIFAR-10, which took 1.3 hours more.
 
 - **augmented**: every training image is rotated by a random angle, reflected with probability 1/2 and shifted by up to
   a sixteenth of the side (`augment="affine"`).
@@ -47,6 +46,11 @@ Accuracy and macro F1 are in percent, {seeds}.
 In short, the equivariant network less the plain one, both augmented, the lowest and the highest over the shares of
 training images, in percentage points:"""
 
+FIRST_WEIGHTS = (
+    "The weights of `p4_resnet29` are its first ones, of the recipe `p4_resnet29.cifar10_first`: 8.15 % test error; "
+    "z2_resnet29 has 7.87 %."
+)
+OTHER_WEIGHTS = f"The SHA-256 of the weights that each run started from are in {NAME}.json."
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ELSEWHERE = (
     " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs{torch}. Seconds below "
@@ -68,6 +72,7 @@ def page(table: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in table["runs"]})
     text = _INTRODUCTION.format(
         **table,
+        starts=FIRST_WEIGHTS if all(map(has_first_start, table["runs"])) else OTHER_WEIGHTS,
         ratios=ratios(table),
         formats=formats(table),
         elsewhere=elsewhere(table),
@@ -141,6 +146,11 @@ def formats(table: dict[str, Any]) -> str:
 def is_first(run: dict[str, Any]) -> bool:
     """Whether a run was made where the table was begun: others say their machine and their torch."""
     return not {"machine", "torch"} & run.keys()
+
+
+def has_first_start(run: dict[str, Any]) -> bool:
+    """Whether a run started from the weights that the first runs started from."""
+    return start_of(run) in FIRST_STARTS.items()
 
 
 def elsewhere(table: dict[str, Any]) -> str:

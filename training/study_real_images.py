@@ -17,9 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import timm
 import torch
 from common import DOCS, add_data_arguments, read_splits, shuffled, step_seconds, write_text
-from real_images import BATCH, CHOICE_SIZE, COMPARISONS, EPOCHS, NAME, SPREAD_BELOW, STEPS, Arm, Cell, Comparison, read
+from real_images import (
+    BATCH,
+    CHOICE_SIZE,
+    COMPARISONS,
+    EPOCHS,
+    NAME,
+    SPREAD_BELOW,
+    STEPS,
+    Arm,
+    Cell,
+    Comparison,
+    read,
+    start_of,
+)
 from real_images_page import render
 from torch import Tensor, nn
 
@@ -33,6 +47,7 @@ from eqzoo.engine.metrics import BATCH_SIZE, scores
 from eqzoo.engine.speed import measure
 from eqzoo.engine.state import TrainingState
 from eqzoo.groups import P4M, transform
+from eqzoo.hub import find_weights, sha256_of
 
 ROUNDS = 8  # timed steps of each network; the first is left out
 
@@ -79,6 +94,13 @@ def study(args: argparse.Namespace) -> None:
                     f"{cell.data}, not of {steps}; name another --output"
                 )
             continue
+        name, sha256 = start_here(cell)
+        others = {start_of(run) for run in table["runs"]} - {(name, sha256)}
+        if other := dict(others).get(name):
+            raise SystemExit(
+                f"{args.output / NAME}.json has runs that started from other weights of {name} "
+                f"(SHA-256 {other[:8]}..., here {sha256[:8]}...); name another --output"
+            )
         pair = f"{cell.data}, {cell.arm.augment}"
         if pair not in table["step_seconds"]:
             table["precision"][pair], table["step_seconds"][pair] = measured(
@@ -92,6 +114,7 @@ def study(args: argparse.Namespace) -> None:
         row = {
             **cell.key,
             "equal_steps": steps,
+            "start_sha256": sha256,
             **one_run(cell, splits(cell.data), steps_here, table["precision"][pair]),
         }
         here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
@@ -118,6 +141,12 @@ def split_up(data: str, args: argparse.Namespace) -> dict[str, Split]:
         assert isinstance(split, Split)
         found[name] = split
     return found | {"valid": shuffled(found["valid"], 0, CHOICE_SIZE)}
+
+
+def start_here(cell: Cell) -> tuple[str, str]:
+    """The checkpoint that a run starts from, and the SHA-256 of its weights here."""
+    name, _ = start_of(cell.key)
+    return name, sha256_of(find_weights(name, timm.get_pretrained_cfg(name).hf_hub_id))
 
 
 def build(network: str, start: str, classes: tuple[str, ...]) -> nn.Module:

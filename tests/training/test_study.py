@@ -1,6 +1,7 @@
 """The study of land and cells: its plan, its parts of the training images, and a page that invents nothing."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -84,6 +85,52 @@ def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
     words = " ".join(real_images_page.page(table(run(equal, 80.0), there | {"torch": "1"}, plain)).split())
     assert "2 of the 3 runs, 1 of them with torch 1. Seconds" in words
     assert "another machine" not in real_images_page.page(table(run(equal, 80.0)))
+
+
+@pytest.fixture
+def untrained(monkeypatch, tmp_path):
+    """Runs the study on 100 % of the tiles without training, and without the page: a function of the seed."""
+    score = {"accuracy": 80.0, "macro_f1": 70.0, "predict_ms": 1.0}
+    row = {"images": 9, "steps": 240, "epochs": 4, "training_seconds": 50.0, **score, "averaged": score}
+    same = dict.fromkeys((FIRST.equivariant, FIRST.plain), 0.5)
+    monkeypatch.setattr(study, "split_up", lambda *_: {})
+    monkeypatch.setattr(study, "measured", lambda *_: (dict.fromkeys(same, "float32"), same))
+    monkeypatch.setattr(study, "one_run", lambda *_: dict(row))
+
+    def run_study(seed):
+        words = ["--data", "eurosat", "--fractions", "100", "--seeds", seed, "--output", tmp_path]
+        monkeypatch.setattr(sys, "argv", ["study_real_images.py", *map(str, words)])
+        study.main()
+        return json.loads((tmp_path / f"{study.NAME}.json").read_text())
+
+    return run_study
+
+
+def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, monkeypatch, tmp_path):
+    runs = untrained(0)["runs"]
+    assert len(runs) == len(FIRST.arms)
+    digests = {run["network"]: run["start_sha256"] for run in runs}
+    for network, digest in digests.items():
+        results = json.loads((ROOT / "model_cards" / f"{network}.cifar10" / "results.json").read_text())
+        assert digest == results["weights_sha256"]
+    assert "its first ones" not in (tmp_path / f"{study.NAME}.md").read_text()
+    assert len(untrained(1)["runs"]) == 2 * len(runs)
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "sha256_of", lambda path: "0" * 64)
+        assert len(untrained(1)["runs"]) == 2 * len(runs)  # nothing to add
+        with pytest.raises(
+            SystemExit, match=r"other weights of p4_resnet29\.cifar10 \(SHA-256 .*, here 00000000\.\.\.\); .* --output"
+        ):
+            untrained(2)
+    shutil.copy(ROOT / "docs" / f"{study.NAME}.json", tmp_path)
+    first = study.start_of({"data": "eurosat", "network": "p4_resnet29"})[1]
+    with pytest.raises(SystemExit, match=f"started from other weights .*SHA-256 {first[:8]}"):
+        untrained(1)
+    starts = {"p4_resnet29.cifar10": first, "z2_resnet29.cifar10": digests["z2_resnet29"]}
+    monkeypatch.setattr(study, "sha256_of", lambda path: starts[path.parent.name])
+    added = untrained(1)["runs"][-len(runs) :]
+    assert {run["start_sha256"] for run in added} == set(starts.values())
+    assert "its first ones" in (tmp_path / f"{study.NAME}.md").read_text()
 
 
 def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
