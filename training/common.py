@@ -1,6 +1,7 @@
-"""Recipes and data sets by name, for the scripts."""
+"""Recipes and data sets by name and the rows of studies, for the scripts."""
 
 import argparse
+import json
 import re
 import statistics
 import textwrap
@@ -14,6 +15,7 @@ import torch
 from recipes import RECIPES, Entry
 
 from eqzoo._common import atomic
+from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
 from eqzoo.engine import Recipe
 from eqzoo.engine.processor import flushed_subnormals
@@ -24,12 +26,18 @@ __all__ = [
     "DOCS",
     "OF_A_DATASET",
     "add_data_arguments",
+    "add_run",
     "filled",
+    "find_run",
     "input_size",
+    "is_first",
     "is_own",
     "is_recipe_of",
     "load_recipe",
+    "made_elsewhere",
+    "made_here",
     "read_splits",
+    "read_table",
     "recipe_names",
     "recipe_text",
     "run_name",
@@ -42,6 +50,7 @@ __all__ = [
 ]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+ELSEWHERE = " Made on {machine}: {runs} of the {count} runs{torch}."
 # What a recipe says of its own data set, and no run on another: the sizes of its splits, and weights that may have been
 # trained on images that another data set validates or tests on.
 OF_A_DATASET: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None}
@@ -147,6 +156,53 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def made_here() -> dict[str, str]:
+    """The machine and the packages of the runs that are made here."""
+    return {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "timm": timm.__version__}
+
+
+def read_table(path: Path, **more: Any) -> dict[str, Any]:
+    """The rows of a study so far and where they were made; an empty table of this machine if there is no such file.
+
+    Args:
+        path: The JSON.
+        **more: What an empty table holds besides.
+    """
+    if path.is_file():
+        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return table
+    return {**made_here(), **more, "runs": []}
+
+
+def find_run(table: Mapping[str, Any], **key: Any) -> dict[str, Any] | None:
+    """The row of a run, by what identifies it; None if it was not run."""
+    return next((run for run in table["runs"] if key.items() <= run.items()), None)
+
+
+def add_run(path: Path, table: dict[str, Any], run: Mapping[str, Any]) -> None:
+    """Adds the row of a run, with its machine and packages where they are not the table's, and writes the JSON."""
+    others = {key: value for key, value in made_here().items() if table.get(key, value) != value}
+    table["runs"].append({**run, **others})
+    write_text(path, json.dumps(table, indent=1) + "\n")
+    print(json.dumps(table["runs"][-1]), flush=True)
+
+
+def is_first(run: Mapping[str, Any]) -> bool:
+    """Whether a run was made where the table was begun: others say their machine and their torch."""
+    return not {"machine", "torch"} & run.keys()
+
+
+def made_elsewhere(table: Mapping[str, Any], sentence: str = ELSEWHERE) -> str:
+    """The sentence of a page on the runs that were made on other machines or with another torch; empty without any."""
+    found = [run for run in table["runs"] if not is_first(run)]
+    if not found:
+        return ""
+    names = " or ".join(dict.fromkeys(run.get("machine", table["machine"]) for run in found))
+    others = [run["torch"] for run in found if "torch" in run]
+    more = f", {len(others)} of them with torch {' or '.join(dict.fromkeys(others))}" if others else ""
+    return sentence.format(runs=len(found), count=len(table["runs"]), machine=names, torch=more)
 
 
 def filled(text: str) -> str:

@@ -1,12 +1,9 @@
 """What the study of land and cells compares, and the rows of its runs."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
-from eqzoo.analysis import machine
+from common import read_table
 
 NAME = "real_images"
 
@@ -106,9 +103,4 @@ def start_of(run: dict[str, Any]) -> tuple[str, str | None]:
 
 def read(folder: Path) -> dict[str, Any]:
     """The rows so far, and where they were made."""
-    path = folder / f"{NAME}.json"
-    if path.is_file():
-        table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return table
-    here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
-    return {**here, "precision": {}, "step_seconds": {}, "runs": []}
+    return read_table(folder / f"{NAME}.json", precision={}, step_seconds={})

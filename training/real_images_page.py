@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from common import filled, spread, write_text
+from common import filled, is_first, made_elsewhere, spread, write_text
 from real_images import CHOICE_SIZE, COMPARISONS, EPOCHS, FIRST_STARTS, NAME, STEPS, Arm, read, start_of
 
 from eqzoo._common import atomic
@@ -143,11 +143,6 @@ def formats(table: dict[str, Any]) -> str:
     return f" ({', '.join(dict.fromkeys(found))})" if found else ""
 
 
-def is_first(run: dict[str, Any]) -> bool:
-    """Whether a run was made where the table was begun: others say their machine and their torch."""
-    return not {"machine", "torch"} & run.keys()
-
-
 def has_first_start(run: dict[str, Any]) -> bool:
     """Whether a run started from the weights that the first runs started from."""
     return start_of(run) in FIRST_STARTS.items()
@@ -156,19 +151,13 @@ def has_first_start(run: dict[str, Any]) -> bool:
 def elsewhere(table: dict[str, Any]) -> str:
     """Which runs were made on other machines or with another torch, and how equal the minutes are there."""
     found = [run for run in table["runs"] if not is_first(run)]
-    if not found:
-        return ""
     longer = []
     for plain in (run for run in found if run["budget"] == "minutes"):
         own = Arm(COMPARISONS[plain["data"]].equivariant, plain["augment"], "steps")
         for run in select({"runs": found}, plain["data"], plain["percent"], own):
             if run["seed"] == plain["seed"]:
                 longer.append(100 * (run["training_seconds"] / plain["training_seconds"] - 1))
-    names = " or ".join(dict.fromkeys(run.get("machine", table["machine"]) for run in found))
-    others = [run["torch"] for run in found if "torch" in run]
-    torch = f", {len(others)} of them with torch {' or '.join(dict.fromkeys(others))}" if others else ""
-    text = ELSEWHERE.format(runs=len(found), count=len(table["runs"]), machine=names, torch=torch)
-    return text + (LONGER.format(low=min(longer), high=max(longer)) if longer else "")
+    return made_elsewhere(table, ELSEWHERE) + (LONGER.format(low=min(longer), high=max(longer)) if longer else "")
 
 
 def steps_table(table: dict[str, Any]) -> list[str]:

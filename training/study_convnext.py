@@ -19,12 +19,23 @@ from typing import Any, NamedTuple
 import accelerate
 import timm
 import torch
-from common import DOCS, add_data_arguments, filled, read_splits, statistics_of, step_seconds, write_text
+from common import (
+    DOCS,
+    add_data_arguments,
+    add_run,
+    filled,
+    made_elsewhere,
+    read_splits,
+    read_table,
+    statistics_of,
+    step_seconds,
+    write_text,
+)
 from timm.layers import trunc_normal_
 from torch import nn
 
 import eqzoo
-from eqzoo.analysis import machine, multiply_adds
+from eqzoo.analysis import multiply_adds
 from eqzoo.data import Split, num_classes
 from eqzoo.engine import Recipe, top1, train
 from eqzoo.engine.allocator import keep_freed_memory
@@ -75,7 +86,7 @@ used, for the choice of the learning rate and of the head; test images are read 
 seeds add to that. The budget is small: this does not compare final accuracies.
 
 Made by `python training/study_convnext.py --data-dir data --minutes {minutes:g}` on one core of {machine}, which other
-processes used too, with torch {torch} and timm {timm}. Accuracies are in percent."""
+processes used too, with torch {torch} and timm {timm}.{elsewhere} Accuracies are in percent."""
 
 _ORIENTATION = (
     "Photographs have a canonical orientation. A plain network that is trained without rotations can use it; a network "
@@ -205,10 +216,8 @@ def study(args: argparse.Namespace) -> None:
             table["splits"][cell.data] = {name: len(split) for name, split in splits(cell.data).items()}
             table["networks"][cell.data] = networks_of(cell.data, splits(cell.data), args.minutes)
         row = one_run(cell, rate, splits(cell.data), table)
-        table["runs"].append(row)
-        write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
+        add_run(args.output / f"{NAME}.json", table, row)
         render(args.output)
-        print(json.dumps(row), flush=True)
 
 
 def plan(data: list[str], arms: list[str]) -> Iterator[Cell]:
@@ -224,10 +233,7 @@ def plan(data: list[str], arms: list[str]) -> Iterator[Cell]:
 def table_of(folder: Path, minutes: float) -> dict[str, Any]:
     """The rows so far, and where they were made."""
     path = folder / f"{NAME}.json"
-    here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "timm": timm.__version__}
-    if not path.is_file():
-        return {**here, "minutes": minutes, "splits": {}, "networks": {}, "runs": []}
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    table = read_table(path, minutes=minutes, splits={}, networks={})
     if table["minutes"] != minutes:
         raise SystemExit(f"{path} has runs of {table['minutes']:g} minutes, not of {minutes:g}; name another --output")
     return table
@@ -349,6 +355,7 @@ def page(table: dict[str, Any]) -> str:
     ]
     text = _INTRODUCTION.format(
         **{key: table[key] for key in ("machine", "torch", "timm", "minutes")},
+        elsewhere=made_elsewhere(table),
         twice=tuple(planes(2)),
         eightfold=tuple(planes(math.sqrt(8))),
         batch=BATCH,

@@ -1,8 +1,8 @@
 """Accuracy from few training images, equivariant and plain: `python training/study_few_samples.py --data-dir DATA`.
 
 Trains networks on 100 and 300 images of each class of rotated MNIST and CIFAR-10, with the same images, steps and
-augmentation, and tests them on images rotated by multiples of 45°. Writes docs/few_samples.json and .md.
-Finished runs are not repeated, so the same command resumes the study; `--render` only writes the page from the JSON.
+augmentation, and tests them on images rotated by multiples of 45°. Each run adds its row to few_samples.json when it is
+finished and is not repeated, so the same command resumes the study; `--render` only writes the page from the JSON.
 
 The plain network that trains on rotated images for the same number of steps has the better of two learning rates on
 1,000 validation images.
@@ -11,20 +11,33 @@ The plain network that trains on rotated images for the same number of steps has
 import argparse
 import json
 import statistics
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import DOCS, add_data_arguments, read_splits, shuffled, spread, write_text
+from common import (
+    DOCS,
+    add_data_arguments,
+    add_run,
+    find_run,
+    made_elsewhere,
+    read_splits,
+    read_table,
+    shuffled,
+    spread,
+    write_text,
+)
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 import eqzoo
-from eqzoo.analysis import machine
 from eqzoo.data import AnySplit, Split, normalize, per_class
 from eqzoo.engine import Recipe, predictions, top1, train
 
+NAME = "few_samples"
 ANGLES = range(0, 360, 45)
 BATCH = 64
 EPOCHS = {100: 16, 300: 5}  # about 240 steps each
@@ -54,7 +67,7 @@ recipe. On a CPU a step of p4_cnn takes two to three times as long as one of the
 the ResNet has at least as much time. All networks have the same normalization: on CIFAR-10 the mean 0.47 and the
 standard deviation 0.25 for all three channels, which are those of its training split as a whole.
 
-Made by `python training/study_few_samples.py --data-dir data` on {machine}, with torch {torch}.
+Made by `python training/study_few_samples.py --data-dir data` on {machine}, with torch {torch}.{elsewhere}
 
 Accuracy: mean ± standard deviation over the seeds."""
 
@@ -89,19 +102,38 @@ TASKS: dict[str, tuple[str, tuple[Arm, ...]]] = {
 def main() -> None:
     """Trains what is missing and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/few_samples"), help="the folder of runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--output", type=Path, default=DOCS, help="the folder of JSON and page (default: docs)")
     parser.add_argument("--render", action="store_true", help="make the table anew, and train nothing")
     add_data_arguments(parser)
     args = parser.parse_args()
     if not args.render:
-        results = []
-        splits = {task: split_up(read_splits(task, args)) for task in TASKS}
-        for seed, size, task, arm, rate in plan(args.seeds):
-            results.append(one_run(args.runs, splits[task], seed, size, task, arm, rate))
-        table = {"machine": machine(torch.device("cpu")), "torch": torch.__version__, "runs": results}
-        write_text(DOCS / "few_samples.json", json.dumps(table, indent=1) + "\n")
-    write_text(DOCS / "few_samples.md", page(json.loads((DOCS / "few_samples.json").read_text(encoding="utf-8"))))
+        study(args)
+    render(args.output)
+
+
+def render(folder: Path) -> None:
+    """Writes the page."""
+    path = folder / f"{NAME}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
+    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def study(args: argparse.Namespace) -> None:
+    """Makes the runs that have no row yet."""
+
+    @cache
+    def splits(task: str) -> dict[str, Split]:
+        return split_up(read_splits(task, args))
+
+    path = args.output / f"{NAME}.json"
+    table = read_table(path)
+    for seed, size, task, arm, rate in plan(args.seeds):
+        key = {"task": task, "per_class": size, "arm": arm.title, "lr": rate, "seed": seed}
+        if find_run(table, **key) is None:
+            add_run(path, table, key | one_run(splits(task), seed, size, task, arm, rate))
+            render(args.output)
 
 
 def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:
@@ -139,35 +171,22 @@ def build(arm: Arm, task: str) -> nn.Module:
     return model
 
 
-def one_run(
-    runs: Path, splits: dict[str, Split], seed: int, size: int, task: str, arm: Arm, rate: float
-) -> dict[str, Any]:
-    """Trains and tests a network, or reads what is there."""
-    name = f"{arm.model}_{arm.augment}_{rate:g}{'_long' * (arm.times > 1)}"
-    folder = runs / task / str(size) / name / f"seed{seed}"
-    if (folder / "result.json").is_file():
-        result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return result
+def one_run(splits: dict[str, Split], seed: int, size: int, task: str, arm: Arm, rate: float) -> dict[str, Any]:
+    """Trains and tests a network."""
     recipe = Recipe(
         arm.model, task, arm.times * EPOCHS[size], BATCH, lr=rate, seed=seed, augment=arm.augment, valid_size=0,
         warmup_epochs=1, samples_per_class=size,
     )  # fmt: skip
     # Each seed draws images of its own, the same for all networks.
     chosen = per_class(shuffled(splits["train"], seed), size)
-    model = train(recipe, lambda: build(arm, task), {"train": chosen}, folder, "cpu", 0).eval()
-    curve = {}
-    for angle in ANGLES:
-        curve[angle] = accuracy(model, splits["test"], angle)
-    result = {
-        "task": task, "per_class": size, "arm": arm.title, "lr": rate, "seed": seed,
+    with tempfile.TemporaryDirectory() as folder:
+        model = train(recipe, lambda: build(arm, task), {"train": chosen}, Path(folder), "cpu", 0).eval()
+    return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": len(chosen) // BATCH * recipe.epochs,
         "choice": accuracy(model, splits["valid"], 0),
-        "accuracy": [curve[angle] for angle in ANGLES],
-    }  # fmt: skip
-    write_text(folder / "result.json", json.dumps(result) + "\n")
-    (folder / "state.pt").unlink(missing_ok=True)
-    return result
+        "accuracy": [accuracy(model, splits["test"], angle) for angle in ANGLES],
+    }
 
 
 def accuracy(model: nn.Module, split: Split, angle: float) -> float:
@@ -182,7 +201,7 @@ def accuracy(model: nn.Module, split: Split, angle: float) -> float:
 
 def page(table: dict[str, Any]) -> str:
     """The tables in Markdown: means and standard deviations over the seeds."""
-    parts = [_INTRODUCTION.format(**table)]
+    parts = [_INTRODUCTION.format(**table, elsewhere=made_elsewhere(table))]
     for task, (title, arms) in TASKS.items():
         parts += ["", f"## {title}", ""]
         parts += [

@@ -3,7 +3,8 @@
 Trains networks on 20, 100 or 300 images of each class of EuroSAT, Chula RBC-12, CIFAR-10 and rotated MNIST, by the
 rules of `eqzoo finetune` and with one factor changed at a time, and on EuroSAT two networks of timm in the same time.
 The rules are compared on validation images; accuracies on test images are shown of the rules and of timm's networks
-alone. Writes docs/finetuning_study.json and .md. Finished runs are not repeated, so the same command resumes the study.
+alone. Each run adds its row to finetuning_study.json when it is finished and is not repeated, so the same command
+resumes the study.
 
 The grid is reduced to what takes about three hours on one core; `--full` runs all cells with three seeds, `--render`
 only writes the page.
@@ -12,8 +13,8 @@ only writes the page.
 import argparse
 import json
 import math
-import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +22,19 @@ from typing import Any, NamedTuple
 
 import timm
 import torch
-from common import DOCS, add_data_arguments, read_splits, write_text
+from common import (
+    DOCS,
+    add_data_arguments,
+    add_run,
+    find_run,
+    made_elsewhere,
+    made_here,
+    read_splits,
+    read_table,
+    write_text,
+)
 from torch import nn
 
-from eqzoo.analysis import machine
 from eqzoo.analysis.sizes import weightless
 from eqzoo.data import Split, per_class
 from eqzoo.engine import Recipe, best_row, top1, train
@@ -80,9 +90,11 @@ differences of less than {noise:.1f} points at an accuracy of 95 %, and {width:.
 column is the accuracy on at most {test:,} test images, of the rules alone; nothing was chosen by it. The augmentation
 of the rules was chosen here: before, it was `shifts`.
 
-Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.
+Made by `python training/study_finetune.py --data-dir data` on {machine}, with torch {torch}.{elsewhere}
 Here are the {count} runs that have been made; `--full` makes those of all {full} combinations, with three
 seeds."""
+
+_ELSEWHERE = " Made on {machine}, where their core-seconds are measured: {runs} of the {count} runs{torch}."
 
 
 class Cell(NamedTuple):
@@ -92,6 +104,11 @@ class Cell(NamedTuple):
     network: str
     count: int
     factors: tuple[str, ...]
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What identifies the rows of its runs, together with the factor and the seed."""
+        return {"data": self.data, "network": self.network, "per_class": self.count}
 
 
 AGAINST = ("eurosat", "p4_resnet29", 100)  # the cell in whose time timm's networks are trained
@@ -116,7 +133,6 @@ FULL = tuple(Cell(data, network, count, _ALL) for data in DATA for network in SI
 def main() -> None:
     """Trains what is missing and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs") / NAME, help="the folder of runs")
     parser.add_argument("--full", action="store_true", help="all cells, with three seeds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after this time")
     parser.add_argument("--only", choices=[*DATA, "timm"], help="only the cells of this data set, or timm's networks")
@@ -128,29 +144,25 @@ def main() -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         study(args)
-    path = args.output / f"{NAME}.json"
+    render(args.output)
+
+
+def render(folder: Path) -> None:
+    """Writes the page."""
+    path = folder / f"{NAME}.json"
     if not path.is_file():
         raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(args.output / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
+    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def study(args: argparse.Namespace) -> None:
-    """Makes the runs that are missing and writes them all to the JSON."""
+    """Makes the runs that have no row yet."""
     until = time.monotonic() + 60 * args.minutes
     for cell in FULL if args.full else REDUCED:
         if args.only in (None, cell.data):
             run_cell(cell, args, range(3) if args.full else range(1), until)
         if args.only in (None, "timm") and (cell.data, cell.network, cell.count) == AGAINST:
             run_plain(cell, args, until)
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(args.runs.glob("*.json"))]
-    table = {
-        "machine": machine(torch.device("cpu")),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "runs": runs,
-    }
-    if runs:
-        write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
 
 
 def run_cell(cell: Cell, args: argparse.Namespace, seeds: range, until: float) -> None:
@@ -158,22 +170,21 @@ def run_cell(cell: Cell, args: argparse.Namespace, seeds: range, until: float) -
     splits = None
     for seed in seeds:
         for factor in cell.factors:
-            path = path_of(args, cell, factor, seed)
-            if not path.is_file() and time.monotonic() < until:
+            key = cell.key | {"factor": factor, "seed": seed}
+            if not find_run(table_of(args), **key) and time.monotonic() < until:
                 splits = splits or few(cell.data, SIDES[cell.network], cell.count, args)
-                record(path, one_run(cell, splits, factor, seed, path.with_suffix("")))
+                record(args, key | one_run(cell, splits, factor, seed))
 
 
-def path_of(args: argparse.Namespace, cell: Cell, factor: str, seed: int = 0) -> Path:
-    """The file of a run."""
-    words = (cell.data, cell.network, cell.count, factor.replace(" ", "-").replace(",", ""), seed)
-    return Path(args.runs, "_".join(map(str, words)) + ".json")
+def table_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The rows so far, and where they were made."""
+    return read_table(args.output / f"{NAME}.json")
 
 
-def record(path: Path, result: dict[str, Any]) -> None:
-    """Writes a run that is finished."""
-    write_text(path, json.dumps(result) + "\n")
-    print(json.dumps(result), flush=True)
+def record(args: argparse.Namespace, run: dict[str, Any]) -> None:
+    """Adds the row of a run that is finished."""
+    add_run(args.output / f"{NAME}.json", table_of(args), run)
+    render(args.output)
 
 
 def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str, Split]:
@@ -195,7 +206,7 @@ def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str,
     return {"train": few_images, **parts}
 
 
-def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder: Path) -> dict[str, Any]:
+def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int) -> dict[str, Any]:
     """Trains the network of a cell as `eqzoo finetune` does, but for the factor."""
     source, given = resolve(cell.network), dict(FACTORS[factor])
     start = given.pop("pretrained", True) and starts_from_weights(cell)
@@ -220,13 +231,10 @@ def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int, folder
     if steps is not None:
         given["epochs"] = max(2, round(steps * planned().epochs))
     recipe = planned()
-    found = trained(recipe, lambda: initial_network(source, recipe.model_args, settings), splits, folder)
+    found = trained(recipe, lambda: initial_network(source, recipe.model_args, settings), splits)
     if factor != "the rules":
         del found["test"]
-    return found | {
-        "data": cell.data, "network": cell.network, "per_class": cell.count, "factor": factor, "seed": seed,
-        "start": "weights" if start else "random", "lr": recipe.lr,
-    }  # fmt: skip
+    return found | {"start": "weights" if start else "random", "lr": recipe.lr}
 
 
 def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[str, Any]:
@@ -238,14 +246,13 @@ def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[st
     }  # fmt: skip
 
 
-def trained(recipe: Recipe, build: Callable[[], nn.Module], splits: dict[str, Split], folder: Path) -> dict[str, Any]:
-    """Trains a network, removes its folder, and evaluates it: accuracies in percent."""
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted: its time is counted from the beginning
-    began = time.process_time()
-    model = train(recipe, build, {name: splits[name] for name in ("train", "valid")}, folder, "cpu", 0).eval()
-    seconds = time.process_time() - began
-    best = best_row(RunDirectory(folder).rows())
-    shutil.rmtree(folder)
+def trained(recipe: Recipe, build: Callable[[], nn.Module], splits: dict[str, Split]) -> dict[str, Any]:
+    """Trains a network and evaluates it: accuracies in percent."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, began = Path(name), time.process_time()
+        model = train(recipe, build, {part: splits[part] for part in ("train", "valid")}, folder, "cpu", 0).eval()
+        seconds = time.process_time() - began
+        best = best_row(RunDirectory(folder).rows())
     sizes = {f"{name}_images": len(splits[name]) for name in ("train", *SIZES)}
     return sizes | {
         "valid": round(best["valid_accuracy"], 2), "epoch": best["epoch"], "epochs": recipe.epochs,
@@ -266,15 +273,21 @@ def starts_from_weights(cell: Cell) -> bool:
 
 def run_plain(cell: Cell, args: argparse.Namespace, until: float) -> None:
     """Trains networks of timm from random weights as `--against` does, in the time of a cell by the rules."""
-    ours = path_of(args, cell, "the rules")
-    if not ours.is_file():
+    table = table_of(args)
+    ours = find_run(table, **cell.key, factor="the rules", seed=0)
+    if ours is None:
         return
-    own, seconds = resolve(cell.network), json.loads(ours.read_text(encoding="utf-8"))["seconds"]
+    own, seconds, there = resolve(cell.network), ours["seconds"], ours.get("machine", table["machine"])
     for network, side in PLAIN.items():
         for rate in PLAIN_RATES:
-            path = args.runs / f"timm_{network}_{rate:g}.json"
-            if path.is_file() or time.monotonic() > until:
+            key = cell.key | {"network": f"timm {network}", "factor": "timm", "lr": rate, "seed": 0}
+            if find_run(table, **key) or time.monotonic() > until:
                 continue
+            if there != made_here()["machine"]:
+                raise SystemExit(
+                    f"{args.output / NAME}.json has the time of {cell.network} on {there}, and networks of timm are "
+                    "trained for that time on the same machine; name another --output"
+                )
             splits = few(cell.data, side, cell.count, args)
             settings = settings_of(own, splits["train"], False)
 
@@ -289,9 +302,7 @@ def run_plain(cell: Cell, args: argparse.Namespace, until: float) -> None:
             formats = {"precision": speed.precision, "channels_last": speed.channels_last}
             epochs = speed.epochs_within(seconds, splits)
             recipe = baseline_recipe(network, fine_tuning, epochs=epochs, lr=rate, **formats)
-            result = trained(recipe, build, splits, path.with_suffix(""))
-            result |= {"data": cell.data, "network": f"timm {network}", "per_class": cell.count, "lr": rate}
-            record(path, result | {"factor": "timm", "seed": 0, "start": "random"})
+            record(args, key | trained(recipe, build, splits) | {"start": "random"})
 
 
 def page(table: dict[str, Any]) -> str:
@@ -305,6 +316,7 @@ def page(table: dict[str, Any]) -> str:
         "noise": chance(words["choice"], 0.95),
         "width": chance(words["choice"], 0.85),
         "count": len(runs),
+        "elsewhere": made_elsewhere(table, _ELSEWHERE),
     }
     parts = [_INTRODUCTION.format(**table, **words)]
     rules = [run for run in runs if run["factor"] != "timm"]

@@ -7,7 +7,6 @@ same command resumes the study; `--render` only writes the page and its figure.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 import accelerate
 import timm
 import torch
-from common import DOCS, add_data_arguments, read_splits, shuffled, step_seconds, write_text
+from common import DOCS, add_data_arguments, add_run, find_run, read_splits, shuffled, step_seconds
 from real_images import (
     BATCH,
     CHOICE_SIZE,
@@ -38,7 +37,6 @@ from real_images_page import render
 from torch import Tensor, nn
 
 import eqzoo
-from eqzoo.analysis import machine
 from eqzoo.analysis.rotation import inputs
 from eqzoo.data import Split, stratified
 from eqzoo.engine import Recipe, train
@@ -86,11 +84,10 @@ def study(args: argparse.Namespace) -> None:
     for cell in plan(args.data, args.fractions, args.seeds):
         comparison = COMPARISONS[cell.data]
         table, steps = read(args.output), args.steps or STEPS[cell.percent]
-        there = [run for run in table["runs"] if cell.key.items() <= run.items()]
-        if there:
-            if there[0]["equal_steps"] != steps:
+        if there := find_run(table, **cell.key):
+            if there["equal_steps"] != steps:
                 raise SystemExit(
-                    f"{args.output / NAME}.json has runs of {there[0]['equal_steps']} steps on {cell.percent} % of "
+                    f"{args.output / NAME}.json has runs of {there['equal_steps']} steps on {cell.percent} % of "
                     f"{cell.data}, not of {steps}; name another --output"
                 )
             continue
@@ -117,12 +114,8 @@ def study(args: argparse.Namespace) -> None:
             "start_sha256": sha256,
             **one_run(cell, splits(cell.data), steps_here, table["precision"][pair]),
         }
-        here = {"machine": machine(torch.device("cpu")), "torch": torch.__version__}
-        row |= {key: value for key, value in here.items() if value != table[key]}
-        table["runs"].append(row)
-        write_text(args.output / f"{NAME}.json", json.dumps(table, indent=1) + "\n")
+        add_run(args.output / f"{NAME}.json", table, row)
         render(args.output)
-        print(json.dumps(row), flush=True)
 
 
 def plan(data: list[str], fractions: list[int], seeds: list[int]) -> Iterator[Cell]:

@@ -1,6 +1,7 @@
 """The study of fine-tuning: runs by the rules of `eqzoo finetune`, runs that are not repeated, a page of the runs."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -15,7 +16,7 @@ import study_finetune as study
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """Runs the study on light and dark images: a function of further arguments, and the folder of runs and page."""
+    """Runs the study on light and dark images: a function of further arguments, and the folder of its page."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(count, side):
@@ -39,7 +40,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(study, "REDUCED", (study.Cell("eurosat", "p4_cnn", 8, tuple(study.FACTORS)),))
 
     def run(*args):
-        words = ["study_finetune.py", "--output", tmp_path / "docs", "--runs", tmp_path / "runs", *args]
+        words = ["study_finetune.py", "--output", tmp_path / "docs", *args]
         monkeypatch.setattr(sys, "argv", list(map(str, words)))
         study.main()
         return json.loads((tmp_path / "docs" / f"{study.NAME}.json").read_text())
@@ -59,12 +60,45 @@ def test_the_study_trains_by_the_rules_and_is_not_repeated(small, monkeypatch):
     for factor, found in runs.items():
         assert [found[f"{name}_images"] for name in ("train", "valid", "choice", "test")] == [16, 16, 24, 20]
         assert ("test" in found) == (factor in ("the rules", "timm")), "the test is read for the rules alone"
-    assert not [path for path in (folder / "runs").iterdir() if path.is_dir()], "folders of runs are removed"
     page = (folder / "docs" / f"{study.NAME}.md").read_text()
     assert "| p4_cnn, EuroSAT, 8 a class | 3 |" in page
     assert "| timm resnet10t | random weights | 0.001 |" in page
     monkeypatch.setattr(study, "trained", lambda *args: pytest.fail("a finished run is repeated"))
     assert run()["runs"] == table["runs"]
-    (folder / "runs" / "timm_resnet10t_0.001.json").unlink()
+    path = folder / "docs" / f"{study.NAME}.json"
+    table["runs"] = [run for run in table["runs"] if run["factor"] != "timm"]
+    path.write_text(json.dumps(table))
     with pytest.raises(pytest.fail.Exception):
         run()
+    path.write_text(json.dumps(table | {"machine": "another machine"}))
+    with pytest.raises(SystemExit, match=r"the time of p4_cnn on another machine, .* name another --output"):
+        run()
+
+
+def test_published_runs_stay_and_new_ones_say_where_they_were_made(monkeypatch, tmp_path):
+    made = {f"{name}_images": 9 for name in ("train", *study.SIZES)} | {"lr": 0.1, "steps": 700, "seconds": 9.0}
+    made |= {"valid": 90.0, "choice": 90.0, "test": 90.0, "start": "weights"}
+    monkeypatch.setattr(study, "few", lambda *_: {})
+    monkeypatch.setattr(study, "one_run", lambda *_: dict(made))
+    monkeypatch.setattr("common.machine", lambda device: "another machine")
+    for suffix in ("json", "md"):
+        shutil.copy(ROOT / "docs" / f"{study.NAME}.{suffix}", tmp_path)
+    path = tmp_path / f"{study.NAME}.json"
+    before, page = json.loads(path.read_text()), path.with_suffix(".md").read_text()
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["study_finetune.py", "--output", str(tmp_path), *args])
+        study.main()
+        return json.loads(path.read_text())
+
+    assert run("--minutes", "0") == before
+    assert path.with_suffix(".md").read_text() == page
+    after = run("--only", "eurosat")
+    added = after["runs"][len(before["runs"]) :]
+    assert after == before | {"runs": before["runs"] + added}
+    assert {run["data"] for run in added} == {"eurosat"}
+    assert {run["machine"] for run in added} == {"another machine"}
+    count = len(after["runs"])
+    said = f"Made on another machine, where their core-seconds are measured: {len(added)} of the {count} runs"
+    assert said in path.with_suffix(".md").read_text()
+    assert run("--only", "eurosat") == after
