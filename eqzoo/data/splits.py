@@ -96,6 +96,9 @@ def batches(split: AnySplit, indices: Iterable[Tensor], workers: int = 0, pin: b
         indices: The image indices of each batch.
         workers: The number of worker processes; 0 reads in this process.
         pin: Whether to return streamed images in pinned memory, for a GPU.
+
+    Raises:
+        ValueError: If a streamed image cannot be read, or a worker process ended.
     """
     if isinstance(split, Split):
         return (split.images[index] for index in indices)
@@ -109,7 +112,22 @@ def batches(split: AnySplit, indices: Iterable[Tensor], workers: int = 0, pin: b
         pin_memory=pin,
         generator=torch.Generator(),
     )
-    return iter(loader)
+    return _with_readable_errors(iter(loader))
+
+
+def _with_readable_errors(images: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The batches of a loader; the error of a worker process, which comes with its traceback, becomes its last line."""
+    try:
+        yield from images
+    except (ValueError, OSError, RuntimeError) as error:
+        said, of_image = str(error), isinstance(error, ValueError | FileNotFoundError)
+        if "DataLoader worker" in said:
+            said = said.strip().splitlines()[-1].removeprefix(f"{type(error).__name__}: ")
+        elif not of_image:
+            raise
+        # Without the file the labels are others, which a run is recognized by.
+        advice = "; repair the file, or replace it under the same name: a run on other images starts anew"
+        raise ValueError(said + advice * of_image) from error
 
 
 def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[str, AnySplit]:

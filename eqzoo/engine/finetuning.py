@@ -3,8 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -176,8 +175,7 @@ def finetune(
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         _say(*summary(plan, splits, settings, speed), *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
-        with _readable_errors():
-            model = train(plan, build, train_splits, directory.path, device, workers).eval()
+        model = train(plan, build, train_splits, directory.path, device, workers).eval()
         options = {
             "size": None if side == blank.input_size[1] else side,
             "channels": channels,
@@ -192,21 +190,20 @@ def finetune(
         usual = {"precision": "float32", "channels_last": False}
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
         line = command(settings["name"], _given(data), options, made_by)
-        with _readable_errors():
-            report = write_report(
-                cast(EquivariantNet, model),
-                plan,
-                splits,
-                settings,
-                directory,
-                workers=workers,
-                speed=speed,
-                made_by=line,
-                advice=advice,
-                against=against,
-                formats={key: given[key] for key in AUTOMATIC if key in given},
-                device=device,
-            )
+        report = write_report(
+            cast(EquivariantNet, model),
+            plan,
+            splits,
+            settings,
+            directory,
+            workers=workers,
+            speed=speed,
+            made_by=line,
+            advice=advice,
+            against=against,
+            formats={key: given[key] for key in AUTOMATIC if key in given},
+            device=device,
+        )
     return FineTuned(model, report, directory.path)
 
 
@@ -341,17 +338,6 @@ def _images(
     if tuple(data["train"].shape[1:]) != (side, side):
         raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
     return data
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Shortens the error of a process that reads images, which comes with its traceback, to its last line."""
-    try:
-        yield
-    except (ValueError, RuntimeError) as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: ")) from error
 
 
 def _label(data: object) -> str:

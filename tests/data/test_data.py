@@ -448,6 +448,39 @@ def test_an_npz_file_takes_precedence_over_a_data_set(tmp_path):
     assert len(load_splits("cifar10", tmp_path)["test"]) == 6
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_streamed_image_that_breaks_is_named_in_one_line(tmp_path, monkeypatch, workers):
+    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", 0)
+    save_folder(tmp_path)
+    split = read_images(tmp_path, 8)["train"]
+    file = tmp_path / "train" / "class 1" / "004.png"
+    place = split.read.files.index(file)
+
+    def message():
+        with pytest.raises(ValueError, match="004") as caught:
+            list(batches(split, [torch.tensor([0]), torch.tensor([place])], workers))
+        return str(caught.value)
+
+    said = "; repair the file, or replace it under the same name: a run on other images starts anew"
+    file.write_bytes(file.read_bytes()[:70])
+    broken = message()
+    assert broken.startswith(f"{file} is not an image that Pillow can read: ")
+    assert broken.endswith(said)
+    assert "\n" not in broken
+    file.unlink()
+    assert message() == f"no image at {file}{said}"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_errors_while_images_are_read_are_not_those_of_a_file(workers):
+    def read(index):
+        raise RuntimeError("a bug")
+
+    split = Streamed(read, torch.arange(2), torch.arange(2), (1, 8, 8))
+    with pytest.raises(ValueError if workers else RuntimeError, match=r"^a bug$"):
+        list(batches(split, [torch.arange(2)], workers))
+
+
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
 def test_pcam(tmp_path, monkeypatch, limit):
     h5py = pytest.importorskip("h5py")
