@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Answer:
 def _entry(name: str, parameters: bool) -> dict[str, Any]:
     model, _, tag = name.partition(".")
     paper = paper_of(model, module_of(model))
-    entry = {
+    entry: dict[str, Any] = {
         "name": name,
         "group": group_name(model),
         "family": paper.family if paper else "user's own",
