@@ -118,8 +118,8 @@ def finetune(
         The network, the report and the folder.
 
     Raises:
-        ValueError: If an image, a size, a class or a setting is invalid or without effect, or the folder holds other
-            files.
+        ValueError: If an image, a size, a class or a setting is invalid or without effect, the folder holds other
+            files, or another command trains there.
         FileNotFoundError: If there are no such images.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         ImportError: If the packages of the training loop are missing.
@@ -164,7 +164,7 @@ def finetune(
     def build() -> nn.Module:
         return initial_network(source, plan.model_args, settings)
 
-    with limited_threads():
+    with directory.locked(), limited_threads():
         speed = recorded_speed(directory, settings, plan, build, splits, given, device, workers)
         measured = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:

@@ -65,8 +65,9 @@ def train(
         The network in evaluation mode, with the best weights.
 
     Raises:
-        ValueError: If the folder holds a run of another recipe or a damaged state, the images do not suit the network
-            or do not fill a batch, the batch cannot be shared among the processes, or the tracker is not installed.
+        ValueError: If another command trains in the folder, it holds a run of another recipe or a damaged state, the
+            images do not suit the network or do not fill a batch, the batch cannot be shared among the processes, or
+            the tracker is not installed.
         OSError: If the folder cannot be written; the run can be resumed from the last finished epoch.
         FloatingPointError: If the loss is not finite; the best weights so far stay in the folder.
     """
@@ -74,19 +75,20 @@ def train(
     if accelerator.device.type == "cpu":
         keep_freed_memory()
     directory = RunDirectory(run_dir)
-    if accelerator.is_main_process:
-        directory.start(recipe)
-    accelerator.wait_for_everyone()
-    try:
-        with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
-            state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
-            _train_epochs(directory, state, track)
-            accelerator.wait_for_everyone()
-            return state.finished_model(directory.load_weights())
-    except (Exception, KeyboardInterrupt):
+    with directory.locked() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
-            directory.release()
-        raise
+            directory.start(recipe)
+        accelerator.wait_for_everyone()
+        try:
+            with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
+                state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
+                _train_epochs(directory, state, track)
+                accelerator.wait_for_everyone()
+                return state.finished_model(directory.load_weights())
+        except (Exception, KeyboardInterrupt):
+            if accelerator.is_main_process:
+                directory.release()
+            raise
 
 
 def check_device(device: str | None) -> None:

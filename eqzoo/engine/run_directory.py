@@ -6,11 +6,13 @@ import json
 import pickle
 import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
@@ -37,7 +39,7 @@ __all__ = [
 ]
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
-SETTINGS_NAME = "finetune.json"
+SETTINGS_NAME, LOCK_NAME = "finetune.json", ".lock"
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -56,6 +58,36 @@ class RunDirectory:
         self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
         self._longer: Recipe | None = None
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other commands from training in the folder, until the block or the process ends.
+
+        Blocks of one thread may be nested. The file .lock stays where there is a run: it is the system that locks it,
+        and two commands could both hold a lock if one of them had removed the file of the other.
+
+        Raises:
+            ValueError: If another command trains there.
+            OSError: If the folder cannot be written.
+        """
+        path = self.path / LOCK_NAME
+        lock = FileLock(path, is_singleton=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout as error:
+            raise ValueError(
+                f"another command trains in {self.path}; wait until it has ended, or name another folder"
+            ) from error
+        except OSError as error:
+            raise _write_error(path, error) from error
+        try:
+            yield
+        finally:
+            if lock.lock_counter == 1 and not self.recipe.exists():  # there is no run, so the folder is left as it was
+                with suppress(OSError):
+                    path.unlink()
+            lock.release()
+
     def start(self, recipe: Recipe) -> None:
         """Writes recipe.json if there is none; else it has to be of this recipe or of one that this one continues.
 
@@ -65,8 +97,9 @@ class RunDirectory:
         Raises:
             ValueError: If recipe.json is of another recipe, or its run ended early, so that nothing can follow it.
         """
-        for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
-            temporary.unlink()
+        for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME):
+            for temporary in self.path.glob(f".{name}.*.tmp"):  # of a run that was killed while it wrote
+                temporary.unlink()
         if not self.recipe.exists():
             self._write(self.recipe, json_text(asdict(recipe)).encode())
             return
@@ -159,6 +192,9 @@ class RunDirectory:
                 rows.append(state["row"])
             if len(rows) < state["epoch"]:
                 raise ValueError(f"{RECORD_NAME} has {len(rows)} of {state['epoch']} lines")
+            for number, row in enumerate(rows, 1):
+                if row["epoch"] != number:  # as of two commands that wrote at once
+                    raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
             if not self.weights.is_file() and best_row(rows)["epoch"] < state["epoch"]:
                 raise ValueError(f"{WEIGHTS_NAME} is missing")
         except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:

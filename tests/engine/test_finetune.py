@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ import eqzoo
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
-from eqzoo.engine import loop, report_files, speed
+from eqzoo.engine import finetuning, loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
@@ -334,6 +335,23 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     again = eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def test_a_second_command_leaves_a_fine_tuning_that_has_just_begun_as_it_is(tmp_path, monkeypatch):
+    x, y = arrays(30)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    call = {"name": "z2_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "pretrained": False}
+    original, errors = finetuning.recorded_speed, []
+
+    def with_a_second_command(*args):
+        with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+            patch.setattr(finetuning, "recorded_speed", original)
+            errors.append(pool.submit(eqzoo.finetune, **call, epochs=2).exception())
+        return original(*args)
+
+    monkeypatch.setattr(finetuning, "recorded_speed", with_a_second_command)
+    assert eqzoo.finetune(**call, epochs=1).report["selected_epoch"] == 1
+    assert [str(error).partition(" in ")[0] for error in errors] == ["another command trains"]
 
 
 @pytest.mark.parametrize("channels", [1, 4, 5])

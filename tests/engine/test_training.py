@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_run_learns_and_leaves_its_record(tmp_path):
     assert top1(predictions(model, images), SPLITS["valid"].labels) == best["valid_accuracy"] > 90
     saved = load_file(tmp_path / "best.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".lock") == [
         "best.safetensors",
         "recipe.json",
         "record.jsonl",
@@ -167,6 +168,52 @@ run(Path({str(tmp_path / "killed")!r}))
     torch.set_num_threads(1)
     whole, resumed = run(tmp_path / "whole").state_dict(), run(tmp_path / "killed").state_dict()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_second_command_does_not_train_in_the_folder_of_a_run(tmp_path, monkeypatch):
+    original, errors = loop._train_epoch, []
+
+    def with_a_second_command(*args):
+        with monkeypatch.context() as patch, ThreadPoolExecutor() as pool:
+            patch.setattr(loop, "_train_epoch", original)
+            errors.append(pool.submit(run, tmp_path).exception())
+        return original(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_train_epoch", with_a_second_command)
+        run(tmp_path)
+    assert [row["epoch"] for row in rows(tmp_path)] == [1, 2, 3]
+    assert len(errors) == 3
+    for error in errors:
+        assert isinstance(error, ValueError)
+        assert str(error) == f"another command trains in {tmp_path}; wait until it has ended, or name another folder"
+    whole = (tmp_path / "record.jsonl").read_text()
+    run(tmp_path)
+    assert (tmp_path / "record.jsonl").read_text() == whole
+
+
+def test_a_folder_is_free_once_the_command_that_trains_there_is_killed(tmp_path):
+    script = f"from filelock import FileLock; a = FileLock({str(tmp_path / '.lock')!r}); a.acquire(); print(); input()"
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    with pytest.raises(ValueError, match="another command trains in"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    process.kill()
+    process.communicate()
+    run(tmp_path)
+    assert len(rows(tmp_path)) == 3
+
+
+def test_a_record_that_two_commands_wrote_is_not_gone_on_with(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Killed):
+            run(tmp_path)
+    first, second = (tmp_path / "record.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "record.jsonl").write_text(first + first + second + second)
+    with pytest.raises(ValueError, match=r"cannot be resumed \(line 2 of record\.jsonl is of epoch 1\); remove it"):
+        run(tmp_path)
 
 
 def test_another_seed_is_another_run(tmp_path):
@@ -433,9 +480,11 @@ run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
     assert seen[0] < seen[1] < seen[2] < 25
     torch.set_num_threads(1)
     (tmp_path / "killed" / ".state.pt.1.tmp").write_text("left by a run that was killed while it wrote")
+    (others := tmp_path / "killed" / ".results.json.1.tmp").write_text("of a command that does not train")
     whole, resumed = run(tmp_path / "whole", recipe), run(tmp_path / "killed", recipe)
     assert same(whole, resumed)
     assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
+    others.unlink()
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()
     }
