@@ -81,7 +81,8 @@ def train(
         accelerator.wait_for_everyone()
         try:
             with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
-                state = TrainingState(recipe, build, splits, accelerator, workers, directory.state.exists())
+                resumed = directory.state.exists() or directory.has_ended()
+                state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
                 _train_epochs(directory, state, track)
                 accelerator.wait_for_everyone()
                 return state.finished_model(directory.load_weights())
@@ -276,11 +277,13 @@ def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[st
     if found is None:
         return 0, {}, []
     saved, rows = found
+    best, losses = best_row(rows), [row.get("valid_loss") or 0.0 for row in rows]
+    if not directory.state.exists():  # it has ended
+        return saved["epoch"], best, losses
     try:
         state.load_state_dict(saved)
     except (RuntimeError, ValueError, KeyError) as error:
         raise directory.resume_error(error) from error
-    best = best_row(rows)
     if best["epoch"] == saved["epoch"] and state.accelerator.is_main_process:
         directory.save_weights(state.eval_model.state_dict())  # it may have been killed before it saved them
-    return saved["epoch"], best, [row.get("valid_loss") or 0.0 for row in rows]
+    return saved["epoch"], best, losses

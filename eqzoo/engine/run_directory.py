@@ -105,11 +105,15 @@ class RunDirectory:
             return
         there = Recipe.read(self.recipe)  # missing keys have their defaults
         if recipe.continues(there):
-            rows = self.rows()
-            if rows and patience_is_over(there, best_row(rows)["epoch"], rows[-1]["epoch"]):
+            rows, why = self.rows(), None
+            last = rows[-1]["epoch"] if rows else 0
+            if rows and patience_is_over(there, best_row(rows)["epoch"], last):
+                why = f"was ended by patience={there.patience}, after epoch {last}, and so would be a longer one"
+            elif self.has_ended() and not self.state.exists():
+                why = f"cannot go on after epoch {last} without {self.state}, which is missing"
+            if why:
                 raise ValueError(
-                    f"the run in {self.path} was ended by patience={there.patience}, after epoch {rows[-1]['epoch']}, "
-                    f"and so would be a longer one: start a new run in another folder, from its weights by "
+                    f"the run in {self.path} {why}: start a new run in another folder, from its weights by "
                     f"start=run:{self.path}, or by eqzoo finetune {self.path} if it was a fine-tuning"
                 )
             self._longer = recipe
@@ -175,19 +179,24 @@ class RunDirectory:
     def load_state(self, main_process: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
         """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.
 
+        Without state.pt an interrupted run begins anew, and a run that has ended stays: its state is ``epoch`` alone.
+
         Args:
             main_process: Whether this process writes files: record.jsonl gets a line for each epoch of the state.
 
         Raises:
             ValueError: If the files of the run are damaged or missing.
         """
-        if not self.state.exists():
+        if not self.state.exists() and not self.has_ended():
             if main_process:
                 self.record.unlink(missing_ok=True)
             return None
         try:
-            state: dict[str, Any] = torch.load(self.state, map_location="cpu", weights_only=True)
-            rows = self.rows()[: state["epoch"]]
+            rows = self.rows()
+            state: dict[str, Any] = {"epoch": len(rows)}
+            if self.state.exists():
+                state = torch.load(self.state, map_location="cpu", weights_only=True)
+            rows = rows[: state["epoch"]]
             if len(rows) == state["epoch"] - 1 and "row" in state:  # killed before the record
                 rows.append(state["row"])
             if len(rows) < state["epoch"]:
@@ -203,11 +212,21 @@ class RunDirectory:
             self._write(self.record, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
         return state, rows
 
+    def has_ended(self) -> bool:
+        """Whether the folder holds the weights of a run that has ended; a damaged record may be that of such a run."""
+        if not (self.recipe.is_file() and self.record.is_file() and self.weights.is_file()):
+            return False
+        try:
+            return is_finished(Recipe.read(self.recipe), self.rows())
+        except (ValueError, KeyError, TypeError):
+            return True
+
     def resume_error(self, error: Exception) -> ValueError:
         """The error for a run that cannot be resumed."""
-        return ValueError(
-            f"{self.path} cannot be resumed ({error}); remove it, or {self.state} to start from the first epoch"
-        )
+        ways = f"remove it, or {self.state} to start from the first epoch"
+        if self.has_ended():
+            ways = f"train in another folder (--output), so that {self.weights} stays as it is"
+        return ValueError(f"{self.path} cannot be resumed ({error}); {ways}")
 
     def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:
         """Writes finetune.json, or raises ValueError if the folder holds another run or other files."""

@@ -210,8 +210,14 @@ def test_one_class_is_none(tmp_path):
 
 
 def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned, tmp_path, capsys):
-    weights = (tuned.folder / "model.safetensors").read_bytes()
+    weights, state = (tuned.folder / "model.safetensors").read_bytes(), tuned.folder / "state.pt"
     assert command_line.main(tuned.args) == 0
+    state.rename(tmp_path / "state.pt")
+    record = (tuned.folder / "record.jsonl").read_bytes()
+    assert command_line.main(tuned.args) == 0
+    assert not state.exists()
+    assert (tuned.folder / "record.jsonl").read_bytes() == record
+    (tmp_path / "state.pt").rename(state)
     assert (tuned.folder / "model.safetensors").read_bytes() == weights
     moved = shutil.copytree(tuned.images, tmp_path / "my Shapes")
     Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")

@@ -212,7 +212,7 @@ def test_a_record_that_two_commands_wrote_is_not_gone_on_with(tmp_path, monkeypa
             run(tmp_path)
     first, second = (tmp_path / "record.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "record.jsonl").write_text(first + first + second + second)
-    with pytest.raises(ValueError, match=r"cannot be resumed \(line 2 of record\.jsonl is of epoch 1\); remove it"):
+    with pytest.raises(ValueError, match=r"cannot be resumed \(line 2 of record\.jsonl is of epoch 1\); train in"):
         run(tmp_path)
 
 
@@ -381,13 +381,16 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkey
         with pytest.raises(Killed):
             run(tmp_path / "part", recipe)
     shutil.rmtree(source)
+    shutil.copytree(tmp_path / "part", tmp_path / "anew")
     assert same(run(tmp_path / "part", recipe), whole)
     with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
         run(tmp_path / "fresh", recipe)
-    (tmp_path / "part" / "state.pt").unlink()
+    (tmp_path / "anew" / "state.pt").unlink()
     with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
-        run(tmp_path / "part", recipe)
-    assert (tmp_path / "part" / "recipe.json").is_file()  # it was there before
+        run(tmp_path / "anew", recipe)
+    assert (tmp_path / "anew" / "recipe.json").is_file()  # it was there before
+    (tmp_path / "part" / "state.pt").unlink()
+    assert same(run(tmp_path / "part", recipe), whole)
 
 
 def test_too_few_images_for_a_batch(tmp_path):
@@ -594,8 +597,29 @@ def test_a_run_that_cannot_be_gone_on_with_says_so(tmp_path, name):
         first, *others = rows(tmp_path)
         lines = [first | {"valid_accuracy": 100.0}, *others]
         (tmp_path / "record.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match=r"cannot be resumed .*; remove it"):
+    way = r"train in another folder .*best\.safetensors stays as it is" if name == "state.pt" else "remove it"
+    with pytest.raises(ValueError, match=rf"cannot be resumed .*; {way}"):
         run(tmp_path)
+
+
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_run_that_has_ended_is_not_trained_anew_without_its_state(tmp_path, monkeypatch, patience):
+    accuracies = iter([50.0, 40.0, 30.0])
+    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    recipe = other(patience=patience)
+    whole = run(tmp_path, recipe)
+    assert len(rows(tmp_path)) == (2 if patience else 3)
+    (tmp_path / "state.pt").unlink()
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert same(run(tmp_path, recipe), whole)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    longer = replace(recipe, epochs=5, restarts=(3,))
+    with pytest.raises(ValueError, match="by patience" if patience else r"after epoch 3 without .*state\.pt, which"):
+        run(tmp_path, longer)
+    (tmp_path / "record.jsonl").write_text(files["record.jsonl"].decode().replace('"epoch": 2', '"epoch" 2') + "{}\n")
+    with pytest.raises(ValueError, match=r"cannot be resumed \(line 2 of .* is not JSON.*; train in another folder"):
+        run(tmp_path, recipe)
+    assert (tmp_path / "best.safetensors").read_bytes() == files["best.safetensors"]
 
 
 def test_the_end_of_a_run_is_seen_in_its_record():
