@@ -2,7 +2,7 @@
 
 Several runs of one recipe, which differ by their seeds, give a mean and a standard deviation; the weights of the run
 with the best validation accuracy are the ones that are evaluated in full. Writes `results.json` into the folder of that
-run: what the card, the README's table and the Hub show comes from there.
+run: what the card, the README's table and the Hub show comes from there. `eqzoo finetune` evaluates its runs itself.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from common import (
 from eqzoo._common import json_text, write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
 from eqzoo.engine import FinishedRun, Recipe, best_run, evaluate_run
+from eqzoo.engine.evaluation import check_no_fine_tuning
 from eqzoo.engine.loop import check_device
 from eqzoo.hub import RESULTS_NAME
 
@@ -49,6 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         check_device(args.device)
         runs = sorted(map(FinishedRun.read, args.runs), key=lambda run: run.recipe.seed)
+        check_no_fine_tuning(runs)
     except ValueError as error:
         raise SystemExit(str(error)) from error
     if any(dataclasses.replace(run.recipe, seed=0) != dataclasses.replace(runs[0].recipe, seed=0) for run in runs):

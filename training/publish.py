@@ -95,7 +95,7 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
     """
     ours = _is_ours(folder)
     weights = run / ("best.safetensors" if weights_dtype(results) == "float32" else "best.half.safetensors")
-    check_weights(weights, results, f"run python training/evaluate.py {run} again")
+    check_weights(weights, results, _way_to_new_results(run))
     if ours:
         _check_ours(results, weights)
     config = published_config(results, weights)
@@ -222,7 +222,7 @@ def _read_results(run: Path) -> dict[str, Any]:
     try:
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise SystemExit(f"{path} is not JSON ({error}); run python training/evaluate.py {run} again") from error
+        raise SystemExit(f"{path} is not JSON ({error}); {_way_to_new_results(run)}") from error
     return results
 
 
@@ -236,6 +236,13 @@ def _way_to_results(run: Path) -> str:
     if (run / SETTINGS_NAME).is_file():
         return "the fine-tuning has not ended; give its eqzoo finetune command again"
     return f"run python training/evaluate.py {run} first"
+
+
+def _way_to_new_results(run: Path) -> str:
+    """How a run whose results are wrong comes to have others."""
+    if (run / SETTINGS_NAME).is_file():
+        return "give its eqzoo finetune command again"
+    return f"run python training/evaluate.py {run} again"
 
 
 def _of_start(run: Path) -> dict[str, str]:

@@ -29,12 +29,23 @@ from .run_directory import (
     split_digests,
 )
 
-__all__ = ["best_run", "evaluate_run"]
+__all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
 
 
 def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
     """The run whose kept epoch has the highest `rank` on validation images; the test errors play no part."""
     return max(runs, key=lambda run: rank(run.best)[:3])
+
+
+def check_no_fine_tuning(runs: Sequence[FinishedRun]) -> None:
+    """Raises ValueError if a run is a fine-tuning, whose images and their size no recipe tells."""
+    for run in runs:
+        if RunDirectory(run.folder).settings():
+            raise ValueError(
+                f"{run.folder} is a fine-tuning, with images of its own size and splits: eqzoo finetune has evaluated "
+                "it (report.json and, where there are test images, results.json), and the same command writes these "
+                "files anew"
+            )
 
 
 def evaluate_run(
@@ -68,9 +79,10 @@ def evaluate_run(
         What results.json holds, see `checkpoint_results`.
 
     Raises:
-        ValueError: If the data set has no test split, its training or validation images are not those of the run, or
-            the folder of a run that it goes on with is missing.
+        ValueError: If a run is a fine-tuning, the data set has no test split, its training or validation images are not
+            those of the run, or the folder of a run that it goes on with is missing.
     """
+    check_no_fine_tuning(runs)
     if "test" not in splits:
         raise ValueError(
             f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
@@ -115,13 +127,11 @@ def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -
     """Raises ValueError if runs were trained or validated on other images than those of the splits."""
     here = split_digests(splits)
     for run in runs:
-        directory = RunDirectory(run.folder)
-        # A fine-tuning draws other validation images from the training images; those of the test split are the same.
-        seen = {} if directory.settings() else run.image_digests()
-        if said := "; ".join(split_differences(seen or here, here)):
+        if said := "; ".join(split_differences(run.image_digests() or here, here)):
+            state = RunDirectory(run.folder).state
             raise ValueError(
                 f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir "
-                f"FOLDER, or, if they are the same files, read by other versions, remove {directory.state}"
+                f"FOLDER, or, if they are the same files, read by other versions, remove {state}"
             )
 
 

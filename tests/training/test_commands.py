@@ -170,6 +170,20 @@ def test_without_test_images_there_is_nothing_to_evaluate(images, run, capsys):
         evaluate.main([str(run.path), "--data-dir", str(images)])
 
 
+def test_a_fine_tuning_keeps_the_results_of_its_own_images(run):
+    (run.path / "finetune.json").write_text('{"input_size": [1, 14, 14]}')
+    (run.path / "results.json").write_text("{")
+    said = "run is a fine-tuning, with images of its own size and splits: eqzoo finetune has evaluated it"
+    with pytest.raises(SystemExit, match=said):
+        evaluate.main([str(run.path), "--device", "cpu"])
+    read = FinishedRun.read(run.path)
+    with pytest.raises(ValueError, match=said):
+        evaluate_run(read, [read], {}, checkpoint="p4_cnn.cells")
+    assert (run.path / "results.json").read_text() == "{"
+    with pytest.raises(SystemExit, match=r"results\.json is not JSON .*; give its eqzoo finetune command again"):
+        publish.main([str(run.path), "--output", str(run.path / "card")])
+
+
 def test_what_is_wrong_with_a_run_is_said_in_one_line(run, capsys):
     with pytest.raises(SystemExit):
         evaluate.main([str(run.path), "--device", "gpu"])
