@@ -254,7 +254,8 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         rows.append((f"macro F1, the mean over classes, {r['dataset']['test']:,} {data.noun}", f"{macro:.3f} %", ""))
     validated = bool(r["dataset"].get("valid"))
     if validated:
-        best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {r['recipe']['epochs']}"
+        trained = len(r.get("valid_accuracies", [])) or r["recipe"]["epochs"]  # patience may have ended it early
+        best = f"{r['valid_error']:.3f} %, epoch {r['selected_epoch']} of {trained}"
         best += " of this run, which went on with the weights of another" if _goes_on(r) else ""
         rows.append((f"validation error, {r['dataset']['valid']:,} {data.noun}", best, ""))
     count = r.get("rotated_images", r["dataset"]["test"])

@@ -95,7 +95,7 @@ def write_report(
         "classes_count": len(names),
         "input_size": settings["input_size"],
         "images": {uses[name]: count for name, count in sizes.items()},
-        "epochs": recipe.epochs,
+        "epochs": len(rows),  # patience may end a run before those of its recipe
         "selected_epoch": best["epoch"],
         "evaluated_on": f"{SPLIT_NAMES[split]} images",
         "notes": notes,

@@ -160,6 +160,12 @@ def test_the_words_of_a_card_are_those_of_its_group(tmp_path):
     assert "is exact for" not in " ".join(text.split())
 
 
+def test_a_card_counts_the_epochs_until_patience_ended_the_run(tmp_path):
+    r = results_of("p4_cnn", "rotmnist", valid_accuracies=[60.0, 50.0, 40.0], selected_epoch=1)
+    assert "%, epoch 1 of 3 |" in card_of(r, tmp_path)
+    assert f"%, epoch 1 of {r['recipe']['epochs']} |" in card_of(r | {"valid_accuracies": []}, tmp_path)
+
+
 def test_a_fine_tuned_network_has_the_arguments_of_its_recipe(tmp_path):
     """Not those of the checkpoint whose data set has the same name as the user's folder."""
     r = results_of("p4_convnext_atto", "eurosat", mean=[0.5] * 3, std=[0.5] * 3, group="p4")
