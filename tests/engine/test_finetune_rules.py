@@ -251,7 +251,7 @@ def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
 
 def test_a_report_counts_the_epochs_until_patience_ended_the_run(tmp_path, monkeypatch):
     accuracies = iter([60.0, 50.0, 40.0])
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": next(accuracies), "valid_loss": 1.0})
     report = tune(tmp_path, epochs=9, patience=2).report
     assert (report["selected_epoch"], report["epochs"], report["settings"]["epochs"]) == (1, 3, 9)
     assert "Epoch 1 of 3 was kept." in (tmp_path / "report.md").read_text()

@@ -105,7 +105,7 @@ def test_a_run_stopped_at_any_moment_ends_as_one_that_was_not(tmp_path, monkeypa
 def test_the_weights_are_those_of_the_recorded_epoch_if_one_comes_out_otherwise(tmp_path, monkeypatch, moment, done):
     """Epochs that are not deterministic: the second one would have been the best, and is worse when repeated."""
     original, calls, accuracies = getattr(RunDirectory, moment), [], iter([50.0, 60.0])
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": next(accuracies), "valid_loss": 1.0})
     monkeypatch.setattr(TrainingState, "backward", lambda self, images, labels, numbers: torch.zeros(()))
     monkeypatch.setattr(TrainingState, "step", lambda self, *_: self.model.head.weight.data.add_(next(drawn)))
     drawn, recipe = itertools.count(1.0), other(epochs=3)
@@ -605,7 +605,7 @@ def test_a_run_that_cannot_be_gone_on_with_says_so(tmp_path, name):
 @pytest.mark.parametrize("patience", [None, 1])
 def test_a_run_that_has_ended_is_not_trained_anew_without_its_state(tmp_path, monkeypatch, patience):
     accuracies = iter([50.0, 40.0, 30.0])
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": next(accuracies), "valid_loss": 1.0})
     recipe = other(patience=patience)
     whole = run(tmp_path, recipe)
     assert len(rows(tmp_path)) == (2 if patience else 3)
@@ -643,7 +643,7 @@ def test_patience_counts_epochs_at_full_size():
 
 def test_early_stopping_stops_and_stays_stopped(tmp_path, monkeypatch):
     accuracies = iter([50.0, 60.0, 55.0, 55.0, 99.0, 99.0])
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (next(accuracies), 1.0))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": next(accuracies), "valid_loss": 1.0})
     recipe = other(epochs=9, patience=2)
     go(tmp_path, recipe)
     assert len(rows(tmp_path)) == 4
@@ -653,7 +653,7 @@ def test_early_stopping_stops_and_stays_stopped(tmp_path, monkeypatch):
 
 
 def test_a_plateau_lowers_the_rate_and_a_resumed_run_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (50.0, 1.0))
+    monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": 50.0, "valid_loss": 1.0})
     recipe = other(epochs=6, schedule="plateau", plateau_patience=1, decay_rate=0.5, lr=0.4, warmup_epochs=0)
     go(tmp_path / "whole", recipe)
     assert [row["lr"] for row in rows(tmp_path / "whole")] == pytest.approx([0.4, 0.4, 0.2, 0.2, 0.1, 0.1])
@@ -707,7 +707,9 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
 
 def test_nothing_follows_a_run_that_ended_early(tmp_path, monkeypatch):
     falling = iter(range(90, 0, -1))
-    monkeypatch.setattr(TrainingState, "validate", lambda self: (float(next(falling)), 1.0))
+    monkeypatch.setattr(
+        TrainingState, "validate", lambda self: {"valid_accuracy": float(next(falling)), "valid_loss": 1.0}
+    )
     for epochs in (9, 3):  # the last one is that after which patience ends
         recipe = other(epochs=epochs, patience=2)
         go(tmp_path / str(epochs), recipe)
