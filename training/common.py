@@ -6,7 +6,7 @@ import re
 import statistics
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ __all__ = [
     "spread",
     "statistics_of",
     "step_seconds",
+    "write_page",
     "write_text",
 ]
 
@@ -174,6 +175,23 @@ def read_table(path: Path, **more: Any) -> dict[str, Any]:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return table
     return {**made_here(), **more, "runs": []}
+
+
+def write_page(folder: Path, name: str, page: Callable[[dict[str, Any]], str]) -> None:
+    """Writes the page of a study, ``<name>.md``, from the rows in ``<name>.json``.
+
+    Args:
+        folder: The folder of both files.
+        name: The name of the study.
+        page: Makes Markdown of the table.
+
+    Raises:
+        SystemExit: If there are no rows.
+    """
+    path = folder / f"{name}.json"
+    if not path.is_file():
+        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
+    write_text(folder / f"{name}.md", page(read_table(path)))
 
 
 def find_run(table: Mapping[str, Any], **key: Any) -> dict[str, Any] | None:

@@ -6,7 +6,6 @@ is finished and is not repeated, so the same command resumes the study; `--rende
 """
 
 import argparse
-import json
 import math
 import tempfile
 import time
@@ -29,7 +28,7 @@ from common import (
     read_table,
     statistics_of,
     step_seconds,
-    write_text,
+    write_page,
 )
 from timm.layers import trunc_normal_
 from torch import nn
@@ -189,15 +188,7 @@ def main() -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         study(args)
-    render(args.output)
-
-
-def render(folder: Path) -> None:
-    """Writes the page."""
-    path = folder / f"{NAME}.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
+    write_page(args.output, NAME, page)
 
 
 def study(args: argparse.Namespace) -> None:
@@ -217,7 +208,7 @@ def study(args: argparse.Namespace) -> None:
             table["networks"][cell.data] = networks_of(cell.data, splits(cell.data), args.minutes)
         row = one_run(cell, rate, splits(cell.data), table)
         add_run(args.output / f"{NAME}.json", table, row)
-        render(args.output)
+        write_page(args.output, NAME, page)
 
 
 def plan(data: list[str], arms: list[str]) -> Iterator[Cell]:

@@ -9,7 +9,6 @@ The plain network that trains on rotated images for the same number of steps has
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from common import (
     read_table,
     shuffled,
     spread,
-    write_text,
+    write_page,
 )
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
@@ -109,15 +108,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.render:
         study(args)
-    render(args.output)
-
-
-def render(folder: Path) -> None:
-    """Writes the page."""
-    path = folder / f"{NAME}.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
+    write_page(args.output, NAME, page)
 
 
 def study(args: argparse.Namespace) -> None:
@@ -133,7 +124,7 @@ def study(args: argparse.Namespace) -> None:
         key = {"task": task, "per_class": size, "arm": arm.title, "lr": rate, "seed": seed}
         if find_run(table, **key) is None:
             add_run(path, table, key | one_run(splits(task), seed, size, task, arm, rate))
-            render(args.output)
+            write_page(args.output, NAME, page)
 
 
 def plan(seeds: list[int]) -> Iterator[tuple[int, int, str, Arm, float]]:

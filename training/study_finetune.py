@@ -11,7 +11,6 @@ only writes the page.
 """
 
 import argparse
-import json
 import math
 import statistics
 import tempfile
@@ -31,7 +30,7 @@ from common import (
     made_here,
     read_splits,
     read_table,
-    write_text,
+    write_page,
 )
 from torch import nn
 
@@ -144,15 +143,7 @@ def main() -> None:
         torch.set_num_threads(1)
         keep_freed_memory()
         study(args)
-    render(args.output)
-
-
-def render(folder: Path) -> None:
-    """Writes the page."""
-    path = folder / f"{NAME}.json"
-    if not path.is_file():
-        raise SystemExit(f"{path} does not exist: there are no runs to make a page of")
-    write_text(folder / f"{NAME}.md", page(json.loads(path.read_text(encoding="utf-8"))))
+    write_page(args.output, NAME, page)
 
 
 def study(args: argparse.Namespace) -> None:
@@ -184,7 +175,7 @@ def table_of(args: argparse.Namespace) -> dict[str, Any]:
 def record(args: argparse.Namespace, run: dict[str, Any]) -> None:
     """Adds the row of a run that is finished."""
     add_run(args.output / f"{NAME}.json", table_of(args), run)
-    render(args.output)
+    write_page(args.output, NAME, page)
 
 
 def few(data: str, side: int, count: int, args: argparse.Namespace) -> dict[str, Split]:

@@ -99,8 +99,8 @@ def finetune(
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
             number of epochs that depends on the number of images.
         against: Another network, timm's or of the zoo (``"resnet18"``, ``"z2_resnet29.cifar10"``; with a tag, it starts
-            from trained weights), to train on the same images, randomly rotated and reflected, in the same time: the
-            report compares the two. None for no comparison.
+            from trained weights), to train on the same images in the same time, augmented as suits the group of the
+            fine-tuned network: the report compares the two. None for no comparison.
         valid_fraction: The fraction of the images to choose the epoch by, 0 for none; None for 0.15 if the data has no
             validation split.
         test_fraction: The same for the test split.

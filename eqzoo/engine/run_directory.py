@@ -76,7 +76,8 @@ class RunDirectory:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise ValueError(
-                f"another command trains in {self.path}; wait until it has ended, or name another folder"
+                f"another command trains in {self.path}; wait until it has ended, or name another folder; "
+                f"if no command does, remove {path}"
             ) from error
         except OSError as error:
             raise _write_error(path, error) from error

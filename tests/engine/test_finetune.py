@@ -741,7 +741,7 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
 def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypatch):
     own = json.loads((tuned.folder / "report.json").read_text())
     other = {key: own[key] for key in ("model", "accuracy", "macro_f1", "epochs", "training_seconds", "rotation_curve")}
-    both = own | {"against": other | {"start": None, "lr": 4e-3}}
+    both = own | {"against": other | {"start": None, "lr": 4e-3, "augment": "affine"}}
     drawn, draw = [], pages.plot_rotation_curve
     monkeypatch.setattr(
         pages, "plot_rotation_curve", lambda curves, angles: drawn.append(curves) or draw(curves, angles)
@@ -750,6 +750,7 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
     pages.write_figures(own, tmp_path)
     assert [list(curves) for curves in drawn] == [["p4_cnn", "against p4_cnn"], ["p4_cnn"]]
     assert "| | p4_cnn | against p4_cnn |" in pages.markdown(both)
+    assert "on images that are rotated by any angle, reflected and shifted at random" in pages.markdown(both)
     assert "## Against" not in pages.markdown(own)
 
 

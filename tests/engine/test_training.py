@@ -186,7 +186,7 @@ def test_a_second_command_does_not_train_in_the_folder_of_a_run(tmp_path, monkey
     assert len(errors) == 3
     for error in errors:
         assert isinstance(error, ValueError)
-        assert str(error) == f"another command trains in {tmp_path}; wait until it has ended, or name another folder"
+        assert f"another command trains in {tmp_path}; wait until it has ended, or name another folder" in str(error)
     whole = (tmp_path / "record.jsonl").read_text()
     run(tmp_path)
     assert (tmp_path / "record.jsonl").read_text() == whole
