@@ -267,7 +267,7 @@ def test_the_readme_says_whether_it_pays():
 
 
 def _best(data: str, score: str) -> list[str]:
-    """The highest score with all training images of p4_resnet29 and of z2_resnet29, as docs/real_images.md prints it."""
+    """The highest scores with all training images, of p4_resnet29 and of z2_resnet29, in docs/real_images.md."""
     page = (ROOT / "docs" / "real_images.md").read_text().partition(f"\n## {data}")[2]
     rows = page.partition(f"| {score} |")[2].partition("\n\n")[0].splitlines()
     found = []

@@ -148,6 +148,11 @@ def test_class_weights(tmp_path):
     assert predictions(model, valid).tolist() == [1] * 16
     # One of two classes is recognized, whatever their sizes.
     assert RunDirectory(tmp_path).rows()[-1]["valid_recall"] == 50.0
+    # A class without validation images does not count.
+    one = SPLITS | {"valid": SPLITS["valid"][SPLITS["valid"].labels == 1]}
+    torch.set_default_dtype(torch.float32)
+    train(other(class_weights=(0.0, 1.0), lr=1e-2), build_without_batch_norm, one, tmp_path / "one")
+    assert RunDirectory(tmp_path / "one").rows()[-1]["valid_recall"] == 100.0
     with pytest.raises(ValueError, match="3 factors for 2 classes"):
         go(tmp_path / "3", other(class_weights=(1.0, 1.0, 1.0)))
 
