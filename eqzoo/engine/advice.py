@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +12,7 @@ from ..data import AnySplit, Split
 from ..groups import P4M, transform
 from ..models import EquivariantNet
 from .recipe import Recipe
+from .run_directory import image_codes
 from .speed import Speed
 
 __all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
@@ -81,6 +83,7 @@ def advice_before(
     balance: bool,
     drawn: Collection[str] = (),
     inner: Sequence[str] = (),
+    trained: np.ndarray | None = None,
 ) -> list[str]:
     """What the images call for, a line each.
 
@@ -92,6 +95,7 @@ def advice_before(
         balance: Whether the loss is weighted already.
         drawn: The splits that were drawn from the training images.
         inner: The names of folders inside of the class folders.
+        trained: The codes of the images that the initial weights were trained on, as far as they are known.
     """
     return [
         *_nested(inner, splits["train"], bool(drawn)),
@@ -100,6 +104,7 @@ def advice_before(
         *_dark(splits["train"]),
         *_larger(model, native, side),
         *_duplicated(splits),
+        *_trained_before(splits, trained),
     ]
 
 
@@ -213,6 +218,19 @@ def _duplicated(splits: Mapping[str, AnySplit]) -> Iterator[str]:
         yield (
             f"{count:,} validation or test images are also among the training images (some of them rotated or "
             "reflected), so the metrics are too good: remove them, or give folders train, val and test without them"
+        )
+
+
+def _trained_before(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> Iterator[str]:
+    if trained is None or not len(trained):
+        return
+    held_out = [split for name, split in splits.items() if name != "train"]
+    count = sum(int(np.isin(image_codes(split), trained).sum()) for split in held_out)
+    if count:
+        yield (
+            f"the weights were trained on {count:,} of the {sum(map(len, held_out)):,} validation and test images, so "
+            "the metrics are too good: start from the checkpoint that these weights started from, or give folders "
+            "train, val and test that keep these images in train"
         )
 
 

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,7 +37,7 @@ from .processor import limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report
-from .run_directory import RunDirectory, split_digest
+from .run_directory import RunDirectory, image_codes, split_digest
 from .speed import recorded_speed
 from .state import freeze as freeze_modules
 
@@ -160,6 +161,7 @@ def finetune(
         )
 
     plan = planned()
+    before = RunDirectory(source.folder).trained() if settings["start"] and source.folder else None
 
     def build() -> nn.Module:
         return initial_network(source, plan.model_args, settings)
@@ -171,11 +173,13 @@ def finetune(
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
         native, drawn = None if size else native_side(data), splits.keys() - images.keys()
-        advice = advice_before(splits, blank, native, side, balance, drawn, folders_in_classes(data))
+        advice = advice_before(splits, blank, native, side, balance, drawn, folders_in_classes(data), before)
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         _say(*summary(plan, splits, settings, speed), *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
+        codes = image_codes(splits["train"])
+        directory.add_trained(codes if before is None else np.concatenate([codes, before]))
         options = {
             "size": None if side == blank.input_size[1] else side,
             "channels": channels,

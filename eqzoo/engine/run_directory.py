@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from safetensors.torch import load_file
@@ -29,6 +30,7 @@ __all__ = [
     "FinishedRun",
     "RunDirectory",
     "best_row",
+    "image_codes",
     "is_finished",
     "patience_is_over",
     "rank",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
-SETTINGS_NAME, LOCK_NAME = "finetune.json", ".lock"
+SETTINGS_NAME, LOCK_NAME, TRAINED_NAME = "finetune.json", ".lock", "trained_on.npy"
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
@@ -261,6 +263,32 @@ class RunDirectory:
             raise ValueError(f"{path} is no JSON object; remove {self.path} or name another folder")
         return found
 
+    def add_trained(self, codes: np.ndarray) -> None:
+        """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on."""
+
+        def write(temporary: Path) -> None:
+            with temporary.open("wb") as file:
+                np.save(file, np.unique(codes), allow_pickle=False)
+
+        atomic(self.path / TRAINED_NAME, write)
+
+    def trained(self) -> np.ndarray:
+        """The codes in trained_on.npy; none if there is no such file, as in the folder of a published checkpoint.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        path = self.path / TRAINED_NAME
+        if not path.is_file():
+            return np.empty(0, np.uint64)
+        try:
+            codes = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError, OSError) as error:
+            raise ValueError(f"{path} is damaged ({error}); restore it or remove it") from error
+        if not isinstance(codes, np.ndarray) or codes.dtype != np.uint64 or codes.ndim != 1:
+            raise ValueError(f"{path} holds no list of 64-bit codes; restore it or remove it")
+        return codes
+
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""
         return set(self._files()) in (set(), {SETTINGS_NAME}, {SETTINGS_NAME, RECIPE_NAME})
@@ -398,6 +426,14 @@ def split_digest(split: AnySplit) -> str:
 def split_digests(splits: Mapping[str, AnySplit]) -> dict[str, str]:
     """The `split_digest` of the training and the validation images."""
     return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
+
+
+def image_codes(split: AnySplit) -> np.ndarray:
+    """``(n,)`` uint64, a hash of the pixels of each image; of no image if the split is streamed."""
+    if not isinstance(split, Split):
+        return np.empty(0, np.uint64)
+    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in split.images.cpu().numpy())
+    return np.frombuffer(b"".join(hashes), np.uint64)
 
 
 def _write_error(path: Path, error: OSError) -> OSError:

@@ -194,6 +194,32 @@ def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
     torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=1e-2)
 
 
+def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tuned, tmp_path):
+    call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
+    grown = shutil.copytree(tuned.images, tmp_path / "grown")
+    for label, name in enumerate(NAMES):
+        for number in range(9):
+            Image.fromarray(shape(label, 500 + number)).save(grown / name / f"new{number}.png")
+    old, new = (complete_splits(read_images(folder, 28), None, None) for folder in (tuned.images, grown))
+    seen = {image.numpy().tobytes() for image in old["train"].images}
+    count = sum(image.numpy().tobytes() in seen for name in ("valid", "test") for image in new[name].images)
+    assert count > 2
+    said = f"the weights were trained on {count} of the {len(new['valid']) + len(new['test'])} validation and test"
+    second = eqzoo.finetune(tuned.folder, grown, tmp_path / "second", **call)
+    assert any(line.startswith(said) for line in second.report["advice"])
+    # The third one starts from weights that saw the images of both.
+    third = eqzoo.finetune(tmp_path / "second", tuned.images, tmp_path / "third", **call)
+    seen |= {image.numpy().tobytes() for image in new["train"].images}
+    count = sum(image.numpy().tobytes() in seen for name in ("valid", "test") for image in old[name].images)
+    assert any(line.startswith(f"the weights were trained on {count} of") for line in third.report["advice"])
+    for folder, images in ((tuned.folder, tuned.images), ("p4_cnn", grown)):
+        fair = eqzoo.finetune(folder, images, tmp_path / f"fair {images.name}", **call)
+        assert not any("weights were trained on" in line for line in fair.report["advice"])
+    (tmp_path / "second" / "trained_on.npy").write_bytes(b"none")
+    with pytest.raises(ValueError, match=r"trained_on.npy is damaged .*; restore it or remove it"):
+        eqzoo.finetune(tmp_path / "second", tuned.images, tmp_path / "fourth", **call)
+
+
 def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
     args = ["finetune", "p4_cnn", tuned.images, "--output", tmp_path / "o", "--set", "optimizer=sgd", "lr=1e30"]
     code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
