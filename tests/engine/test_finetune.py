@@ -207,11 +207,9 @@ def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tu
     said = f"the weights were trained on {count} of the {len(new['valid']) + len(new['test'])} validation and test"
     second = eqzoo.finetune(tuned.folder, grown, tmp_path / "second", **call)
     assert any(line.startswith(said) for line in second.report["advice"])
-    # The third one starts from weights that saw the images of both.
-    third = eqzoo.finetune(tmp_path / "second", tuned.images, tmp_path / "third", **call)
-    seen |= {image.numpy().tobytes() for image in new["train"].images}
-    count = sum(image.numpy().tobytes() in seen for name in ("valid", "test") for image in old[name].images)
-    assert any(line.startswith(f"the weights were trained on {count} of") for line in third.report["advice"])
+    # The second run saw none of these images, but its initial weights did.
+    third = eqzoo.finetune(tmp_path / "second", grown, tmp_path / "third", **call)
+    assert any(line.startswith(said) for line in third.report["advice"])
     for folder, images in ((tuned.folder, tuned.images), ("p4_cnn", grown)):
         fair = eqzoo.finetune(folder, images, tmp_path / f"fair {images.name}", **call)
         assert not any("weights were trained on" in line for line in fair.report["advice"])
