@@ -97,12 +97,21 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
         changes.setdefault("teacher_weight", Recipe.teacher_weight)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
     if other and recipe.start_run and "start" not in changes:
-        before = recipe.start_run.parent.name
+        before = _first_recipe(recipe)
         raise ValueError(
             f"{args.recipe} goes on for {recipe.epochs} epochs with the weights of {recipe.start_run}, a run on "
             f"{recipe.dataset}; for another data set take {before}, or give --set start=null or other weights"
         )
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
+
+
+def _first_recipe(recipe: Recipe) -> str:
+    """The recipe that a chain of recipes, each of which goes on with a run of the one before, begins with."""
+    name = ""
+    while recipe.start_run:
+        name = recipe.start_run.parent.name
+        recipe = load_recipe(name)
+    return name
 
 
 def _shortened(recipe: Recipe, epochs: int, changes: Mapping[str, Any]) -> dict[str, Any]:

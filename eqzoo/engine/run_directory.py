@@ -100,7 +100,7 @@ class RunDirectory:
         Raises:
             ValueError: If recipe.json is of another recipe, or its run ended early, so that nothing can follow it.
         """
-        for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME):
+        for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME, TRAINED_NAME):
             for temporary in self.path.glob(f".{name}.*.tmp"):  # of a run that was killed while it wrote
                 temporary.unlink()
         if not self.recipe.exists():

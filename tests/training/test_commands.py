@@ -78,7 +78,7 @@ def test_a_shorter_run_leaves_out_later_restarts():
 
 
 def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
-    with pytest.raises(ValueError, match=r"goes on for 11 epochs .* cifar10; .*take p4_resnet29.cifar10_first,"):
+    with pytest.raises(ValueError, match=r"goes on for 12 epochs .* cifar10; .*take p4_resnet29.cifar10_first,"):
         parsed(["p4_resnet29.cifar10", "--dataset", "cells"])
     assert parsed(["p4_resnet29.cifar10", "--dataset", "cells", "--set", "start=null"]).start is None
     assert parsed(["p4_resnet29.cifar10_first", "--dataset", "cells"]).epochs == 28

@@ -192,10 +192,11 @@ def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes
     assert "r4_gsanet_t.rotmnist" in starts
     assert starts <= set(eqzoo.list_pretrained())
     runs = {name: replace(recipe, seed=3).start_run for name, recipe in recipes.items() if recipe.start_run}
-    assert runs["p4_resnet29.cifar10"] == Path("runs/p4_resnet29.cifar10_first/seed3")
+    assert runs["p4_resnet29.cifar10"] == Path("runs/p4_resnet29.cifar10_second/seed3")
     for name, folder in runs.items():
         first = recipes[folder.parent.name]
-        assert (first.model, first.dataset, first.start) == (recipes[name].model, recipes[name].dataset, None)
+        assert (first.model, first.dataset) == (recipes[name].model, recipes[name].dataset)
+        assert first.start is None or (first.start_run and not recipes[first.start_run.parent.name].start)
 
 
 def test_the_command_line_changes_recipes():
