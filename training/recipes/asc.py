@@ -62,7 +62,7 @@ _LONGER = (
     "7.18 % validation error. The command reads the weights from the folder of the second run, so train the first and "
     "the second one before. The rate and the optimizer start anew each time, so that the validation accuracy falls at "
     "first, as the curve shows. All epochs ran in one process, whose batch norms see 64 images; those of most earlier "
-    "ones saw 32. The 51 epochs took 2.1 hours and 1.1 hours on two cores and {hours} hours on one. The paper trains "
+    "ones saw 32. The 51 epochs took 2.1 hours and 1.1 hours on two cores and 1.5 hours on one. The paper trains "
     "for 100 epochs, so few epochs may be the reason for the difference."
 )
 _TEACHERS = (
