@@ -11,8 +11,8 @@ from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
 from ..groups import P4M, transform
 from ..models import EquivariantNet
+from .digests import image_codes
 from .recipe import Recipe
-from .run_directory import image_codes
 from .speed import Speed
 
 __all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]

@@ -32,12 +32,13 @@ from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, summary
 from .comparison import check_baseline
 from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
+from .digests import image_codes, split_digest
 from .loop import check_device, train
 from .processor import limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report
-from .run_directory import RunDirectory, image_codes, split_digest
+from .run_directory import RunDirectory
 from .speed import recorded_speed
 from .state import freeze as freeze_modules
 

@@ -1,6 +1,5 @@
 """The folder of a training run: recipe, record of the epochs, best weights, state to resume from."""
 
-import hashlib
 import io
 import json
 import pickle
@@ -19,30 +18,24 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from .._common import atomic, json_text, write_json
-from ..data import AnySplit, Split
+from .digests import split_differences
 from .recipe import Recipe
 
 __all__ = [
     "RECIPE_NAME",
     "RECORD_NAME",
     "SETTINGS_NAME",
-    "SPLIT_NAMES",
     "FinishedRun",
     "RunDirectory",
     "best_row",
-    "image_codes",
     "is_finished",
     "patience_is_over",
     "rank",
-    "split_differences",
-    "split_digest",
-    "split_digests",
     "write_json",
 ]
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
 SETTINGS_NAME, LOCK_NAME, TRAINED_NAME = "finetune.json", ".lock", "trained_on.npy"
-SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
 
 class RunDirectory:
@@ -415,27 +408,6 @@ def patience_is_over(recipe: Recipe, best: int, epoch: int) -> bool:
     return recipe.patience is not None and epoch - max(best, recipe.half_size_epochs) >= recipe.patience
 
 
-def split_digest(split: AnySplit) -> str:
-    """A hash of a split: of labels and pixels in memory, of the labels alone if it is streamed."""
-    digest = hashlib.sha256(split.labels.cpu().numpy().tobytes())
-    if isinstance(split, Split):
-        digest.update(split.images.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def split_digests(splits: Mapping[str, AnySplit]) -> dict[str, str]:
-    """The `split_digest` of the training and the validation images."""
-    return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
-
-
-def image_codes(split: AnySplit) -> np.ndarray:
-    """``(n,)`` uint64, a hash of the pixels of each image; of no image if the split is streamed."""
-    if not isinstance(split, Split):
-        return np.empty(0, np.uint64)
-    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in split.images.cpu().numpy())
-    return np.frombuffer(b"".join(hashes), np.uint64)
-
-
 def _write_error(path: Path, error: OSError) -> OSError:
     return OSError(
         f"cannot write {path}: {error.strerror or error}; free space or make the folder writable, and the same command "
@@ -451,14 +423,3 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[
             yield from split_differences(before or {}, now)
         elif before != now:
             yield f"{key} was {before!r} and is {now!r}"
-
-
-def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
-    """What differs between the images of two runs, by the digests of their splits, in words."""
-    for split, word in SPLIT_NAMES.items():
-        if split not in there and split in here:
-            yield f"there are {word} images, and there were none"
-        elif split in there and split not in here:
-            yield f"there are no {word} images, and there were some"
-        elif there.get(split) != here.get(split):
-            yield f"the {word} images differ"

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches, normalize
 from ..models import EquivariantNet, create_model
+from .digests import split_differences, split_digests
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
-from .run_directory import FinishedRun, split_differences, split_digests
+from .run_directory import FinishedRun
 from .teachers import Teachers
 
 __all__ = ["TrainingState", "freeze"]

@@ -1,0 +1,44 @@
+"""Hashes of images and splits, by which a run recognizes those of another one."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from ..data import AnySplit, Split
+
+__all__ = ["SPLIT_NAMES", "image_codes", "split_differences", "split_digest", "split_digests"]
+
+SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+
+
+def split_digest(split: AnySplit) -> str:
+    """A hash of a split: of labels and pixels in memory, of the labels alone if it is streamed."""
+    digest = hashlib.sha256(split.labels.cpu().numpy().tobytes())
+    if isinstance(split, Split):
+        digest.update(split.images.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def split_digests(splits: Mapping[str, AnySplit]) -> dict[str, str]:
+    """The `split_digest` of the training and the validation images."""
+    return {name: split_digest(splits[name]) for name in ("train", "valid") if name in splits}
+
+
+def image_codes(split: AnySplit) -> np.ndarray:
+    """``(n,)`` uint64, a hash of the pixels of each image; of no image if the split is streamed."""
+    if not isinstance(split, Split):
+        return np.empty(0, np.uint64)
+    hashes = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in split.images.cpu().numpy())
+    return np.frombuffer(b"".join(hashes), np.uint64)
+
+
+def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
+    """What differs between the images of two runs, by the digests of their splits, in words."""
+    for split, word in SPLIT_NAMES.items():
+        if split not in there and split in here:
+            yield f"there are {word} images, and there were none"
+        elif split in there and split not in here:
+            yield f"there are no {word} images, and there were some"
+        elif there.get(split) != here.get(split):
+            yield f"the {word} images differ"
