@@ -32,8 +32,8 @@ _LONGER = (
     "from the folder of that run, so train p4_e4net_large.rotmnist_first before. 10,000 digits for training and 2,000 "
     "to select the epoch. Two other ways to go on were stopped: with shifts and sharp images (rotations_shifts), "
     "from 1e-2 (at best 2.8 % validation error in 24 of 42 epochs), and without augmentation from 2e-3 (1.65 % in 4 of "
-    "10). Another 20 epochs from 4e-3 had 1.25 % after the first and 1.40 % at their end; that run was not evaluated on "
-    "the test digits."
+    "10). Another 20 epochs from 4e-3 had 1.25 % after the first and 1.40 % at their end; that run was not evaluated "
+    "on the test digits."
 )
 _CIFAR = (
     "As in the paper: SGD with Nesterov momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
