@@ -95,7 +95,8 @@ def advice_before(
         balance: Whether the loss is weighted already.
         drawn: The splits that were drawn from the training images.
         inner: The names of folders inside of the class folders.
-        trained: The codes of the images that the initial weights were trained on, as far as they are known.
+        trained: ``(n,)`` uint64, the `image_codes` of the images that the initial weights were trained on, as far as
+            they are known.
     """
     return [
         *_nested(inner, splits["train"], bool(drawn)),

@@ -180,7 +180,7 @@ def finetune(
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
-        directory.add_trained(codes if before is None else np.concatenate([codes, before]))
+        directory.write_trained(codes if before is None else np.concatenate([codes, before]))
         options = {
             "size": None if side == blank.input_size[1] else side,
             "channels": channels,

@@ -256,17 +256,14 @@ class RunDirectory:
             raise ValueError(f"{path} is no JSON object; remove {self.path} or name another folder")
         return found
 
-    def add_trained(self, codes: np.ndarray) -> None:
-        """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on."""
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:
-                np.save(file, np.unique(codes), allow_pickle=False)
-
-        atomic(self.path / TRAINED_NAME, write)
+    def write_trained(self, codes: np.ndarray) -> None:
+        """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on, each once."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.unique(codes), allow_pickle=False)
+        self._write(self.path / TRAINED_NAME, buffer.getvalue())
 
     def trained(self) -> np.ndarray:
-        """The codes in trained_on.npy; none if there is no such file, as in the folder of a published checkpoint.
+        """``(n,)`` uint64, from trained_on.npy; none without such a file, as in the folder of a published checkpoint.
 
         Raises:
             ValueError: If the file is damaged.
