@@ -45,6 +45,7 @@ from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.processor import has_bfloat16
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.speed import measure
+from eqzoo.hub import find_weights, sha256_of
 from eqzoo.models.resolve import ModelSource, resolve
 
 NAME = "finetuning_study"
@@ -225,7 +226,15 @@ def one_run(cell: Cell, splits: dict[str, Split], factor: str, seed: int) -> dic
     found = trained(recipe, lambda: initial_network(source, recipe.model_args, settings), splits)
     if factor != "the rules":
         del found["test"]
-    return found | {"start": "weights" if start else "random", "lr": recipe.lr}
+    return found | {"lr": recipe.lr} | (weights_of(cell.network) if start else {"start": "random"})
+
+
+def weights_of(network: str) -> dict[str, str]:
+    """The weights that a network's name without a tag stands for: their checkpoint and, as it may get others, hash."""
+    cfg = timm.get_pretrained_cfg(network)
+    checkpoint = f"{cfg.architecture}.{cfg.tag}"
+    digest = sha256_of(find_weights(checkpoint, cfg.hf_hub_id))
+    return {"start": "weights", "weights": checkpoint, "weights_sha256": digest}
 
 
 def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"affine"``: the same, and a left-right flip with probability 1/2.
             * ``"affine_color"``: the same, then values v of an image with mean m become ``b·(m + c·(v − m))``, clipped
               to [0, 255]; contrast c and brightness b are uniform in [0.8, 1.2], and b in addition differs by up to 5 %
-              between the channels.
+              between the channels. All channels change, so a transparency (alpha) does too.
 
         images: ``(n, channels, height, width)`` uint8.
         numbers: ``(n, 7)`` in [0, 1), from `draw`.
