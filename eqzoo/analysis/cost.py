@@ -105,11 +105,16 @@ def _formulas() -> dict[Any, Callable[..., int]]:
         own.response_sum: _response_sum,
         own.suppress: _suppress,
         own.local_group_attention: _local_group_attention,
+        own.octic_gelu: _octic_gelu,
     }
 
 
 def _group_conv2d(field: Shape, filters: Shape, *_: Any, out_shape: Shape, **kwargs: Any) -> int:
     return 2 * math.prod(out_shape) * math.prod(filters[1:])  # those of the expanded convolution
+
+
+def _octic_gelu(ab: Shape, e: Shape, *_: Any, **kwargs: Any) -> int:
+    return 2 * 2 * 8 * (math.prod(ab) + math.prod(e))  # the products with Q and its transpose, both 8 x 8
 
 
 def _dynamic_depthwise(kernel: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:

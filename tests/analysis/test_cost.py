@@ -9,6 +9,7 @@ from torch import nn
 import eqzoo
 from eqzoo import layers
 from eqzoo.analysis import throughput
+from eqzoo.analysis.sizes import weightless
 from eqzoo.groups import P4, Z2
 from eqzoo.ops import use_backend
 
@@ -23,6 +24,13 @@ def test_e4_counts_generator_encoder_and_sums():
     places = 4 * 6 * 6  # poses and pixels
     maps = 2 * 8 * (8 * 4)
     assert eqzoo.multiply_adds(layer, (8, 4, 6, 6)) == places * (maps + 2 * 25 * 8 + 8 * 25)
+
+
+def test_octic_networks_count_the_same_with_and_without_their_operators():
+    name = "p4m_octic_vit_tiny_patch16_224"
+    counted = eqzoo.multiply_adds(eqzoo.create_model(name))
+    assert counted == eqzoo.multiply_adds(weightless(name))  # on the meta device the formulas run
+    assert counted > eqzoo.multiply_adds(eqzoo.create_model(name, depth=10))
 
 
 def test_affine_attention_counts_maps_scores_and_sums():

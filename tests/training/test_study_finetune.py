@@ -59,7 +59,7 @@ def test_the_study_trains_by_the_rules_and_is_not_repeated(small, monkeypatch):
     assert runs["the rules"]["start"] == "weights" != runs["random weights"]["start"]
     results = json.loads((ROOT / "model_cards" / "p4_cnn.rotmnist" / "results.json").read_text())
     assert runs["the rules"]["weights"] == "p4_cnn.rotmnist"
-    assert runs["the rules"]["weights_sha256"] == results["weights_sha256"]
+    assert runs["the rules"]["start_sha256"] == results["weights_sha256"]
     assert "weights" not in runs["random weights"]
     for factor, found in runs.items():
         assert [found[f"{name}_images"] for name in ("train", "valid", "choice", "test")] == [16, 16, 24, 20]
