@@ -10,6 +10,7 @@ from typing import Any as _Any
 from timm.models import model_entrypoint as _model_entrypoint
 
 import eqzoo as _eqzoo
+from eqzoo.models._builder import published_checkpoints as _published_checkpoints
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub"]
 
@@ -37,5 +38,9 @@ def _entry(name: str, tags: list[str]) -> _Callable[..., _Any]:
 
 
 create_model = _eqzoo.create_model
-_trained = [_name.partition(".")[::2] for _name in _eqzoo.list_pretrained()]
-globals().update({_name: _entry(_name, [tag for of, tag in _trained if of == _name]) for _name in _eqzoo.list_models()})
+globals().update(
+    {
+        _name: _entry(_name, [_checkpoint.partition(".")[2] for _checkpoint in _published_checkpoints(_name)])
+        for _name in _eqzoo.list_models()
+    }
+)

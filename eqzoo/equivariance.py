@@ -52,13 +52,14 @@ class EquivarianceReport:
 
 
 def equivariance_error(
-    model: nn.Module, x: Tensor | None = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
+    model: nn.Module, x: Any = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> float:
     """The largest equivariance error of a network, over its layers, features and output and over all elements.
 
     Args:
         model: The network, or a single layer; a copy is measured, the model itself is not changed.
-        x: The input; by default a batch of two noise images of the network's ``input_size``.
+        x: The input, for a layer on fields of irreps an `eqzoo.layers.Irreps`; by default a batch of two noise images
+            of the network's ``input_size``.
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
             only the output is measured. Measured are the elements that map the pixel grid onto itself: in a network
             whose own group has only the identity of them, such as z2, there is nothing to measure, and the error is 0.
@@ -108,7 +109,7 @@ def group_to_check(group: Group | str) -> Group:
 
 
 def equivariance_report(
-    model: nn.Module, x: Tensor | None = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
+    model: nn.Module, x: Any = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> EquivarianceReport:
     """All equivariance errors of a network; the arguments are those of `equivariance_error`."""
     group = getattr(model, "group", None) if group is None else group_to_check(group)
@@ -116,12 +117,12 @@ def equivariance_report(
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
-    x = (_noise(own, generator) if x is None else x.detach()).to("cpu", torch.float64)
+    x = _noise(own, generator) if x is None else _measured(x)
     if randomize:
         randomize_norms(own, generator, x)
     with torch.no_grad():
         own_group = getattr(own, "group", group)
-        logits = element_errors(own, x, group, own_group)
+        logits = element_errors(own, x, group, own_group, getattr(own, "transform_field", None))
         inside = _is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
         features = element_errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
@@ -169,6 +170,13 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
         assert variance is not None
         mean.add_((factors(mean) - 1) * variance.sqrt())
         variance.mul_(factors(variance))
+
+
+def _measured(x: Any) -> Any:
+    """The input in float64 on the CPU; the fields of some layers are named tuples of tensors."""
+    if isinstance(x, Tensor):
+        return x.detach().to("cpu", torch.float64)
+    return type(x)(*map(_measured, x))
 
 
 def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:

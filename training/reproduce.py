@@ -40,13 +40,13 @@ def page() -> str:
         "Test errors in percent, the papers' beside ours, which are rendered from `model_cards/*/results.json` by "
         "`python training/reproduce.py --output docs/reproduction.md`. A blank is a network that was not trained "
         "here, or for which the paper prints no number. Ours are chosen on validation data; what is known of the "
-        "papers' choice stands under each table. The command of each of our numbers is on its card, and where it does "
-        "not make the same weights, the card says so. Rotated MNIST is regenerated here, so its numbers are close to "
-        "the papers', not the same. Ours are of the recipes on the cards, most of them shorter than the papers' and with "
-        "another optimizer or augmentation, and of one seed where the last column says 1: they neither confirm nor "
-        "refute the papers' numbers, and rows of different recipes do not rank their networks. A network marked "
-        '"distilled" also learned from the predictions of other networks here, which its card names; no network of '
-        "the papers did.",
+        "papers' choice stands under each table. The command of each of our numbers is on its card, and where it "
+        "does not make the same weights, the card says so. Rotated MNIST is regenerated here, so its numbers are "
+        "close to the papers', not the same. Ours are of the recipes on the cards, most of them shorter than the "
+        "papers' and with another optimizer or augmentation, and of one seed where the last column says 1: they "
+        "neither confirm nor refute the papers' numbers, and rows of different recipes do not rank their networks. "
+        'A network marked "distilled" also learned from the predictions of other networks here, which its card '
+        "names; no network of the papers did.",
     ]
     for key, paper in PAPERS.items():
         listed = {name: row for name, row in rows().items() if row.paper == key}

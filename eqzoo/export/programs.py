@@ -185,7 +185,7 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
         model: The network.
         size: Height and width of the images, in pixels; by default those of the network's input size.
     """
-    cfg = model.pretrained_cfg
+    cfg = _configuration(model, size)
     labels = cfg.get("label_names") or ()
     entries = {
         "architecture": cfg.get("architecture") or type(model).__name__,
@@ -193,7 +193,7 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
         "classes": list(labels) if len(labels) == model.num_classes else [str(i) for i in range(model.num_classes)],
         "mean": _each(cfg["mean"], model.in_chans),
         "std": _each(cfg["std"], model.in_chans),
-        "input_size": [model.in_chans, *(size or model.input_size[1:])],
+        "input_size": [model.in_chans, *(size or cfg["input_size"][1:])],
         "interpolation": cfg.get("interpolation") or "bicubic",
         "crop_pct": cfg.get("crop_pct") or 1.0,
         "group": model.group.name,
@@ -201,6 +201,18 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
         "eqzoo_version": __version__,
     }
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
+
+
+def _configuration(model: EquivariantNet, size: Any) -> dict[str, Any]:
+    """The configuration of a network; of one that was built by its class, images that are not normalized."""
+    cfg: dict[str, Any] | None = getattr(model, "pretrained_cfg", None)
+    if cfg is not None:
+        return cfg
+    if size is None:
+        raise ValueError(
+            f"a {type(model).__name__} that eqzoo.create_model did not build has no image size of its own; give size"
+        )
+    return {"mean": (0.0,), "std": (1.0,)}
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -228,7 +240,8 @@ class _Network:
                 f"only networks of this package can be exported, got {type(model).__name__}; a network with "
                 "features_only=True is a wrapper around one"
             )
-        sides = (size, size) if isinstance(size, int) else size or model.input_size[1:]
+        cfg = _configuration(model, size)
+        sides = (size, size) if isinstance(size, int) else size or tuple(cfg["input_size"][1:])
         if min(sides) < 1:
             raise ValueError(f"the sides of images are at least one pixel, got {' x '.join(map(str, sides))}")
         about = metadata(model, sides)

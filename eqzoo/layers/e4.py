@@ -11,6 +11,7 @@ from ..ops import generated_depthwise
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
 from .conv import GroupConv2d
+from .pointwise import PointwiseConv2d
 
 __all__ = ["E4Layer2d", "KernelNormAffine"]
 
@@ -86,10 +87,10 @@ class E4Layer2d(_E4):
         torch.Size([2, 16, 4, 28, 28])
     """
 
-    hidden: "GroupConv2d | _Pointwise"
+    hidden: "GroupConv2d | PointwiseConv2d"
     norm: "_KernelNorm"
     taps: "_RotatedTaps"
-    value: "GroupConv2d | _Pointwise"
+    value: "GroupConv2d | PointwiseConv2d"
 
     def __init__(
         self,
@@ -166,24 +167,6 @@ class _PlaneE4(_E4):
         return self.taps.weight, self.taps.bias
 
 
-class _Pointwise(nn.Conv2d):
-    """The 1 x 1 convolution that does not mix group elements: the same weights for each element."""
-
-    def __init__(self, group: Group, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels, 1, bias=False)
-        self.group = group
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flatten(2, 3)).unflatten(2, (self.group.order, -1))
-
-    def fuse(self) -> nn.Conv2d:
-        """The equivalent plain convolution on planes, zero between different elements."""
-        order = self.group.order
-        same_element = torch.eye(order, device=self.weight.device, dtype=self.weight.dtype)
-        weight = torch.kron(self.weight.detach()[:, :, 0, 0], same_element)
-        return _plain_conv(weight[:, :, None, None], None).train(self.training)
-
-
 class _KernelNorm(nn.GroupNorm):
     """Normalizes each hidden field of each image over group, height and width."""
 
@@ -242,10 +225,10 @@ class _RotatedTaps(KeepsTables, KeepsBanks, nn.Conv2d):
         return _plain_conv(weight.detach(), bias.detach(), self.order).train(self.training)
 
 
-def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> GroupConv2d | _Pointwise:
+def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> GroupConv2d | PointwiseConv2d:
     if concat:
         return GroupConv2d(group, in_channels, out_channels, 1, bias=False)
-    return _Pointwise(group, in_channels, out_channels)
+    return PointwiseConv2d(group, in_channels, out_channels, bias=False)
 
 
 def _plain_conv(weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:

@@ -141,6 +141,8 @@ class AttentionHeads2d(nn.Module):
         self.head_channels = out_channels // 2 if head_channels is None else head_channels
         self.attn_drop = attn_drop
         self.query_parts = 2 if in_order is None else 3
+        if not 0 <= attn_drop < 1:
+            raise ValueError(f"attn_drop is a probability below 1, got {attn_drop}: without attention nothing is left")
         if self.head_channels < self.query_parts:
             raise ValueError(
                 f"{type(self).__name__} needs at least {self.query_parts} channels a head, one for each part of the "

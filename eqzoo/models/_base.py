@@ -1,6 +1,6 @@
 """Base class of the networks: timm's model methods on regular fields."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from timm.models import checkpoint_seq
@@ -34,6 +34,7 @@ class EquivariantNet(nn.Module):
     feature_info: list[dict[str, Any]]
     pretrained_cfg: dict[str, Any]
     output_fmt: ClassVar[str] = "NCHW"
+    converts_groups: ClassVar[bool] = False  # whether weights of another group are converted when they are loaded
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
@@ -95,7 +96,7 @@ class EquivariantNet(nn.Module):
         Args:
             x: The images, ``(B, C, height, width)``.
             indices: Which features to return: all (None), the last n (an int), or a list of indices; 0 is the stem.
-            norm: Ignored; there is no final norm.
+            norm: Ignored: a final norm, where there is one, is part of the head.
             stop_early: Whether to stop after the last requested feature.
             output_fmt: ``"NCHW"``: planes ``(B, C·|H|, height, width)``, the only supported format.
             intermediates_only: Whether to return the list of features alone.
@@ -115,7 +116,7 @@ class EquivariantNet(nn.Module):
         y = x
         for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
             try:
-                y = stage(y)
+                y = self._checkpointed([stage], y) if place else stage(y)
             except SizeError as error:
                 raise self._said_for(x, error) from error
             if place in wanted:
@@ -125,9 +126,17 @@ class EquivariantNet(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes the blocks after the last requested feature, and the head; returns the indices of the features."""
+        """Removes the blocks after the last requested feature, and the head; returns the indices of the features.
+
+        Args:
+            indices: The features, as those of `forward_intermediates`.
+            prune_norm: Whether to remove the final norm too, where there is one: no feature is behind it.
+            prune_head: Whether to remove the head.
+        """
         wanted = self._feature_indices(indices)
         self.blocks = self.blocks[: max(wanted)]
+        if prune_norm and hasattr(self, "norm"):
+            self.add_module("norm", nn.Identity())
         if prune_head:
             self.reset_classifier(0)
         return wanted
@@ -182,10 +191,14 @@ class EquivariantNet(nn.Module):
         self.grad_checkpointing = enable
 
     def _through_blocks(self, x: Tensor) -> Tensor:
+        y: Tensor = self._checkpointed(self.blocks, x)
+        return y
+
+    def _checkpointed(self, blocks: Iterable[nn.Module], x: Any) -> Any:
+        """Blocks in turn, whose activations are recomputed in the backward pass if that is set."""
         if self.grad_checkpointing and self.training:
-            checkpointed: Tensor = checkpoint_seq(self.blocks, x)
-            return checkpointed
-        for block in self.blocks:
+            return checkpoint_seq(list(blocks), x)
+        for block in blocks:
             x = block(x)
         return x
 

@@ -3,8 +3,9 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import timm
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
+from torch import Tensor, nn
 
 from ..data import CELL_CLASSES, EUROSAT_CLASSES
+from ..groups import Group
 from ..hub import (
     CONFIG_NAME,
     HUB_OWNER,
@@ -34,6 +37,7 @@ __all__ = [
     "PCAM",
     "ROTMNIST",
     "build",
+    "check_group",
     "checkpoint_arguments",
     "configs",
     "known",
@@ -251,10 +255,13 @@ def build(
             kwargs |= {"pretrained_cfg": other.partition(".")[2], "pretrained_cfg_overlay": overlay}
             return build(model_cls, variant, pretrained, feature_indices, **kwargs)
     cfg = replace(cfg, **overlay)
+    if pretrained and cfg.file:
+        check_group(Path(str(cfg.file)), variant, model_cls, kwargs.get("group"))
     if not isinstance(kwargs.get("pretrained_cfg"), dict):  # a config.json has the arguments of its own
         kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
+    kwargs["pretrained_filter_fn"] = _complete(kwargs.get("pretrained_filter_fn"), cfg.classifier)
     try:
         model: EquivariantNet = build_model_with_cfg(
             model_cls, variant, pretrained, pretrained_cfg_overlay=overlay, feature_cfg=feature_cfg, **kwargs
@@ -271,13 +278,57 @@ def build(
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
     if hasattr(model, "in_chans"):  # not every extractor of features of timm's has it
-        model.pretrained_cfg["input_size"] = (model.in_chans, *model.pretrained_cfg["input_size"][1:])
+        sides = kwargs.get("img_size") or model.pretrained_cfg["input_size"][1:]
+        model.pretrained_cfg["input_size"] = (model.in_chans, *((sides, sides) if isinstance(sides, int) else sides))
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
     labels = model.pretrained_cfg.get("label_names")
     if labels and len(labels) != getattr(model, "num_classes", len(labels)):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     return model
+
+
+def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: Group | None) -> None:
+    """Raises ValueError where weights of one group would be loaded into a network of another.
+
+    The numbers may fit: p4 and two rotations with reflections have four elements each. The group of the weights is in
+    the config.json beside them; without one there is nothing to compare. Networks that convert weights between groups
+    say so by ``converts_groups``.
+    """
+    path = (weights if weights.is_dir() else weights.parent) / CONFIG_NAME
+    if group is None or getattr(model_cls, "converts_groups", False) or not path.is_file():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    found = config.get("eqzoo", {}).get("group")
+    if config.get("architecture") == variant and found not in (None, group.name):
+        raise ValueError(
+            f"{weights} has weights of {variant} for the group {found}, and group is {group.name}; leave it out, or "
+            "train the network of another group from random weights"
+        )
+
+
+def _complete(
+    filter_fn: Callable[..., dict[str, Tensor]] | None, classifier: str | Sequence[str] | None
+) -> Callable[[dict[str, Tensor], nn.Module], dict[str, Tensor]]:
+    """The filter of a state dict, which also refuses one that lacks weights or has others, but for the classifier.
+
+    timm itself says nothing of them where the classifier is left out or replaced.
+    """
+    heads = tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier or ()))
+
+    def filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+        state = filter_fn(state, model) if filter_fn else state
+        own, given = ({name for name in names if not name.startswith(heads)} for names in (model.state_dict(), state))
+        faults = [
+            f"{kind} key(s) in state_dict: {', '.join(map(repr, sorted(names)))}"
+            for kind, names in (("Missing", own - given), ("Unexpected", given - own))
+            if names
+        ]
+        if faults:
+            raise RuntimeError("\n".join(["the weights do not fit", *faults]))
+        return state
+
+    return filtered
 
 
 def _no_argument(model_cls: type[EquivariantNet], variant: str, name: str) -> str:

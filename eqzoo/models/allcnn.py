@@ -14,7 +14,8 @@ there are a 2 x 2 max pool, in place of a stride, which would not be equivariant
 | p4m_allcnn          | P4M   | 32 |                         | 1,219,252  |
 | p4m_alpha_f_allcnn  | P4M   | 32 | on the input            | 1,249,192  |
 
-The spatial attention has 7 x 7 filters; the channel attention has a sixteenth as many hidden fields as input fields.
+The spatial attention has 7 x 7 filters; the channel attention has a sixteenth as many hidden fields as input fields,
+in the first layer as many.
 
 References:
     Striving for Simplicity: The All Convolutional Net (Springenberg et al., 2014), table 1

@@ -221,7 +221,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(E4ResNet, variant, pretrained, feature_indices=(0, 1, 2, 3, 4), **(args | kwargs))
+    stages = len(kwargs.get("depths", (2, 2, 2, 2)))
+    return build(E4ResNet, variant, pretrained, feature_indices=tuple(range(stages + 1)), **(args | kwargs))
 
 
 @register_model

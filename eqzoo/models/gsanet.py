@@ -35,7 +35,7 @@ References:
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from timm.models import register_model
@@ -181,6 +181,8 @@ class GSANet(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    converts_groups: ClassVar[bool] = True  # by `_interpolate_poses`
+
     def __init__(
         self,
         group: Group = P4,
@@ -318,7 +320,7 @@ def _interpolate_poses(source: Group) -> Callable[[dict[str, Tensor], "GSANet"],
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group, **args: Any) -> EquivariantNet:
-    features = 1 + sum(len(stage.widths) for stage in args["stages"])
+    features = 1 + sum(len(stage.widths) for stage in (args | kwargs)["stages"])
     options: dict[str, Any] = {
         "feature_indices": tuple(range(features)),
         "pretrained_filter_fn": _interpolate_poses(group),
@@ -332,12 +334,12 @@ def _create_t(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Gro
 
 def _create_s(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
     args = {"width": 12, "stages": PCAM_STAGES, "stem_pool": True, "block_norm": True}
-    args |= {"in_chans": 3, "num_classes": 2, "init_scale": math.sqrt(2)}
+    args |= {"init_scale": math.sqrt(2)}
     return _create(variant, pretrained, kwargs, group, **args)
 
 
 def _create_b(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
-    args = {"width": 96, "stages": CIFAR_STAGES, "block_norm": True, "in_chans": 3}
+    args = {"width": 96, "stages": CIFAR_STAGES, "block_norm": True}
     args |= {"in_drop_rate": 0.3, "drop_rate": 0.2, "init_scale": math.sqrt(2)}
     return _create(variant, pretrained, kwargs, group, **args)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError
 from ._base import EquivariantNet
-from ._builder import misfit
+from ._builder import check_group, misfit
 from .resolve import ModelSource, resolve
 
 __all__ = ["LoadedNetwork", "create_model", "instantiate", "load_network"]
@@ -65,6 +65,8 @@ def create_model(
     if kwargs.get("features_only"):  # no classifier to load: timm leaves it out, as for its own checkpoints
         return instantiate(source, True, **kwargs)
     model = instantiate(source, False, **kwargs)
+    assert source.weights is not None
+    check_group(source.weights, source.architecture, type(model), getattr(model, "group", None))
     _load(model, source)
     return model
 

@@ -33,7 +33,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.models import checkpoint_seq, register_model
+from timm.models import register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -159,9 +159,8 @@ class OcticViT(EquivariantNet):
     def forward_features(self, x: Tensor) -> Tensor:
         """The normed tokens ``(B, 1 + patches, C)``, the class token first."""
         self._check_images(x)
-        run: Any = checkpoint_seq if self.grad_checkpointing and self.training else _in_turn
-        field = run(self.blocks[: self.octic_depth], self.stem(x))
-        tokens: Tensor = self.norm(run(self.blocks[self.octic_depth :], self.middle(field)))
+        field = self._checkpointed(self.blocks[: self.octic_depth], self.stem(x))
+        tokens: Tensor = self.norm(self._checkpointed(self.blocks[self.octic_depth :], self.middle(field)))
         return tokens
 
     def feature_field(self, x: Tensor) -> Tensor:
@@ -209,7 +208,8 @@ class OcticViT(EquivariantNet):
         last = max(wanted) if stop_early or intermediates_only else len(self.blocks)
         found, y = [], cast(Any, x)
         for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
-            y = stage(self.middle(y) if place == self.octic_depth + 1 else y)
+            y = self.middle(y) if place == self.octic_depth + 1 else y
+            y = self._checkpointed([stage], y) if place else stage(y)
             if place in wanted:
                 octic = isinstance(y, Irreps)
                 found.append(self._planes(channels_of(y) if octic else self.norm(y) if norm else y, x))
@@ -243,10 +243,6 @@ class OcticViT(EquivariantNet):
     def no_weight_decay(self) -> set[str]:
         """Parameters that timm's optimizers leave undecayed besides biases and norms: positions and class token."""
         return {"stem.pos.weight", "stem.class_token"}
-
-
-def _in_turn(blocks: nn.Sequential, x: Any) -> Any:
-    return blocks(x)
 
 
 def _initialize(module: nn.Module) -> None:

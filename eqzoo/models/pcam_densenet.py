@@ -14,7 +14,8 @@ images.
 | p4m_densenet         | P4M   | 9  |              | 124,209    |
 | p4m_alpha_f_densenet | P4M   | 9  | on the input | 141,221    |
 
-The attention, in all convolutions, has 2 hidden fields and these spatial filters:
+The attention, in all convolutions, has 2 hidden fields, in the first as many as the image has channels, and these
+spatial filters:
 
 | at                              | filter | dilation   |
 |---------------------------------|--------|------------|

@@ -11,7 +11,8 @@ blocks of the second and third stage halve the sides by 2 x 2 max pools, after t
 | p4m_resnet44         | P4M   | 11, 23, 45   |              | 2,621,683  |
 | p4m_alpha_f_resnet44 | P4M   | 11, 23, 45   | on the input | 2,693,911  |
 
-The attention, in all convolutions, has 7 x 7 spatial filters and 2 hidden fields.
+The attention, in all convolutions, has 7 x 7 spatial filters and 2 hidden fields, in the first as many as the image has
+channels.
 
 References:
     Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8.2
@@ -160,7 +161,9 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    options: dict[str, Any] = {"feature_indices": (7, 14, 21), "pretrained_filter_fn": fresh_where_sizes_differ}
+    depth = kwargs.get("depth", 7)
+    ends = (depth, 2 * depth, 3 * depth)
+    options: dict[str, Any] = {"feature_indices": ends, "pretrained_filter_fn": fresh_where_sizes_differ}
     return build(ResNet44, variant, pretrained, **(options | args | kwargs))
 
 

@@ -5,6 +5,7 @@ and Triton kernels reduce each response as it is computed, eager torch those of 
 compute the responses again.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -381,7 +382,7 @@ def _or_empty(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _images(x: Tensor, filters: Tensor) -> Iterator[slice]:
-    return chunks(len(x), x[0].numel() * len(filters), x.device)
+    return chunks(len(x), math.prod(x.shape[1:]) * len(filters), x.device)
 
 
 def _outputs(side: int, k: int, stride: int, padding: int, dilation: int) -> int:

@@ -10,6 +10,7 @@ References:
 """
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -167,14 +168,14 @@ def _eager(
     """
     exporting = _backend.exporting()
     if exporting:
-        chunk = max(chunk, _chunks.EXPORTED_ELEMENTS // x[0].numel())
+        chunk = max(chunk, _chunks.EXPORTED_ELEMENTS // math.prod(x.shape[1:]))
     weights = (filters, reduce, expand, spatial)
     planes = functools.partial(_attentive_planes, sampling=sampling)
     parts = [[None if v is None else v[i : i + chunk] for v in weights] for i in range(0, len(filters), chunk)]
     if exporting:
         return torch.cat([planes(x, *part) for part in parts], 1)  # type: ignore[arg-type]
     recomputed = functools.partial(checkpoint, planes, use_reentrant=False)
-    images = x.split(_chunks.chunk_size(x[0].numel() * min(chunk, len(filters)), x.device))
+    images = x.split(_chunks.chunk_size(math.prod(x.shape[1:]) * min(chunk, len(filters)), x.device))
     return torch.cat([torch.cat([recomputed(some, *part) for part in parts], 1) for some in images])
 
 

@@ -7,7 +7,14 @@ from torch import nn
 import eqzoo
 from eqzoo import viz
 from eqzoo.groups import P4, cyclic
-from eqzoo.layers import AttentiveLiftingConv2d, GroupSelfAttention2d, LiftingConv2d
+from eqzoo.layers import (
+    AttentiveLiftingConv2d,
+    GroupSelfAttention2d,
+    Irreps,
+    LiftingConv2d,
+    OcticLinear,
+    OcticPatchEmbed2d,
+)
 
 
 def measures(group):
@@ -25,6 +32,16 @@ def measures(group):
 
 
 NAMES = list(measures(P4))
+
+
+def test_single_layers_on_fields_of_irreps():
+    patches, linear = OcticPatchEmbed2d(3, 64, 4), OcticLinear(64, 64)
+    x, field = torch.randn(1, 3, 16, 16), Irreps(torch.randn(4, 1, 5, 8), torch.randn(2, 1, 5, 16))
+    assert eqzoo.equivariance_error(patches, x, randomize=True) < 1e-14
+    assert eqzoo.equivariance_error(linear, field, randomize=True) < 1e-14
+    changed = patches.register_forward_hook(lambda module, args, y: Irreps(y.ab + 1, y.e))
+    assert eqzoo.equivariance_error(patches, x) > 1e-2
+    changed.remove()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from eqzoo.equivariance import randomize_norms
 from eqzoo.export.onnx_file import OnnxFile, write_onnx
 from eqzoo.groups import P4
 from eqzoo.layers import AffineSelfConv2d, E4Layer2d, GlobalPool, LiftingConv2d
-from eqzoo.models import EquivariantNet
+from eqzoo.models import EquivariantNet, GroupCNN
 from tests.conftest import ROOT
 from tests.models.test_models import GSA_SIDES, NAMES, SIDES, slow
 
@@ -264,6 +264,15 @@ def test_a_wrong_file_is_not_left(right_calls, message, tmp_path, monkeypatch):
         eqzoo.export_onnx(model, tmp_path / "net.onnx")
     assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]
     assert (tmp_path / "net.onnx").read_bytes() == b"the one before"
+
+
+def test_a_network_built_by_its_class_needs_a_size_alone(tmp_path):
+    model = GroupCNN(eqzoo.P4).eval()
+    with pytest.raises(ValueError, match="a GroupCNN that eqzoo.create_model did not build has no image size"):
+        eqzoo.export_onnx(model, tmp_path / "net.onnx")
+    report = eqzoo.export_onnx(model, tmp_path / "net.onnx", size=28)
+    assert report.metadata["mean"] == "[0.0]"
+    assert report.metadata["input_size"] == "[1, 28, 28]"
 
 
 def test_bad_requests_are_named(tmp_path, monkeypatch):

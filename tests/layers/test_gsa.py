@@ -423,6 +423,8 @@ def test_errors_say_what_would_work():
         lifting(P4, kernel_size=4)
     with pytest.raises(ValueError, match="give head_channels, or 6 output channels"):
         GroupSelfAttention2d(P4, 2, 4)
+    with pytest.raises(ValueError, match=r"below 1, got 1\.0"):
+        eqzoo.create_model("r4_gsanet_t", attn_drop_rate=1.0)
     with pytest.raises(ValueError, match="'exact' or 'released'"):
         attention(P4, pose_index="paper")
     with pytest.raises(ValueError, match="scales are integers"):

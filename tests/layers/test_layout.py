@@ -12,6 +12,7 @@ from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import (
     AffineSelfConv2d,
+    AttentiveGroupConv2d,
     GroupBatchNorm2d,
     GroupConv2d,
     GroupSqueezeExcite,
@@ -24,6 +25,7 @@ from eqzoo.layers import (
     StandAloneSelfAttention2d,
 )
 from eqzoo.layers._layout import is_channels_last, to_planes
+from eqzoo.ops import use_backend
 
 LAYERS = {
     "conv 3": lambda group: GroupConv2d(group, 6, 4, 3, padding=1),
@@ -124,6 +126,13 @@ def test_an_empty_batch():
     x = torch.zeros(0, 7, 7, 4, 6).permute(0, 4, 3, 1, 2)
     for make in LAYERS.values():
         assert len(make(P4).eval()(x)) == 0
+
+
+def test_an_empty_batch_without_kernels():
+    with use_backend("eager"):
+        for attention in ("full", "channel", "spatial", "input"):
+            layer = AttentiveGroupConv2d(P4, 6, 4, 3, padding=1, attention=attention, attention_size=3)
+            assert layer(torch.zeros(0, 6, 4, 7, 7)).shape == (0, 4, 4, 7, 7)
 
 
 def test_a_layout_with_the_group_axis_fastest():

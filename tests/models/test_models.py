@@ -351,6 +351,36 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
 
 
+def test_features_of_another_depth_and_of_an_extractor_in_training():
+    channels = eqzoo.create_model("p4m_resnet44", depth=2, features_only=True).feature_info.channels()
+    assert channels == [8 * width for width in (11, 23, 45)]
+    channels = eqzoo.create_model("p4_resnet18", depths=(1, 1), features_only=True).feature_info.channels()
+    assert channels == [4 * width for width in (32, 32, 64)]
+    stages = eqzoo.create_model("r4_gsanet_t").feature_info
+    assert len(eqzoo.create_model("r4_gsanet_t", features_only=True).feature_info.channels()) == len(stages)
+
+
+@pytest.mark.parametrize("name", ["p4m_densenet", "p4_cnn", "p4_resnet29", "p4m_octic_vit_tiny_patch16_224"])
+def test_an_extractor_has_gradients_everywhere_with_and_without_checkpoints(name):
+    kwargs = {"img_size": 32, "depth": 4, "patch_size": 4} if "vit" in name else {}
+    extractor = eqzoo.create_model(name, features_only=True, **kwargs).double()
+    x, found = torch.randn(2, extractor.model.in_chans, *[96 if "dense" in name else 32] * 2), []
+    for checkpointed in (False, True):
+        extractor.zero_grad()
+        extractor.model.set_grad_checkpointing(checkpointed)
+        saved = []
+        torch.manual_seed(0)  # of dropout
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=saved: s.append(t.numel()) or t, lambda t: t):
+            loss = sum(y.square().mean() for y in extractor(x))
+        loss.backward()
+        assert all(parameter.grad is not None for parameter in extractor.parameters())
+        found.append((sum(saved), [parameter.grad.clone() for parameter in extractor.parameters()]))
+    (much, first), (little, second) = found
+    assert little < much
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("name", slow(NAMES, HEAVY | {"p4_alpha_allcnn"}))
 def test_gradients_reach_every_parameter(name):
     model, x = trained_like(name)

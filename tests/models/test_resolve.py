@@ -133,6 +133,52 @@ def test_weights_beside_a_name_take_its_config_if_it_is_of_the_same_network(fold
     assert torch.equal(found.head.weight, model.head.weight)
 
 
+@pytest.mark.parametrize("kwargs", [{"features_only": True}, {"num_classes": 4}])
+def test_weights_that_leave_some_out_or_have_others_are_refused(tmp_path, monkeypatch, kwargs):
+    """timm loads what fits where the classifier is left out; here nothing stays random unnoticed."""
+    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
+    whole, file = load_file(CARD / "model.safetensors"), tmp_path / "p4_cnn.rotmnist.safetensors"
+    save_file(whole, file)
+    eqzoo.create_model("p4_cnn", pretrained=True, **kwargs)
+    wrapped = {
+        f"model.{name}": value.clone() for name, value in whole.items()
+    }  # as timm's extractor of features names them
+    less = {name: value for name, value in whole.items() if name != "blocks.1.conv.weight"}
+    for state, said in (
+        (wrapped, "Missing"),
+        (less, r"Missing .* 'blocks\.1\.conv\.weight'"),
+        (whole | wrapped, "Unexp"),
+    ):
+        save_file(state, file)
+        with pytest.raises(ValueError, match=rf"does not fit p4_cnn with these arguments: {said}"):
+            eqzoo.create_model("p4_cnn", pretrained=True, **kwargs)
+
+
+def test_weights_of_another_group_are_refused_also_where_the_numbers_fit(folder):
+    other = eqzoo.dihedral(2)  # of four elements, as p4
+    said = "has weights of p4_cnn for the group p4, and group is r2m"
+    with pytest.raises(ValueError, match=said):
+        eqzoo.create_model("p4_cnn", pretrained=True, group=other)
+    for kwargs in ({}, {"features_only": True}):
+        with pytest.raises(ValueError, match=said):
+            eqzoo.create_model("p4_cnn", checkpoint_path=folder, group=other, **kwargs)
+    with pytest.raises(ValueError, match=said):
+        eqzoo.create_model(f"local-dir:{folder}", pretrained=True, group=other)
+    assert eqzoo.create_model("p4_cnn", pretrained=True, group=eqzoo.P4).group == eqzoo.P4
+    assert eqzoo.create_model("p4_cnn", group=other).group == other
+
+
+def test_a_config_says_the_number_of_classes_for_every_network(folder):
+    """Also where the class has other defaults than the configuration of the name."""
+    cfg = json.loads((folder / "config.json").read_text())["pretrained_cfg"]
+    config = {"architecture": "r4_gsanet_s", "num_classes": 5, "pretrained_cfg": cfg | {"input_size": [3, 96, 96]}}
+    config["pretrained_cfg"]["num_classes"] = 5
+    (folder / "config.json").write_text(json.dumps(config))
+    assert eqzoo.create_model(f"local-dir:{folder}").num_classes == 5
+    assert eqzoo.create_model("r4_gsanet_s").num_classes == 2
+    assert eqzoo.create_model("r4_gsanet_s").in_chans == eqzoo.create_model("z2_gsanet_b").in_chans == 3
+
+
 def test_a_name_without_tag_takes_the_published_weights_that_are_typed_first():
     assert published_checkpoints("p4m_resnet29") == ["p4m_resnet29.eurosat", "p4m_resnet29.chula_rbc12"]
     assert sorted(published_checkpoints("p4m_resnet29")) != published_checkpoints("p4m_resnet29")
