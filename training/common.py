@@ -17,6 +17,7 @@ from recipes import RECIPES, Entry
 from eqzoo._common import atomic
 from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
+from eqzoo.data.folder import folder_channels
 from eqzoo.engine import Recipe
 from eqzoo.engine.processor import flushed_subnormals
 from eqzoo.engine.state import TrainingState
@@ -111,17 +112,23 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
     return read_splits(
         recipe.dataset,
         args,
-        input_size=_images_size(recipe),
+        input_size=_images_size(recipe, args.data_dir),
         valid_size=recipe.valid_size,
         samples_per_class=recipe.samples_per_class,
     )
 
 
-def _images_size(recipe: Recipe) -> tuple[int, int, int] | None:
-    """What images are scaled to: the input size of the checkpoint, or of the network for the user's own images."""
+def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int] | None:
+    """What images are scaled to: the input size of the checkpoint, or of the network for the user's own images.
+
+    Images of the user's own folder keep their channels: one if all are gray, else three.
+    """
     name = configured_name(recipe.model, recipe.dataset)
-    configured = name != recipe.model
-    return input_size(name, recipe.model_args) if configured or is_own(recipe.dataset) else None
+    configured, folder = name != recipe.model, data_dir / recipe.dataset
+    if not configured and not is_own(recipe.dataset):
+        return None
+    own = {"in_chans": folder_channels(folder)} if is_own(recipe.dataset) and folder.is_dir() else {}
+    return input_size(name, own | recipe.model_args)
 
 
 def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -85,7 +85,10 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     if unknown := [key for key in changes if key not in keys]:
         raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
-    changes |= {name: value for name, value in named.items() if value is not None}
+    given = {name: value for name, value in named.items() if value is not None}
+    if twice := sorted(given.keys() & changes.keys()):
+        raise ValueError(f"{twice[0]} is given by --{twice[0]} and by --set; give it once")
+    changes |= given
     if args.epochs is not None and recipe.milestones and not {"milestones", "schedule"} & changes.keys():
         changes |= _stretched(recipe, args.epochs)
     if args.epochs is not None and not {"restarts", "restart_lrs"} & changes.keys():

@@ -216,7 +216,9 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         help="other keys of a recipe, such as optimizer=adamw",
     )
     sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
-    sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
+    sub.add_argument(
+        "--download", action="store_true", help="download a named data set if it is missing (hf: always does)"
+    )
     sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     sub.add_argument(
         "--workers", type=int, default=4, help="processes that read images that are not in memory (default: 4)"

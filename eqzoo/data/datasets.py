@@ -20,7 +20,7 @@ from .splits import AnySplit, Split, Streamed, check, hold_out, per_class, resiz
 
 __all__ = ["DATASETS", "load_splits", "npz"]
 
-_NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test")
+_NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "x_valid", "y_valid")
 _PCAM_SPLITS = {"train": "train", "valid": "val", "test": "test"}  # our names and torchvision's
 
 
@@ -93,8 +93,8 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is not readable, arrays are missing or of another shape or type, or two classes have the
-            same name.
+        ValueError: If the file is not readable, arrays are missing or of another shape or type, images have no labels
+            or labels no images, arrays have other names that begin with x_ or y_, or two classes have the same name.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {path}")
@@ -113,6 +113,14 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
         )
     if missing := set(needed) - set(arrays):
         raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
+    partners = {f"{'y' if key[0] == 'x' else 'x'}{key[1:]}": key for key in arrays if key in _NPZ_KEYS}
+    if alone := sorted(f"{key} without {partner}" for partner, key in partners.items() if partner not in arrays):
+        raise ValueError(f"{path} has {' and '.join(alone)}: images and labels belong together; add what is missing")
+    if others := sorted(key for key in arrays if key.startswith(("x_", "y_")) and key not in _NPZ_KEYS):
+        raise ValueError(
+            f"{path} has {', '.join(others)}, which would not be read; images and labels are {', '.join(_NPZ_KEYS)}: "
+            "rename the arrays or leave them out"
+        )
     classes = _class_names(arrays["label_names"], path) if "label_names" in arrays else ()
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
     return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
@@ -161,8 +169,11 @@ def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnyS
         folder = Path(data_dir) / cls.base_folder
         if not download and not folder.is_dir():
             raise FileNotFoundError(_missing(name, folder))
+        if download:
+            with _fetched(name, folder):
+                cls(data_dir, download=True)
         with _corrupt(folder):
-            parts = {part: cls(data_dir, train=part == "train", download=download) for part in ("train", "test")}
+            parts = {part: cls(data_dir, train=part == "train") for part in ("train", "test")}
         splits = {part: _from_arrays(data.data, np.array(data.targets), str(folder)) for part, data in parts.items()}
         classes = tuple(parts["train"].classes)
         return {part: Split(split.images, split.labels, classes) for part, split in splits.items()}
@@ -181,8 +192,11 @@ def _pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySpli
 
     splits: dict[str, AnySplit] = {}
     for part, theirs in _PCAM_SPLITS.items():
+        if download:
+            with _fetched("PatchCamelyon", Path(data_dir) / "pcam"):
+                PCAM(data_dir, theirs, download=True)
         try:
-            PCAM(data_dir, theirs, download=download)
+            PCAM(data_dir, theirs)
         except RuntimeError as error:
             raise FileNotFoundError(_missing("PatchCamelyon", Path(data_dir) / "pcam")) from error
         stem = f"camelyonpatch_level_2_split_{'valid' if part == 'valid' else theirs}"
@@ -233,20 +247,39 @@ def _missing(name: str, folder: Path) -> str:
 
 
 @contextmanager
+def _fetched(name: str, folder: Path) -> Iterator[None]:
+    """Converts what torchvision raises where it cannot download to an error that says the reason."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise OSError(
+            f"{name} cannot be downloaded ({str(error).rstrip('.')}); try again, or put its files in {folder}"
+        ) from error
+
+
+@contextmanager
 def _corrupt(path: Path) -> Iterator[None]:
     """Converts what readers raise on a corrupt file to a ValueError that names the file."""
     try:
         yield
     except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is corrupt or has other contents ({error}); download it again") from error
+        raise ValueError(
+            f"{path} is corrupt or has other contents ({error}); remove it and download it again"
+        ) from error
 
 
 def _rotmnist(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
+    if download:
+        from torchvision.datasets import MNIST
+
+        with _fetched("MNIST", Path(data_dir) / "MNIST" / "raw"):
+            MNIST(data_dir, download=True)
     try:
-        return dict(rotmnist(data_dir, download))
+        return dict(rotmnist(data_dir))
     except (ValueError, AssertionError, EOFError) as error:  # a corrupt file of MNIST
         folder = Path(data_dir) / "MNIST" / "raw"
-        raise ValueError(f"{folder} is corrupt or has other contents ({error}); download it again") from error
+        said = f"{folder} is corrupt or has other contents ({error}); remove it and download it again"
+        raise ValueError(said) from error
 
 
 def _rotmnist_original(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:

@@ -48,13 +48,20 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
 
     Raises:
         FileNotFoundError: If there is no such folder.
+        OSError: If it cannot be downloaded.
         ValueError: If classes or images are missing or broken.
     """
     folder = Path(data_dir) / "eurosat" / "2750"
     if download and not folder.is_dir():
         from torchvision.datasets import EuroSAT
 
-        EuroSAT(str(data_dir), download=True)
+        try:
+            EuroSAT(str(data_dir), download=True)
+        except (RuntimeError, OSError) as error:
+            raise OSError(
+                f"EuroSAT cannot be downloaded ({str(error).rstrip('.')}); try again, or put its class folders in "
+                f"{folder}"
+            ) from error
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no EuroSAT in {folder}: put its class folders there, name the folder that holds eurosat/2750 with "
@@ -70,7 +77,7 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
         if count != size:
             raise ValueError(
                 f"{folder / name} holds {count:,} images, and EuroSAT has {size:,} of this class, without which its "
-                "parts are others; unpack or download it again"
+                "parts are others; remove the folder, and unpack or download it again"
             )
     parts: dict[str, list[torch.Tensor]] = {"train": [], "valid": [], "test": []}
     for label in range(len(EUROSAT_CLASSES)):

@@ -38,8 +38,8 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
         ValueError: If there are no classes, a class has no images, the splits differ in their classes, there is a
-            folder ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed split, only the
-            headers of the files are checked.
+            folder ``train``, ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed split,
+            only the headers of the files are checked.
     """
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
     if folders["train"] is None and flat and _classes(path):
@@ -49,6 +49,18 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
                 "test/..., or <class>/<image>; if these are classes, rename them"
             )
         folders = {"train": path}
+    elif (
+        flat
+        and (train := folders["train"])
+        and not folders["valid"]
+        and not folders["test"]
+        and (beside := _class_beside(path, train))
+    ):
+        raise ValueError(
+            f"{path} has the folder {train.name} and, beside it, {beside} with images; the layout is "
+            "train/<class>/<image>, val/..., test/..., or <class>/<image>; if all of these are classes, rename "
+            f"{train.name}, else move {beside} away"
+        )
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
         raise FileNotFoundError(
@@ -122,6 +134,11 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
     entries = sorted(path.iterdir()) if path.is_dir() else []
     found = {entry.name.casefold(): entry for entry in entries if entry.is_dir()}
     return next((found[name] for name in names if name in found), None)
+
+
+def _class_beside(path: Path, train: Path) -> str | None:
+    """The name of a folder with images beside the one that is named as that of training images."""
+    return next((name for name in _classes(path) if name != train.name and images_below(path / name)), None)
 
 
 def _classes(folder: Path) -> tuple[str, ...]:

@@ -242,6 +242,11 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
             f"{source}: labels are 0, 1, 2 ... without gaps; the training labels go from {present[0]} to "
             f"{present[-1]}, and {missing} is not among them"
         )
+    if (names := splits["train"].classes) and len(names) != len(present):
+        raise ValueError(
+            f"{source}: there are {len(names)} names for {len(present)} classes; give each class one, in the order of "
+            "the labels"
+        )
     for name, split in splits.items():
         if split.labels.min() < 0 or split.labels.max() >= len(present):
             raise ValueError(

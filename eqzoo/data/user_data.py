@@ -33,7 +33,8 @@ def read_images(
         side: The side of the square images, in pixels.
         channels: The number of channels; None for that of the data: for image files 1 if all are grayscale, else 3.
         data_dir: The folder of data sets that are given by name.
-        download: Whether missing data sets may be downloaded.
+        download: Whether missing data sets of torchvision may be downloaded. The Hub's (``hf:``) always are, by the
+            package datasets, which keeps them in ``data_dir``.
 
     Returns:
         ``train``, and ``valid`` and ``test`` if the data set has them.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..analysis.cost import machine
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .metrics import progress_bar
@@ -175,7 +176,8 @@ def _finish_epoch(
     row |= {"lr": state.base_rate(epoch + 1, history)}
     if accelerator.is_main_process:
         seconds = round(time.perf_counter() - began, 2)
-        line = row | {"processes": accelerator.num_processes, "seconds": seconds}
+        made = {"machine": machine(state.device), "torch": str(torch.__version__)}
+        line = row | {"processes": accelerator.num_processes, "seconds": seconds, **made}
         directory.save_state(state.state_dict() | {"epoch": epoch + 1, "row": line})
         if improved:
             directory.save_weights(state.eval_model.state_dict())

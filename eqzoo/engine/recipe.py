@@ -88,8 +88,8 @@ class Recipe:
         valid_size: The images held out of the training split for validation, if the data set has no validation split;
             None for a tenth, 0 for none: then the weights of the last epoch are saved.
         samples_per_class: The training images of each class that are used; None for all.
-        patience: The epochs at full size without a higher validation accuracy before the run ends early; None for
-            never.
+        patience: The epochs at full size without a better one, as `rank` compares them, before the run ends early; None
+            for never.
         layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
@@ -227,6 +227,7 @@ class Recipe:
 
     def _check_ranges(self) -> None:
         ranges = {
+            "seed": 0 <= self.seed < 2**32,
             "weight_decay": self.weight_decay >= 0,
             "decay_rate": 0 < self.decay_rate < 1,
             "plateau_patience": self.plateau_patience >= 0,

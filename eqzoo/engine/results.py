@@ -69,7 +69,8 @@ def checkpoint_results(
         timed_batch: The number of images in a batch whose throughput is measured.
 
     Returns:
-        JSON values; errors and accuracies in percent. ``valid_accuracies`` has a value for each epoch, those on images
+        JSON values; errors and accuracies in percent. The machine and the version of torch are those of the training,
+        where the rows have them. ``valid_accuracies`` has a value for each epoch, those on images
         at half size too.
     """
     best = best_row(rows)
@@ -99,10 +100,10 @@ def checkpoint_results(
         "equivariance_error": equivariance_error(model),
         "equivariance_error_p4": equivariance_error(model, group=P4),
         "training_seconds": training_seconds,
-        "machine": machine(next(model.parameters()).device),
+        "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),
         "versions": {
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": _of_epochs(rows, "torch") or torch.__version__,
             "timm": timm.__version__,
             "eqzoo": __version__,
         },
@@ -117,6 +118,11 @@ def checkpoint_results(
         "weights_sha256": weights_sha256,
     }
     return found | dict(preprocessing or {})
+
+
+def _of_epochs(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Where, or with what, the epochs were trained; empty if the record is older than this entry."""
+    return " and ".join(dict.fromkeys(row[key] for row in rows if key in row))
 
 
 def checkpoint_config(

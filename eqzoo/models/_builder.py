@@ -302,8 +302,8 @@ def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: 
     found = config.get("eqzoo", {}).get("group")
     if config.get("architecture") == variant and found not in (None, group.name):
         raise ValueError(
-            f"{weights} has weights of {variant} for the group {found}, and group is {group.name}; leave it out, or "
-            "train the network of another group from random weights"
+            f"{weights} has weights of {variant} for the group {found}, which mean something else in a network for "
+            f"{group.name}; leave the argument group out, or train that network from random weights"
         )
 
 

@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections import Counter
 from dataclasses import replace
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -255,6 +256,13 @@ def test_npz_files(tmp_path):
         ({"y_train": np.array(3)}, r"labels are integers, one per image, got int64 \(\)"),
         ({"label_names": ["cat", "dog", "cat"]}, "2 of them are named 'cat'; rename them"),
         ({"label_names": ["", "", ""]}, "3 of them are named ''"),
+        ({"label_names": ["cat", "dog"]}, "there are 2 names for 3 classes"),
+        ({"x_valid": np.zeros((3, 8, 8, 3), np.uint8)}, "has x_valid without y_valid: images and labels belong"),
+        ({"y_valid": np.zeros(3, int)}, "has y_valid without x_valid"),
+        (
+            {"x_val": np.zeros((3, 8, 8, 3), np.uint8), "y_val": np.zeros(3, int)},
+            "has x_val, y_val, which would not be",
+        ),
         ({"label_names": np.array("cat")}, r"label_names is a list with a name for each class, got <U3 \(\)"),
         ({"x_train": np.zeros((18, 8, 8, 3))}, "images are uint8"),
         ({"x_train": np.zeros((18, 3, 8, 8), np.uint8)}, "channels come last"),
@@ -360,6 +368,36 @@ def test_split_folders_by_other_names(tmp_path):
     (tmp_path / "mine" / "Training").rename(tmp_path / "mine" / "development")
     with pytest.raises(ValueError, match="has VALIDATION and Testing but no folder train"):
         read_images(tmp_path / "mine", 8)
+
+
+def test_a_class_that_is_named_as_the_folder_of_training_images(tmp_path):
+    for name in ("bus", "car", "train"):  # a train is a vehicle too
+        (tmp_path / "vehicles" / name / "north").mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "vehicles" / name / "north" / "0.png")
+    with pytest.raises(ValueError, match=r"has the folder train and, beside it, bus with images; .* rename train"):
+        read_images(tmp_path / "vehicles", 8)
+    (tmp_path / "vehicles" / "train").rename(tmp_path / "vehicles" / "trains")
+    assert read_images(tmp_path / "vehicles", 8)["train"].classes == ("bus", "car", "trains")
+    save_folder(tmp_path / "mine", [("train", 18), ("val", 6)])
+    shutil.copytree(tmp_path / "vehicles" / "bus", tmp_path / "mine" / "previews")
+    assert set(read_images(tmp_path / "mine", 8)) == {"train", "valid"}
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("cifar10", "CIFAR10"), ("pcam", "PCAM"), ("rotmnist", "MNIST"), ("eurosat", "EuroSAT")]
+)
+def test_a_download_that_fails_says_why(tmp_path, monkeypatch, name, theirs):
+    from torchvision import datasets
+
+    if name == "pcam":
+        pytest.importorskip("h5py")
+
+    def failing(*args, **kwargs):
+        raise URLError("no route to host")
+
+    monkeypatch.setattr(getattr(datasets, theirs), "__init__", failing)
+    with pytest.raises(OSError, match=r"cannot be downloaded .*no route to host.*; try again, or put its"):
+        load_splits(name, tmp_path, download=True)
 
 
 def test_splits_in_python_are_checked():

@@ -268,7 +268,7 @@ def test_a_wrong_file_is_not_left(right_calls, message, tmp_path, monkeypatch):
 
 def test_a_network_built_by_its_class_needs_a_size_alone(tmp_path):
     model = GroupCNN(eqzoo.P4).eval()
-    with pytest.raises(ValueError, match="a GroupCNN that eqzoo.create_model did not build has no image size"):
+    with pytest.raises(ValueError, match=r"a GroupCNN that eqzoo\.create_model did not build has no image size"):
         eqzoo.export_onnx(model, tmp_path / "net.onnx")
     report = eqzoo.export_onnx(model, tmp_path / "net.onnx", size=28)
     assert report.metadata["mean"] == "[0.0]"

@@ -156,7 +156,7 @@ def test_weights_that_leave_some_out_or_have_others_are_refused(tmp_path, monkey
 
 def test_weights_of_another_group_are_refused_also_where_the_numbers_fit(folder):
     other = eqzoo.dihedral(2)  # of four elements, as p4
-    said = "has weights of p4_cnn for the group p4, and group is r2m"
+    said = "has weights of p4_cnn for the group p4, which mean something else in a network for r2m"
     with pytest.raises(ValueError, match=said):
         eqzoo.create_model("p4_cnn", pretrained=True, group=other)
     for kwargs in ({}, {"features_only": True}):

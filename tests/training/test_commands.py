@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "training"))
 import evaluate
 import publish
 import train
-from common import is_own, load_recipe, recipe_names, run_name
+from common import is_own, load_recipe, recipe_names, run_name, splits_of
 
 
 def parsed(words):
@@ -75,6 +75,28 @@ def test_a_shorter_run_leaves_out_later_restarts():
     assert [cut.rate(epoch) for epoch in (3, 9, 12)] == [whole.rate(epoch) for epoch in (3, 9, 12)]
     assert parsed([name, "--epochs", "60"]).restarts == whole.restarts
     assert parsed([name, "--epochs", "20", "--set", "restarts=[]", "restart_lrs=[]"]).restarts == ()
+
+
+@pytest.mark.parametrize("key", ["epochs", "seed", "dataset"])
+def test_a_value_that_is_given_in_two_ways_is_refused(key):
+    with pytest.raises(ValueError, match=f"{key} is given by --{key} and by --set; give it once"):
+        parsed(["p4_cnn.rotmnist", f"--{key}", "7", "--set", f"{key}=7"])
+
+
+def test_images_of_a_folder_keep_their_channels(tmp_path):
+    for mode, name in (("RGB", "stained"), ("L", "gray")):
+        for place in ("train/a", "train/b", "test/a", "test/b"):
+            (tmp_path / name / place).mkdir(parents=True)
+            for number in range(2):
+                Image.new(mode, (30, 30)).save(tmp_path / name / place / f"{number}.png")
+    args = argparse.Namespace(data_dir=tmp_path, download=False)
+    for name, channels in (("stained", 3), ("gray", 1)):
+        for network in ("p4_cnn.rotmnist", "p4_resnet29.eurosat"):
+            recipe = dataclasses.replace(load_recipe(network), dataset=name, valid_size=0)
+            splits = splits_of(recipe, args)
+            assert splits["train"].shape[0] == train.fitted(recipe, splits).model_args["in_chans"] == channels
+        recipe = dataclasses.replace(recipe, model_args={"in_chans": 4 - channels})
+        assert splits_of(recipe, args)["train"].shape[0] == 4 - channels
 
 
 def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():

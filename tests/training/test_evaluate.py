@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.engine.results import _of_epochs as of_epochs
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
 
@@ -40,6 +41,12 @@ def results(folder, seed):
     return json.loads((folder / "runs" / "p4_cnn.blobs" / f"seed{seed}" / "results.json").read_text())
 
 
+def test_the_machine_is_that_of_the_training():
+    rows = [{"machine": "one"}, {"machine": "another"}, {"machine": "one"}, {}]
+    assert of_epochs(rows, "machine") == "one and another"
+    assert not of_epochs(rows, "torch")  # a record of before
+
+
 def evaluate(runs, *arguments):
     return script("evaluate", "--data-dir", ".", "--curve", "20", "--device", "cpu", *arguments, cwd=runs)
 
@@ -57,6 +64,8 @@ def test_seeds_have_a_mean_and_the_best_on_validation_images_is_evaluated(runs):
     assert written.parent.name == f"seed{best.index(max(best))}"
     assert r["seeds"] == 2
     assert "base_model" not in r
+    assert {row["machine"] for rows in records for row in rows} == {r["machine"]}
+    assert {row["torch"] for rows in records for row in rows} == {r["versions"]["torch"]}
     assert len(r["test_errors"]) == 2
     assert r["test_error"] in r["test_errors"]
     assert r["test_error_std"] == pytest.approx(np.std(r["test_errors"], ddof=1), abs=1e-3)
