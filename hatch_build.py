@@ -21,5 +21,7 @@ class CheckpointsHook(BuildHookInterface):
         root = Path(self.root)
         into = "eqzoo/" if self.target_name == "wheel" else ""
         for path in sorted((root / "model_cards").glob("*/[!.]*")):
+            if path.suffix == ".onnx":  # made from the weights, and in no clone
+                continue
             if path.suffix != ".safetensors" or path.stat().st_size <= WEIGHTS_LIMIT:
                 build_data["force_include"][str(path)] = into + path.relative_to(root).as_posix()

@@ -204,6 +204,7 @@ def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace:
         repo_id: ``<owner>/<repo>``.
         message: The first line of the commit.
         replace: Whether other weights in the repo may be replaced; weights in files of other names are then removed.
+            An ONNX file beside the same ``model.safetensors`` is not other weights: it is replaced or stays.
 
     Returns:
         The names of the files that were uploaded or removed; none if the repo is up to date.
@@ -222,6 +223,9 @@ def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace:
         commit, there = _contents(api, repo_id)
         changed = [name for name, data in files.items() if not _same(there.get(name), data)]
         weights = [name for name in there if name.endswith(_WEIGHT_SUFFIXES)]
+        if WEIGHTS_NAME in there and WEIGHTS_NAME in files and WEIGHTS_NAME not in changed:
+            # A file that is made of the same weights may be other bytes, or not be here: it is not in the way.
+            weights = [name for name in weights if not name.endswith(".onnx")]
         others = [name for name in weights if name not in files]
         in_the_way = others + [name for name in weights if name in changed]
         if in_the_way and not replace:
@@ -311,7 +315,8 @@ def _explain(error: BaseException, repo_id: str) -> str:
         return "HF_HUB_OFFLINE is set, and the cache does not have it"
     if status in (401, 403):
         return (
-            f"the Hub refused ({status}): no login, or one without the right to {repo_id}; `hf auth login` changes it"
+            f"the Hub refused ({status}): there is no {repo_id}, or it needs a login with the right to it; correct the "
+            "name, or `hf auth login`"
         )
     if isinstance(error, RepositoryNotFoundError):
         return "there is no such repo, or it is private and this login cannot see it"

@@ -275,6 +275,15 @@ def test_nothing_is_asked_of_the_hub_without_a_login_or_push(hub, client, run, t
     assert REPO not in hub.repos
 
 
+def test_an_onnx_file_beside_the_same_weights_is_not_in_the_way(hub, client, run):
+    client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
+    hub.commit(REPO, {**hub.files(REPO), "model.onnx": b"of another version"})
+    command = f"publish.main([str(publish.CARDS / {NAME!r}), '--push', 'eqzoo'])"
+    assert "nothing was uploaded" in client.run(command)
+    hub.commit(REPO, {**hub.files(REPO), "model.bin": b"others"})
+    assert "holds other weights (model.bin); --replace" in client(command)[1]
+
+
 def test_other_weights_are_replaced_only_on_demand(hub, client, run, tmp_path):
     client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
     first = files(hub, REPO)

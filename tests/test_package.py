@@ -43,6 +43,7 @@ def test_large_weights_are_not_packaged(tmp_path, target):
         (tmp_path / "model_cards" / name / "model.safetensors").write_bytes(b"0" * size)
         (tmp_path / "model_cards" / name / ".model.safetensors.1.tmp").touch()
         (tmp_path / "model_cards" / name / "config.json").touch()
+        (tmp_path / "model_cards" / name / "model.onnx").touch()
     data = {"force_include": {}}
     build = hook["CheckpointsHook"](str(tmp_path), {}, None, None, str(tmp_path), target)
     build.initialize("editable", data)

@@ -33,6 +33,8 @@ from eqzoo.cards.dataset_texts import DATASETS, dataset
 from eqzoo.engine import Recipe
 from eqzoo.engine.report_files import REPORT_NAME
 from eqzoo.engine.run_directory import SETTINGS_NAME
+from eqzoo.export import metadata
+from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError, push, sha256_of
 from eqzoo.models.loading import load_network
 
@@ -172,6 +174,7 @@ def _push(folder: Path, repo_id: str, replace: bool) -> None:
     results, weights = _read_results(folder), folder / WEIGHTS_NAME
     check_weights(weights, results, "publish the run again")
     config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    _check_onnx(folder)
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
     ours = _is_ours(folder)
@@ -182,6 +185,23 @@ def _push(folder: Path, repo_id: str, replace: bool) -> None:
     except PushError as error:
         raise SystemExit(f"{error}; {folder} is as it was") from error
     print(f"pushed {', '.join(changed)} to {repo_id}" if changed else f"{repo_id} has all of it; nothing was uploaded")
+
+
+def _check_onnx(folder: Path) -> None:
+    """Raises SystemExit if there is an ONNX file that was not made of these weights, with these classes."""
+    path = folder / ONNX_NAME
+    if not path.is_file():
+        return
+    try:
+        found = OnnxFile(path).metadata
+    except (ImportError, ValueError) as error:
+        raise SystemExit(f"{path} cannot be compared with the weights: {error}") from error
+    expected = metadata(load_network(folder).network)
+    if wrong := [key for key in ("weights_sha256", "classes") if found.get(key) != expected[key]]:
+        raise SystemExit(
+            f"{path} was not made of the checkpoint beside it, its {' and '.join(wrong)} differ; remove it, or write "
+            "it anew with --onnx"
+        )
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

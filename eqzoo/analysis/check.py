@@ -261,8 +261,7 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
         raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
     channels, *sides = shape
     generator = torch.Generator().manual_seed(seed)
-    count = 2 if isinstance(network, EquivariantNet) else 1
-    shape = (count, channels, *([size, size] if size else sides))
+    shape = (2, channels, *([size, size] if size else sides))
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
@@ -381,6 +380,11 @@ def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[in
     channels, *sides = [rest[2], *rest[:2]] if channels_last else rest
     told = _told_shape(file.metadata.get("input_size", "[null, null, null]"), path)
     known = [channels or told[0], *(have or size or said for have, said in zip(sides, told[1:], strict=True))]
+    if known[0] is None:
+        raise ValueError(
+            f"{path} takes images of {file.input_shape}, any number of channels, and has no metadata that says which; "
+            "export it with a fixed number of channels"
+        )
     if None in known:
         raise ValueError(f"{path} takes images of {file.input_shape}; give their side with --size")
     if size and known[1:] != [size, size]:

@@ -93,7 +93,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             r["group"],
             f"{r['parameters']:,}",
             _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else "") + distilled(r),
-            f"{row.error_text} %" if row else "",
+            f"{row.error_text} %" if row and row.error_text else "",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",
         ]
@@ -237,6 +237,7 @@ x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"],
 
 
 def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:
+    row = row if row and row.error_text else None  # the paper prints no number of some networks
     printed = f"{row.error_text} %" if row else ""
     several = r["seeds"] > 1 and r.get("test_error_std") is not None
     seed = f", seed {r['recipe']['seed']}" if "seed" in r["recipe"] else ""
@@ -336,6 +337,7 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
+    time = time if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
     took = "The epochs of this run took" if _goes_on(r) else "Trained in"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ..engine import checkpoint_config
 from ..hub import sha256_of
 from ..models import EquivariantNet, create_model, list_models
-from ..models._builder import checkpoint_arguments, configured_name
+from ..models._builder import checkpoint_arguments, configured_name, per_channel
 
 __all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
 
@@ -48,8 +48,9 @@ def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any
     cfg |= {key: results[key] for key in ("input_size", "mean", "std") if key in results}
     channels = args["in_chans"]
     cfg["input_size"] = [channels, *cfg["input_size"][1:]]
-    for key in ("mean", "std"):  # one value stands for all channels, as it did in training
-        cfg[key] = list(cfg[key]) * channels if len(cfg[key]) == 1 else list(cfg[key])
+    for key in ("mean", "std"):  # as in training: one value stands for all channels, or a mean for other channels
+        values = list(per_channel(cfg[key], channels))
+        cfg[key] = values * channels if len(values) == 1 else values
     cfg |= {"tag": results["checkpoint"].partition(".")[2], "num_classes": classes}
     cfg |= {"license": results.get("license", "mit")}
     return checkpoint_config(

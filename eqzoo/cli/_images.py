@@ -36,7 +36,9 @@ def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: b
 
 def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
     """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
-    image = 255 - image.double() if invert else image.double()
+    image = image.double()
+    if invert:  # a fourth channel is the opacity
+        image = torch.cat([255 - image[:3], image[3:]])
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
     views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]

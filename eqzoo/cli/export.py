@@ -24,9 +24,11 @@ def run(args: argparse.Namespace) -> Answer:
         )
     try:
         if args.output.endswith(".pt2"):
+            if args.opset is not None:
+                raise ValueError(f"--opset is of ONNX files, and {args.output} is a torch program; leave it out")
             report = export_pt2(source.network, args.output, args.size)
         elif args.output.endswith(".onnx"):
-            report = export_onnx(source.network, args.output, args.opset, args.size)
+            report = export_onnx(source.network, args.output, 18 if args.opset is None else args.opset, args.size)
         else:
             raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
     except ExportError as error:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         # The reader has closed the pipe, as `head` does. Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:  # what was printed cannot be written, as to a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"eqzoo: the output cannot be written ({error})", file=sys.stderr)
+        return 2
     return code
 
 
@@ -55,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
         raise
     except Exception as error:
         if os.environ.get("EQZOO_TRACEBACK"):
-            raise
+            traceback.print_exc()
         expected = isinstance(error, OSError | ValueError | ImportError)
         unexpected = f"{type(error).__name__}: {error} (EQZOO_TRACEBACK=1 shows the traceback)"
         _complain(args.command, str(error) if expected else unexpected)
@@ -272,7 +277,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("output", metavar="FILE", help="the file to write, .onnx or .pt2")
     sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
     sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
-    sub.add_argument("--opset", type=int, default=18, metavar="N", help="the ONNX operators (default: 18)")
+    sub.add_argument("--opset", type=int, metavar="N", help="the ONNX operators (default: 18)")
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 
 

@@ -27,7 +27,7 @@ class FusedSequential(nn.Sequential):
 
     def forward(self, input: Tensor, residual: Tensor | None = None, act: nn.Module | None = None) -> Tensor:  # noqa: A002
         layers = list(self)
-        while layers and type(layers[-1]) is nn.Identity:
+        while layers and type(layers[-1]) is nn.Identity and not _is_watched(layers[-1]):
             layers.pop()
         x, place = input, 0
         while place < len(layers) - 1:

@@ -120,10 +120,10 @@ class OcticResidual(nn.Module):
         factors: list[Any] = [None, None]
         if self.weight is not None:
             split = 2 * self.weight.shape[0] // 3
-            factors = [self.weight[:split].view(4, 1, 1, -1), self.weight[split:]]
+            factors = [self.weight[:split].view(4, *[1] * (y.ab.ndim - 2), -1), self.weight[split:]]
         if self.drop_path and self.training:
             keep = 1 - self.drop_path
-            kept = y.ab.new_empty(y.ab.shape[1], 1, 1).bernoulli_(keep) / (keep or 1)
+            kept = y.ab.new_empty(y.ab.shape[1], *[1] * (y.ab.ndim - 2)).bernoulli_(keep) / (keep or 1)
             factors = [kept if factor is None else factor * kept for factor in factors]
         return Irreps(*(_add(a, b, factor) for a, b, factor in zip(x, y, factors, strict=True)))
 

@@ -91,6 +91,8 @@ def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
         return not torch.compiler.is_exporting() and _is_built()
     if type(x) is not Tensor or plain() or x.numel() == 0 or is_transformed():
         return False
+    if any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
+        return False  # torch says what is wrong
     return cpu_function("batch_norm", "batch_norm", x, scalars=WITH_BFLOAT16) is not None
 
 

@@ -92,6 +92,8 @@ def _check(
         raise ValueError(
             f"x is (B, {planes}, height, width) for these filters, with {poses} poses a channel; got {tuple(x.shape)}"
         )
+    if filters.shape[2] != filters.shape[3]:
+        raise ValueError(f"filters are (O, {planes}, k, k), got {tuple(filters.shape)}")
     hidden = 0 if reduce is None else reduce.shape[2]
     side = 0 if spatial is None else spatial.shape[-1]
     channels = planes // poses
@@ -105,6 +107,22 @@ def _check(
             raise ValueError(f"{name} is {shape}, got {tuple(given.shape)}")
     if spatial is not None and side % 2 == 0:
         raise ValueError(f"spatial filters have odd sides, so that maps keep their size; got {side}")
+
+
+def _check_input(x: Tensor, reduce: Tensor | None, expand: Tensor | None, spatial: Tensor, poses: int) -> None:
+    if x.ndim != 4 or x.shape[1] % poses:
+        raise ValueError(f"x is (B, C·{poses}, height, width), got {tuple(x.shape)}")
+    planes, outs = x.shape[1], spatial.shape[0]
+    both = reduce is not None and expand is not None
+    hidden = 0 if reduce is None else reduce.shape[0]
+    wanted = {
+        "reduce": (reduce, (hidden, planes, 1, 1)),
+        "expand": (expand, (planes, hidden, 1, 1)),
+        "spatial": (spatial, (outs if poses == 1 else poses, 2 * poses if both else planes, *spatial.shape[-1:] * 2)),
+    }
+    for name, (given, shape) in wanted.items():
+        if given is not None and tuple(given.shape) != shape:
+            raise ValueError(f"{name} is {shape}, got {tuple(given.shape)}")
 
 
 def attend_input(
@@ -131,7 +149,11 @@ def attend_input(
 
     Returns:
         The attended input, shaped as x.
+
+    Raises:
+        ValueError: If the shapes do not fit together.
     """
+    _check_input(x, reduce, expand, spatial, poses)
     if _backend.forced("reference"):
         return reference.attend_input(x, reduce, expand, spatial, poses, dilation)
     eager = _backend.plain()

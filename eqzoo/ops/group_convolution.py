@@ -387,3 +387,5 @@ def _check(field: Tensor, filters: Tensor, bias: Tensor | None, group: Group) ->
         raise ValueError(f"filters are (C', {planes}, k, k) for this field, got {tuple(filters.shape)}")
     if bias is not None and bias.shape != filters.shape[:1]:
         raise ValueError(f"bias is ({len(filters)},) for these filters, got {tuple(bias.shape)}")
+    if min(field.shape[-2:]) < 1:
+        raise ValueError(f"an image has at least one pixel, got {tuple(field.shape)}")

@@ -73,6 +73,7 @@ def octic_gelu(ab: Tensor, e: Tensor) -> Pair:
         >>> (octic_gelu(ab, e)[0][0] - F.gelu(torch.tensor(0.5**0.5)) * 8**0.5).abs().item() < 1e-6
         True
     """
+    _check_field(ab, e)
     if not _fast(ab, e):
         return _gelu(ab, e)
     return _gelu_op(ab.contiguous(), e.contiguous())
@@ -95,9 +96,16 @@ def octic_norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float =
     Returns:
         A field of the same shapes.
     """
+    _check_field(ab, e)
+    width = ab.shape[-1]
+    if weight.shape != (6 * width,) or bias.shape != (width,):
+        raise ValueError(
+            f"weight is ({6 * width},) and bias ({width},) for this field, got {tuple(weight.shape)} and "
+            f"{tuple(bias.shape)}"
+        )
     if not _fast(ab, e, weight, bias):
         return _norm(ab, e, weight, bias, eps)
-    return _norm_op(ab.contiguous(), e.contiguous(), weight, bias, eps)
+    return _norm_op(ab.contiguous(), e.contiguous(), weight.contiguous(), bias.contiguous(), eps)
 
 
 def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
@@ -117,6 +125,12 @@ def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
         >>> stack_heads(torch.zeros(4, 2, 5, 24), torch.zeros(2, 2, 5, 48), 3, 2).shape
         torch.Size([3, 2, 2, 5, 32])
     """
+    _check_field(ab, e)
+    if ab.ndim != 4 or ab.shape[-1] % (count * heads):
+        raise ValueError(
+            f"ab is (4, B, N, c) with c a multiple of {count} x {heads} for {count} vectors of {heads} heads, got "
+            f"{tuple(ab.shape)}"
+        )
     if not _fast(ab, e):
         return _stack(ab, e, count, heads)
     return _stack_op(ab.contiguous(), e.contiguous(), count, heads)
@@ -127,6 +141,13 @@ def split_heads(x: Tensor) -> Pair:
     if not _fast(x):
         return _split(x)
     return _split_op(x.contiguous())
+
+
+def _check_field(ab: Tensor, e: Tensor) -> None:
+    if ab.ndim < 3 or ab.shape[0] != 4 or e.shape != (2, *ab.shape[1:-1], 2 * ab.shape[-1]):
+        raise ValueError(
+            f"a field of irreps is ab (4, B, ..., c) and e (2, B, ..., 2c), got {tuple(ab.shape)} and {tuple(e.shape)}"
+        )
 
 
 def _fast(*tensors: Tensor) -> bool:
@@ -157,13 +178,14 @@ def _norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Pa
     variance = ab.square().mean(-1, keepdim=True).sum(0) + e.square().mean(-1, keepdim=True).mean(0)
     inverse = (variance + eps).rsqrt() * (4 / math.sqrt(2))
     width = bias.shape[0]
-    ab = ab * inverse * weight[: 4 * width].view(4, 1, 1, width) + _on_first(bias)
+    ones = [1] * (ab.ndim - 2)
+    ab = ab * inverse * weight[: 4 * width].view(4, *ones, width) + _on_first(bias).view(4, *ones, width)
     return ab.to(dtype), (e * inverse * weight[4 * width :]).to(dtype)
 
 
 def _on_first(bias: Tensor) -> Tensor:
-    """A shift of A1 and none of the other three, ``(4, 1, 1, c)``."""
-    return F.pad(bias[None], (0, 0, 0, 3))[:, None, None]
+    """A shift of A1 and none of the other three, ``(4, c)``."""
+    return F.pad(bias[None], (0, 0, 0, 3))
 
 
 def _stack(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:

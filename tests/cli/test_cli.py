@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -332,8 +333,22 @@ def test_a_negative_answer_is_code_1_and_tracebacks_are_there_when_asked_for(cap
     assert run(capsys, "list") == (1, "no\n", "")
     monkeypatch.setattr(module, "run", lambda args: 1 / 0)
     monkeypatch.setenv("EQZOO_TRACEBACK", "1")
-    with pytest.raises(ZeroDivisionError):
-        command_line.main(["list"])
+    code, out, err = run(capsys, "list")
+    assert (code, out) == (3, "")
+    assert "Traceback" in err
+    monkeypatch.setattr(module, "run", lambda args: open("/nowhere"))  # noqa: PTH123, SIM115
+    assert run(capsys, "list")[0] == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line():
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "eqzoo.cli.main", "list"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "No space left" in ran.stderr
 
 
 def test_a_reader_that_has_gone_away_is_no_error():

@@ -71,6 +71,13 @@ def test_who_looks_at_a_module_sees_what_it_gives(hooked):
     torch.testing.assert_close(y, act(norm(x)))
 
 
+def test_an_identity_at_the_end_is_seen_as_well():
+    net, seen = FusedSequential(*layers()[1:3], nn.Identity()), []
+    net[2].register_forward_hook(lambda module, args, out: seen.append(out))
+    y = net(torch.randn(2, 3, 4, 5, 5))
+    assert seen[0] is y
+
+
 def test_other_norms_and_activations_run_one_after_the_other():
     x = torch.randn(2, 3, 4, 5, 5)
     norm, plain = layers()[1], nn.BatchNorm3d(3)

@@ -8,13 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from eqzoo.groups import P4
 from eqzoo.ops import (
     AffineBank,
     AffineBanks,
     _backend,
     affine_attention,
+    attend_input,
     attentive_conv,
+    batch_norm,
     generated_depthwise,
+    group_conv2d,
+    octic_gelu,
+    octic_norm,
+    stack_heads,
     use_backend,
 )
 from tests.conftest import ROOT
@@ -178,6 +185,27 @@ def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
     ):
         with pytest.raises(ValueError, match=message):
             attentive_conv(planes, filters, None, None, spatial, poses)
+    with pytest.raises(ValueError, match=r"filters are \(O, 8, k, k\)"):
+        attentive_conv(planes, torch.zeros(8, 8, 3, 5), None, None, None, 4)
+    for arguments, message in (
+        ((planes, None, None, torch.zeros(2, 8, 3, 3), 4), r"spatial is \(4, 8, 3, 3\)"),
+        ((planes, torch.zeros(4, 8, 1, 1), torch.zeros(8, 8, 1, 1), torch.zeros(4, 8, 3, 3), 4), "expand is"),
+        ((planes, None, None, torch.zeros(3, 8, 3, 3), 3), r"x is \(B, C·3, height, width\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attend_input(*arguments)
+    with pytest.raises(RuntimeError, match="weight"):
+        batch_norm(x, None, None, torch.ones(1), training=True)
+    with pytest.raises(ValueError, match="at least one pixel"):
+        group_conv2d(torch.zeros(1, 64, 4, 0, 2), torch.zeros(64, 256, 3, 3), None, P4, padding=1)
+    ab, e = torch.zeros(4, 1, 16, 8), torch.zeros(2, 1, 16, 16)
+    for function, arguments, message in (
+        (octic_gelu, (ab, e[..., :8]), "ab .* and e"),
+        (octic_norm, (ab, e, torch.ones(24), torch.zeros(8)), r"weight is \(48,\) and bias \(8,\)"),
+        (stack_heads, (ab, e, 3, 2), "a multiple of 3 x 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(*arguments)
     empty = torch.zeros(1, 2, 4, 0, 3)
     with pytest.raises(ValueError, match="at least one pixel"):
         generated_depthwise(empty, torch.zeros(4, 1, 9, 2), torch.zeros(4, 1, 9), empty)

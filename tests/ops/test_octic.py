@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from eqzoo.groups import P4M
-from eqzoo.layers import Irreps, transform_irreps
+from eqzoo.layers import Irreps, OcticResidual, transform_irreps
 from eqzoo.ops import _backend, octic_gelu, octic_norm, split_heads, stack_heads, use_backend
 from eqzoo.ops.octic import eight_parts, regular_matrix
 
@@ -136,3 +136,28 @@ def test_threads_share_the_tokens():
         torch.testing.assert_close(stack_heads(*arguments[:2], 1, 4), stack_heads(*arguments[:2], 1, 4).clone())
     finally:
         torch.set_num_threads(threads)
+
+
+def test_norm_of_fields_over_places_is_that_of_tokens(backend):
+    ab, e, weight, bias = norm_inputs(3)
+    ab, e = (x.detach().unflatten(2, (1, 5)) for x in (ab, e))
+    places = octic_norm(ab, e, weight, bias)
+    tokens = octic_norm(ab.flatten(2, 3), e.flatten(2, 3), weight.expand(18).clone(), bias)
+    for one, other in zip(places, tokens, strict=True):
+        torch.testing.assert_close(one.flatten(2, 3), other)
+    spread = torch.stack([weight, weight], 1)[:, 0]  # with gaps in memory
+    torch.testing.assert_close(octic_norm(ab, e, spread, bias)[0], places[0])
+
+
+@pytest.mark.parametrize("places", [(5,), (2, 3)], ids=["tokens", "places"])
+def test_residuals_of_tokens_and_places(places):
+    layer = OcticResidual(24, init_values=0.5, drop_path=0.5)
+    with torch.no_grad():
+        layer.weight.copy_(torch.rand(18))
+    x, y = (Irreps(torch.randn(4, 3, *places, 3), torch.randn(2, 3, *places, 6)) for _ in range(2))
+    whole = layer.eval()(x, y)
+    torch.testing.assert_close(whole.ab[1], x.ab[1] + layer.weight[3:6] * y.ab[1])
+    torch.testing.assert_close(whole.e, x.e + layer.weight[12:] * y.e)
+    dropped = layer.train()(x, y).ab - x.ab
+    kept = dropped.flatten(2).abs().sum(2) > 0  # for all irreps of an image or for none
+    assert (kept == kept[0]).all()

@@ -175,6 +175,33 @@ def test_a_fine_tuned_network_has_the_arguments_of_its_recipe(tmp_path):
     assert published_config(r, tmp_path / "w.safetensors")["model_args"] == {"num_classes": 3, "in_chans": 3}
 
 
+def test_a_network_with_fewer_channels_than_its_configuration_is_published_as_it_was_trained(tmp_path, cards):
+    torch.set_default_dtype(torch.float32)
+    model = eqzoo.create_model("p4_resnet29", in_chans=1, num_classes=3)
+    recipe = shipped_results()["recipe"] | {"model": "p4_resnet29"}
+    recipe |= {"dataset": "cells", "model_args": {"in_chans": 1, "num_classes": 3}}
+    changes = {"checkpoint": "p4_resnet29.cells", "recipe": recipe, "label_names": [*"abc"], "base_model": None}
+    changes |= {"dataset": {"name": "cells", "train": 90, "valid": 10, "test": 20}}
+    publish.main([make_run(tmp_path / "run", model.state_dict(), **changes), "--output", str(tmp_path / "mine")])
+    loaded = eqzoo.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True)
+    assert list(loaded.pretrained_cfg["mean"]) == list(model.pretrained_cfg["mean"])
+    assert len(loaded.pretrained_cfg["mean"]) == 1
+
+
+def test_an_onnx_file_of_other_weights_is_not_pushed(tmp_path, monkeypatch):
+    folder = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "p4_cnn.rotmnist")
+    other = eqzoo.create_model("p4_cnn").float()
+    eqzoo.export_onnx(other, folder / "model.onnx")
+    monkeypatch.setattr(publish, "push", lambda *args: pytest.fail("it is pushed"))
+    with pytest.raises(
+        SystemExit, match=r"model.onnx was not made of the checkpoint beside it, its weights_sha256 diff"
+    ):
+        publish.main([str(folder), "--push", "me"])
+    publish.main([str(folder), "--onnx"])
+    monkeypatch.setattr(publish, "push", lambda files, *args: sorted(files))
+    publish.main([str(folder), "--push", "me"])
+
+
 def test_an_export_of_other_weights_goes_with_them(tmp_path, cards):
     state = load_file(SHIPPED / "model.safetensors")
     other = {key: value / 2 if value.is_floating_point() else value for key, value in state.items()}

@@ -1,5 +1,6 @@
 """Launches the Triton kernels of attentive convolutions."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -193,7 +194,7 @@ def _sizes(x: Tensor, filters: Tensor, poses: int, stride: int, padding: int, di
 
 
 def _images(y: Tensor, poses: int) -> Iterator[slice]:
-    return chunks(len(y), 2 * poses * y[0].numel(), y.device)  # sums and maxima
+    return chunks(len(y), 2 * poses * math.prod(y.shape[1:]), y.device)  # sums and maxima
 
 
 def _taps_first(filters: Tensor, poses: int) -> Tensor:

@@ -326,7 +326,7 @@ def correlate_filters(
     side, total = filters.shape[-1], batch * rows * columns
     bp, bn, bc = _blocks(_FILTER_BLOCKS[order], total, outs, channels)
     programs = side**2 * triton.cdiv(channels, bc) * triton.cdiv(outs, bn)
-    parts = min(triton.cdiv(_PROGRAMS, programs), triton.cdiv(total, bp))
+    parts = max(1, min(triton.cdiv(_PROGRAMS, programs), triton.cdiv(total, bp)))
     share = triton.cdiv(triton.cdiv(total, parts), bp) * bp
     sums = torch.empty(parts, order, side**2, channels, outs, device=field.device, dtype=torch.float32)
     correlate_filters_kernel[(programs * parts,)](
