@@ -23,6 +23,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from .._common import atomic
+from ._transforms import is_forward_differentiated
 
 __all__ = [
     "WITH_BFLOAT16",
@@ -96,8 +97,13 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def forced(backend: Backend) -> bool:
-    """Whether `use_backend` chooses this backend."""
-    return _backend == backend
+    """Whether `use_backend` chooses this backend, or, for the reference, forward-mode differentiation needs it.
+
+    torch has no rule for the tangents of custom operators, and would take them for zero.
+    """
+    return _backend == backend or (
+        backend == "reference" and not torch.compiler.is_compiling() and is_forward_differentiated()
+    )
 
 
 def plain() -> bool:

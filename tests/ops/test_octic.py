@@ -161,3 +161,13 @@ def test_residuals_of_tokens_and_places(places):
     dropped = layer.train()(x, y).ab - x.ab
     kept = dropped.flatten(2).abs().sum(2) > 0  # for all irreps of an image or for none
     assert (kept == kept[0]).all()
+
+
+def test_forward_mode_has_tangents():
+    ab, e = (x.detach() for x in field(3))
+    given, tangents = (ab, e), (torch.randn_like(ab), torch.randn_like(e))
+    step = 1e-6
+    moved = [octic_gelu(*(x + sign * step * v for x, v in zip(given, tangents, strict=True))) for sign in (1, -1)]
+    _, found = torch.func.jvp(octic_gelu, given, tangents)
+    for one, more, less in zip(found, *moved, strict=True):
+        torch.testing.assert_close(one, (more - less) / (2 * step), rtol=1e-5, atol=1e-7)

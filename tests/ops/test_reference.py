@@ -184,3 +184,17 @@ def test_the_comparison_can_fail(monkeypatch):
     monkeypatch.setattr(reference, "channel_attention", lambda mean, *_: torch.zeros_like(mean))
     with use_backend("reference"):
         assert (layer(x) - loops(x, layer)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_forward_mode_has_the_tangents_that_differences_have(name):
+    """torch would take the tangents behind a custom operator for zero."""
+    layer, shape, _ = LAYERS[name](P4)
+    layer.eval().requires_grad_(False)
+    x, v = torch.randn(2, 1, *shape)
+    step = 1e-6
+    expected = (layer(x + step * v) - layer(x - step * v)) / (2 * step)
+    y, tangent = torch.func.jvp(layer, (x,), (v,))
+    torch.testing.assert_close(y, layer(x))
+    torch.testing.assert_close(tangent, expected, rtol=1e-5, atol=1e-7)
+    assert expected.norm() > 1e-3
