@@ -53,7 +53,7 @@ SPREAD_BELOW = 10  # percent: smaller fractions are run with all seeds, the othe
 BATCH, EPOCHS = 64, 4
 CHOICE_SIZE = 500
 AUGMENTATIONS = {"affine": ", augmented", "none": ""}
-# The SHA-256 of the weights that rows without "start_sha256" started from. p4_resnet29.cifar10 has others by now.
+# The SHA-256 of the weights that rows without "start_sha256" started from. Both of CIFAR-10 are others by now.
 FIRST_STARTS = {
     "p4_resnet29.cifar10": "a585311e8353adbc90b42f679d4bf2c2af255538c168e35432d948e41690cda4",
     "z2_resnet29.cifar10": "4278fac989f996904734318568f1a4dd62a049d4ebd7723d00bc4aa5ed64f676",

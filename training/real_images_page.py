@@ -47,10 +47,12 @@ In short, the equivariant network less the plain one, both augmented, the lowest
 training images, in percentage points:"""
 
 FIRST_WEIGHTS = (
-    "The weights of `p4_resnet29` are its first ones, of the recipe `p4_resnet29.cifar10_first`: 8.15 % test error; "
-    "z2_resnet29 has 7.87 %. To repeat the runs, put what `git show "
-    "b3d3c8f:model_cards/p4_resnet29.cifar10/model.safetensors` writes into "
-    "`first/p4_resnet29.cifar10/model.safetensors` and set `EQZOO_WEIGHTS=first`."
+    "The weights of both are their first ones, of the recipes `p4_resnet29.cifar10_first` and "
+    "`z2_resnet29.cifar10_first`: 8.15 and 7.87 % test error. To repeat the runs, put what `git show "
+    "b3d3c8f:model_cards/p4_resnet29.cifar10/model.safetensors` and `git show "
+    "09cc2c0:model_cards/z2_resnet29.cifar10/model.safetensors` write into "
+    "`first/p4_resnet29.cifar10/model.safetensors` and `first/z2_resnet29.cifar10/model.safetensors`, and set "
+    "`EQZOO_WEIGHTS=first`."
 )
 OTHER_WEIGHTS = f"The SHA-256 of the weights that each run started from are in {NAME}.json."
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"

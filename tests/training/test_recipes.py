@@ -202,7 +202,7 @@ def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes
 def test_the_command_line_changes_recipes():
     from argparse import Namespace
 
-    recipe = load_recipe("z2_resnet29.cifar10")
+    recipe = load_recipe("z2_se_resnet29.cifar10")
     args = Namespace(set=["lr=0.5", "optimizer=adam", 'model_args={"width": 8}'], seed=3, epochs=None, dataset=None)
     new = changed(recipe, args)
     assert (new.lr, new.optimizer, new.model_args, new.seed, new.valid_size) == (0.5, "adam", {"width": 8}, 3, 5_000)
