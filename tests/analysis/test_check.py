@@ -82,6 +82,14 @@ def test_timms_networks_fail_instructively():
     assert len(eqzoo.check_equivariance("resnet18", size=65).diagnosis) == 1
 
 
+def test_networks_with_a_batch_norm_behind_the_pool_are_checked():
+    """Whose statistics a single image does not give."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.BatchNorm1d(4))
+    network.input_size = (3, 8, 8)
+    assert not eqzoo.check_equivariance(network, "p4").exact
+    assert not eqzoo.check_equivariance("skresnet18", size=64).exact
+
+
 @pytest.mark.parametrize(
     ("name", "word"), [("vit_tiny_patch16_224", "pos_embed"), ("tf_efficientnet_lite0", "asymmetric padding")]
 )
