@@ -94,7 +94,8 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is not readable, arrays are missing or of another shape or type, images have no labels
-            or labels no images, arrays have other names that begin with x_ or y_, or two classes have the same name.
+            or labels no images, arrays have other names that begin with ``x_`` or ``y_``, or two classes have the same
+            name.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {path}")

@@ -298,9 +298,12 @@ def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: 
     path = (weights if weights.is_dir() else weights.parent) / CONFIG_NAME
     if group is None or getattr(model_cls, "converts_groups", False) or not path.is_file():
         return
-    config = json.loads(path.read_text(encoding="utf-8"))
-    found = config.get("eqzoo", {}).get("group")
-    if config.get("architecture") == variant and found not in (None, group.name):
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        found = config["eqzoo"]["group"] if config["architecture"] == variant else group.name
+    except (ValueError, LookupError, TypeError):  # a file that is no config.json, or names no group
+        return
+    if found != group.name:
         raise ValueError(
             f"{weights} has weights of {variant} for the group {found}, which mean something else in a network for "
             f"{group.name}; leave the argument group out, or train that network from random weights"
