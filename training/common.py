@@ -21,6 +21,7 @@ from eqzoo.data.folder import folder_channels
 from eqzoo.engine import Recipe
 from eqzoo.engine.processor import flushed_subnormals
 from eqzoo.engine.state import TrainingState
+from eqzoo.hub import find_weights, sha256_of
 from eqzoo.models._builder import configured_name
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "spread",
     "statistics_of",
     "step_seconds",
+    "weights_sha256",
     "write_page",
     "write_text",
 ]
@@ -164,6 +166,11 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def weights_sha256(name: str) -> str:
+    """The SHA-256 of the weights that a checkpoint, ``<model>.<data set>``, has here."""
+    return sha256_of(find_weights(name, timm.get_pretrained_cfg(name).hf_hub_id))
 
 
 def made_here() -> dict[str, str]:

@@ -30,6 +30,7 @@ from common import (
     made_here,
     read_splits,
     read_table,
+    weights_sha256,
     write_page,
 )
 from torch import nn
@@ -45,7 +46,6 @@ from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.processor import has_bfloat16
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.speed import measure
-from eqzoo.hub import find_weights, sha256_of
 from eqzoo.models.resolve import ModelSource, resolve
 
 NAME = "finetuning_study"
@@ -238,8 +238,7 @@ def weights_of(network: str) -> dict[str, str]:
     """The weights that a network's name without a tag stands for: their checkpoint and, as it may get others, hash."""
     cfg = timm.get_pretrained_cfg(network)
     checkpoint = f"{cfg.architecture}.{cfg.tag}"
-    digest = sha256_of(find_weights(checkpoint, cfg.hf_hub_id))
-    return {"start": "weights", "weights": checkpoint, "start_sha256": digest}
+    return {"start": "weights", "weights": checkpoint, "start_sha256": weights_sha256(checkpoint)}
 
 
 def settings_of(source: ModelSource, train_split: Split, start: bool) -> dict[str, Any]:

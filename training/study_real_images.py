@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import timm
 import torch
-from common import DOCS, add_data_arguments, add_run, find_run, read_splits, shuffled, step_seconds
+from common import DOCS, add_data_arguments, add_run, find_run, read_splits, shuffled, step_seconds, weights_sha256
 from real_images import (
     BATCH,
     CHOICE_SIZE,
@@ -45,7 +44,6 @@ from eqzoo.engine.metrics import BATCH_SIZE, scores
 from eqzoo.engine.speed import measure
 from eqzoo.engine.state import TrainingState
 from eqzoo.groups import P4M, transform
-from eqzoo.hub import find_weights, sha256_of
 
 ROUNDS = 8  # timed steps of each network; the first is left out
 
@@ -139,7 +137,7 @@ def split_up(data: str, args: argparse.Namespace) -> dict[str, Split]:
 def start_here(cell: Cell) -> tuple[str, str]:
     """The checkpoint that a run starts from, and the SHA-256 of its weights here."""
     name, _ = start_of(cell.key)
-    return name, sha256_of(find_weights(name, timm.get_pretrained_cfg(name).hf_hub_id))
+    return name, weights_sha256(name)
 
 
 def build(network: str, start: str, classes: tuple[str, ...]) -> nn.Module:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .chula_rbc12 import chula_rbc12
 from .eurosat import eurosat
+from .external import fetched
 from .folder import MEMORY_LIMIT, image_folder
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, check, hold_out, per_class, resized
@@ -171,7 +172,7 @@ def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnyS
         if not download and not folder.is_dir():
             raise FileNotFoundError(_missing(name, folder))
         if download:
-            with _fetched(name, folder):
+            with fetched(name, folder):
                 cls(data_dir, download=True)
         with _corrupt(folder):
             parts = {part: cls(data_dir, train=part == "train") for part in ("train", "test")}
@@ -194,7 +195,7 @@ def _pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySpli
     splits: dict[str, AnySplit] = {}
     for part, theirs in _PCAM_SPLITS.items():
         if download:
-            with _fetched("PatchCamelyon", Path(data_dir) / "pcam"):
+            with fetched("PatchCamelyon", Path(data_dir) / "pcam"):
                 PCAM(data_dir, theirs, download=True)
         try:
             PCAM(data_dir, theirs)
@@ -248,17 +249,6 @@ def _missing(name: str, folder: Path) -> str:
 
 
 @contextmanager
-def _fetched(name: str, folder: Path) -> Iterator[None]:
-    """Converts what torchvision raises where it cannot download to an error that says the reason."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        raise OSError(
-            f"{name} cannot be downloaded ({str(error).rstrip('.')}); try again, or put its files in {folder}"
-        ) from error
-
-
-@contextmanager
 def _corrupt(path: Path) -> Iterator[None]:
     """Converts what readers raise on a corrupt file to a ValueError that names the file."""
     try:
@@ -270,13 +260,8 @@ def _corrupt(path: Path) -> Iterator[None]:
 
 
 def _rotmnist(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit]:
-    if download:
-        from torchvision.datasets import MNIST
-
-        with _fetched("MNIST", Path(data_dir) / "MNIST" / "raw"):
-            MNIST(data_dir, download=True)
     try:
-        return dict(rotmnist(data_dir))
+        return dict(rotmnist(data_dir, download))
     except (ValueError, AssertionError, EOFError) as error:  # a corrupt file of MNIST
         folder = Path(data_dir) / "MNIST" / "raw"
         said = f"{folder} is corrupt or has other contents ({error}); remove it and download it again"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .external import fetched
 from .folder import image_folder
 from .splits import DRAW_SEED, AnySplit
 
@@ -55,13 +56,8 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
     if download and not folder.is_dir():
         from torchvision.datasets import EuroSAT
 
-        try:
+        with fetched("EuroSAT", folder):
             EuroSAT(str(data_dir), download=True)
-        except (RuntimeError, OSError) as error:
-            raise OSError(
-                f"EuroSAT cannot be downloaded ({str(error).rstrip('.')}); try again, or put its class folders in "
-                f"{folder}"
-            ) from error
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no EuroSAT in {folder}: put its class folders there, name the folder that holds eurosat/2750 with "

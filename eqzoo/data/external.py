@@ -2,7 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from .folder import MEMORY_LIMIT
 from .images import is_grayscale, pixels, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["HUB_PREFIX", "hub_set", "torchvision_names", "torchvision_set"]
+__all__ = ["HUB_PREFIX", "fetched", "hub_set", "torchvision_names", "torchvision_set"]
 
 HUB_PREFIX = "hf:"
 _LOOKED_AT = 50  # the images inspected to tell whether a data set has colors
@@ -53,6 +55,22 @@ class _Column:
 
     def __call__(self, index: int) -> Any:
         return self.rows[index][self.column]
+
+
+@contextmanager
+def fetched(name: str, folder: Path) -> Iterator[None]:
+    """Converts what torchvision raises where it cannot download to an OSError that says the reason.
+
+    Args:
+        name: The data set, as the error names it.
+        folder: Where its files may be put by hand.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise OSError(
+            f"{name} cannot be downloaded ({str(error).rstrip('.')}); try again, or put its files in {folder}"
+        ) from error
 
 
 def torchvision_names() -> dict[str, str]:

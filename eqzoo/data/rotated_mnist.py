@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from .external import fetched
 from .splits import Split
 
 __all__ = ["rotmnist", "rotmnist_from_amat"]
@@ -43,11 +44,15 @@ def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[s
     """
     from torchvision.datasets import MNIST
 
+    folder = Path(data_dir) / "MNIST" / "raw"
+    if download:
+        with fetched("MNIST", folder):
+            MNIST(data_dir, download=True)
     try:
-        parts = [MNIST(data_dir, train=train, download=download) for train in (True, False)]
+        parts = [MNIST(data_dir, train=train) for train in (True, False)]
     except RuntimeError as error:
         raise FileNotFoundError(
-            f"no MNIST in {Path(data_dir) / 'MNIST' / 'raw'}: put its four files there, set --data-dir to the "
+            f"no MNIST in {folder}: put its four files there, set --data-dir to the "
             "folder that contains them, or pass --download"
         ) from error
     train, test = ((part.data.numpy(), part.targets.numpy()) for part in parts)

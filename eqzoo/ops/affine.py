@@ -103,6 +103,8 @@ def affine_attention(
             f"queries, keys and values have one shape, and num_heads divides their channels; got {shapes} and "
             f"{num_heads} heads"
         )
+    if min(query.shape[-2:]) < 1:
+        raise ValueError(f"an image has at least one pixel, got {tuple(query.shape)}")
     _check_maps(query, kernel_size, banks)
     if _backend.forced("reference"):
         return reference.affine_attention(query, key, value, banks, kernel_size, num_heads, scale)

@@ -70,6 +70,11 @@ def group_conv2d(
         torch.Size([2, 8, 4, 9, 9])
     """
     _check(field, filters, bias, group)
+    if min(field.shape[-2:]) < 1 or min(_sizes(field, filters.shape[-1], stride, padding, dilation)) < 1:
+        raise ValueError(
+            f"the image is smaller than the window, or empty: {tuple(field.shape)} with padding {padding}, and filters "
+            f"of {filters.shape[-1]} pixels with dilation {dilation}"
+        )
     if not through_irreps(field, filters, group):
         return _eager.expanded(field, filters, bias, group, stride, padding, dilation)
     dtype = computed_in(field)
@@ -387,5 +392,3 @@ def _check(field: Tensor, filters: Tensor, bias: Tensor | None, group: Group) ->
         raise ValueError(f"filters are (C', {planes}, k, k) for this field, got {tuple(filters.shape)}")
     if bias is not None and bias.shape != filters.shape[:1]:
         raise ValueError(f"bias is ({len(filters)},) for these filters, got {tuple(bias.shape)}")
-    if min(field.shape[-2:]) < 1:
-        raise ValueError(f"an image has at least one pixel, got {tuple(field.shape)}")

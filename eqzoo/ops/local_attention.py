@@ -104,6 +104,8 @@ def _check(
         raise ValueError(f"dropout is a probability below 1, got {dropout}")
     if qkv.ndim != 7 or qkv.shape[1] != 3:
         raise ValueError(f"qkv is (B, 3, heads, d, |G|, height, width), got {tuple(qkv.shape)}")
+    if min(qkv.shape[-2:]) < 1:
+        raise ValueError(f"an image has at least one pixel, got {tuple(qkv.shape)}")
     channels, order = qkv.shape[3:5]
     if position.ndim != 3 or position.shape[0] > channels or position.shape[2] != rows * columns:
         raise ValueError(f"position is (p, |V|, {rows * columns}) with p <= {channels}, got {tuple(position.shape)}")

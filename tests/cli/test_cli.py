@@ -20,6 +20,7 @@ import eqzoo
 from eqzoo.cli import Answer
 from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
+from eqzoo.cli._images import copies_of
 from eqzoo.cli._names import network_names
 from eqzoo.models.papers import rows
 from tests.conftest import ROOT
@@ -338,6 +339,21 @@ def test_a_negative_answer_is_code_1_and_tracebacks_are_there_when_asked_for(cap
     assert "Traceback" in err
     monkeypatch.setattr(module, "run", lambda args: open("/nowhere"))  # noqa: PTH123, SIM115
     assert run(capsys, "list")[0] == 2
+
+
+def test_inverted_images_keep_their_opacity():
+    model = eqzoo.create_model("p4_cnn", in_chans=4)
+    image = torch.zeros(4, 28, 28)
+    image[3] = 255
+    cfg = model.pretrained_cfg
+    (x,) = copies_of(image, model, eqzoo.Z2, invert=True)
+    assert (x - (1 - cfg["mean"][0]) / cfg["std"][0]).abs().max() < 1e-6  # white, and opaque as before
+
+
+def test_a_torch_program_has_no_opset(capsys, tmp_path):
+    code, out, err = run(capsys, "export", "p4_cnn", tmp_path / "net.pt2", "--opset", 18)
+    assert (code, out) == (2, "")
+    assert "--opset is of ONNX files" in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

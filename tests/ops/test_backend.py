@@ -196,8 +196,11 @@ def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
             attend_input(*arguments)
     with pytest.raises(RuntimeError, match="weight"):
         batch_norm(x, None, None, torch.ones(1), training=True)
+    for shape, padding in (((1, 64, 4, 0, 2), 1), ((1, 64, 4, 2, 2), 0)):  # an integer division by zero in C++
+        with pytest.raises(ValueError, match="smaller than the window"):
+            group_conv2d(torch.zeros(shape), torch.zeros(64, 256, 3, 3), None, P4, padding=padding)
     with pytest.raises(ValueError, match="at least one pixel"):
-        group_conv2d(torch.zeros(1, 64, 4, 0, 2), torch.zeros(64, 256, 3, 3), None, P4, padding=1)
+        affine_attention(*[torch.zeros(1, 4, 4, 0, 5)] * 3, AffineBanks(identity, identity, identity), 3, 2, 1.0)
     ab, e = torch.zeros(4, 1, 16, 8), torch.zeros(2, 1, 16, 16)
     for function, arguments, message in (
         (octic_gelu, (ab, e[..., :8]), "ab .* and e"),

@@ -116,7 +116,7 @@ def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, mon
     assert "their first ones" not in (tmp_path / f"{study.NAME}.md").read_text()
     assert len(untrained(1)["runs"]) == 2 * len(runs)
     with monkeypatch.context() as patch:
-        patch.setattr(study, "sha256_of", lambda path: "0" * 64)
+        patch.setattr("common.sha256_of", lambda path: "0" * 64)
         assert len(untrained(1)["runs"]) == 2 * len(runs)  # nothing to add
         with pytest.raises(
             SystemExit, match=r"other weights of p4_resnet29\.cifar10 \(SHA-256 .*, here 00000000\.\.\.\); .* --output"
@@ -127,7 +127,7 @@ def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, mon
     with pytest.raises(SystemExit, match=f"started from other weights .*SHA-256 {first[:8]}"):
         untrained(1)
     starts = {"p4_resnet29.cifar10": first, "z2_resnet29.cifar10": plain}
-    monkeypatch.setattr(study, "sha256_of", lambda path: starts[path.parent.name])
+    monkeypatch.setattr("common.sha256_of", lambda path: starts[path.parent.name])
     added = untrained(1)["runs"][-len(runs) :]
     assert {run["start_sha256"] for run in added} == set(starts.values())
     assert "their first ones" in (tmp_path / f"{study.NAME}.md").read_text()
