@@ -12,6 +12,7 @@ from torch import Tensor
 from . import _backend, _depthwise_eager, reference
 from ._chunks import chunk_size, chunks
 from ._dtypes import accumulation_dtype, promote, upcast
+from ._higher_derivatives import derivative_of_gradients
 from .dynamic_filters import check_window, dynamic_depthwise, sizes, traced
 
 __all__ = ["generated_depthwise"]
@@ -251,10 +252,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _backward_twice(ctx: Any, cotangents: list[Tensor]) -> tuple[Tensor | None, ...]:
     """Second derivatives, through the composed form: too rare for a kernel."""
-    with torch.enable_grad():
-        grad, *inputs = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-        first = torch.autograd.grad(_composed(*inputs), inputs, grad, create_graph=True)
-    second = torch.autograd.grad(first, (grad, *inputs), cotangents, allow_unused=True)
+    grad, *inputs = ctx.saved_tensors
+    second = derivative_of_gradients(_composed, [grad], inputs, cotangents)
     return (*second, None, None)
 
 

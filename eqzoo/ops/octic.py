@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ._backend import cpu_function, forced, launch, plain
 from ._dtypes import accumulation_dtype
+from ._higher_derivatives import derivative_of_gradients
 
 __all__ = ["eight_parts", "octic_gelu", "octic_norm", "regular_matrix", "split_heads", "stack_heads"]
 
@@ -343,21 +344,15 @@ def _norm_backward(ctx: Any, grad_ab: Tensor, grad_e: Tensor) -> tuple[Tensor | 
     return (*grads, None)
 
 
-def _gelu_backward_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, ...]:
-    return _second(_gelu, ctx.saved_tensors, cotangents)
+def _gelu_backward_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    grads, inputs = ctx.saved_tensors[:2], ctx.saved_tensors[2:]
+    return derivative_of_gradients(_gelu, grads, inputs, cotangents)
 
 
 def _norm_backward_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
     (eps,) = ctx.rest
-    return (*_second(partial(_norm, eps=eps), ctx.saved_tensors, cotangents), None)
-
-
-def _second(function: Callable[..., Any], saved: tuple[Tensor, ...], cotangents: tuple[Tensor, ...]) -> Any:
-    """The derivative of the gradients, through the formula: rare, and so not worth a kernel."""
-    with torch.enable_grad():
-        grad_ab, grad_e, *inputs = (x.detach().requires_grad_() for x in saved)
-        first = torch.autograd.grad(function(*inputs), inputs, (grad_ab, grad_e), create_graph=True)
-        return torch.autograd.grad(first, (grad_ab, grad_e, *inputs), cotangents, allow_unused=True)
+    grads, inputs = ctx.saved_tensors[:2], ctx.saved_tensors[2:]
+    return (*derivative_of_gradients(partial(_norm, eps=eps), grads, inputs, cotangents), None)
 
 
 def _stack_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

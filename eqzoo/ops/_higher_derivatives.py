@@ -1,0 +1,39 @@
+"""Derivatives of gradients, for operators whose gradients are operators too."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["derivative_of_gradients"]
+
+
+def derivative_of_gradients(
+    function: Callable[..., Tensor | tuple[Tensor, ...]],
+    grads: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+) -> tuple[Tensor | None, ...]:
+    """The derivative of ``(grads, inputs) -> gradients of function at inputs``, through the formula of the function.
+
+    Second derivatives are too rare for a kernel. Where autograd records them (``create_graph=True``), the results have
+    derivatives themselves, of any order.
+
+    Args:
+        function: A function of the inputs, made of operators with derivatives of the order that is wanted.
+        grads: The gradients of its outputs.
+        inputs: Where it was differentiated.
+        cotangents: The gradients of its gradients.
+
+    Returns:
+        Those of grads and of inputs.
+    """
+    recorded = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Each is a node of its own: one of them may depend on another.
+        leaves = [
+            x.view_as(x) if recorded and x.requires_grad else x.detach().requires_grad_() for x in (*grads, *inputs)
+        ]
+        outputs, at = leaves[: len(grads)], leaves[len(grads) :]
+        first = torch.autograd.grad(function(*at), at, outputs, create_graph=True)
+    return torch.autograd.grad(first, leaves, cotangents, create_graph=recorded, allow_unused=True)
