@@ -25,6 +25,7 @@
 #endif
 
 #include "common.h"
+#include "shuffle.h"
 
 namespace {
 
@@ -119,10 +120,10 @@ template <class S> struct Block {
 
   private:
     template <int... I> static Row interleaved(Row a, Row b, int, std::integer_sequence<int, I...>) {
-        return __builtin_shufflevector(a, b, (I % 2 * N + I / 2)...);
+        return shuffled<(I % 2 * N + I / 2)...>(a, b);
     }
     template <int... I> static Row interleaved(Row a, Row b, std::integer_sequence<int, I...>) {
-        return __builtin_shufflevector(a, b, (I % 2 * N + N / 2 + I / 2)...);
+        return shuffled<(I % 2 * N + N / 2 + I / 2)...>(a, b);
     }
 };
 

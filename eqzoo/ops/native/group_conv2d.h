@@ -10,6 +10,7 @@
 #endif
 
 #include "common.h"
+#include "shuffle.h"
 
 namespace {
 
@@ -246,8 +247,8 @@ class Buffer {
 template <int D, typename V, size_t... I>
 inline void exchange(V &a, V &b, std::index_sequence<I...>) {
     constexpr size_t n = sizeof...(I);
-    const V low = __builtin_shufflevector(a, b, (I & D ? I - D + n : I)...);
-    b = __builtin_shufflevector(a, b, (I & D ? I + n : I + D)...);
+    const V low = shuffled<(I & D ? I - D + n : I)...>(a, b);
+    b = shuffled<(I & D ? I + n : I + D)...>(a, b);
     a = low;
 }
 template <int D, typename V, int L>
