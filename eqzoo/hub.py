@@ -193,7 +193,9 @@ def _stated_sha256(config: object) -> str | None:
     return sha256 if isinstance(sha256, str) else None
 
 
-def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace: bool = False) -> list[str]:
+def push(
+    files: Mapping[str, Path | bytes], repo_id: str, message: str, replace: bool = False, private: bool = False
+) -> list[str]:
     """Uploads the files that differ from those of a Hub repo, in one commit; creates the repo if it does not exist.
 
     A commit is atomic: a failed upload leaves the repo unchanged, or new and empty. Files are compared here by the
@@ -205,6 +207,7 @@ def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace:
         message: The first line of the commit.
         replace: Whether other weights in the repo may be replaced; weights in files of other names are then removed.
             An ONNX file beside the same ``model.safetensors`` is not other weights: it is replaced or stays.
+        private: Whether a repo that does not exist yet is created as a private one; one that exists stays what it is.
 
     Returns:
         The names of the files that were uploaded or removed; none if the repo is up to date.
@@ -236,7 +239,7 @@ def push(files: Mapping[str, Path | bytes], repo_id: str, message: str, replace:
         if not changed and not others:
             return []
         if commit is None:
-            api.create_repo(repo_id, exist_ok=True)
+            api.create_repo(repo_id, exist_ok=True, private=private or None)
         add = [
             CommitOperationAdd(name, data if isinstance(data := files[name], bytes) else str(data)) for name in changed
         ]

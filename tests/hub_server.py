@@ -39,6 +39,7 @@ class LoopbackHub(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos, self.large, self.failing, self.requests = {}, {}, set(), []
+        self.private = set()  # the repos that were created as private ones
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     @property
@@ -110,6 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.answer({"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}, 409)
             else:
                 hub.commit(repo, {".gitattributes": b""}, "initial commit")
+                (hub.private.add if body.get("private") else hub.private.discard)(repo)
                 self.answer({"url": f"{hub.url}/{repo}", "id": repo, "name": repo})
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})

@@ -275,6 +275,14 @@ def test_nothing_is_asked_of_the_hub_without_a_login_or_push(hub, client, run, t
     assert REPO not in hub.repos
 
 
+def test_a_repo_is_private_if_asked_for(hub, client, run):
+    client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
+    assert REPO not in hub.private
+    hub.repos.clear()
+    client.run(f"publish.main([str(publish.CARDS / {NAME!r}), '--push', 'eqzoo', '--private'])")
+    assert REPO in hub.private
+
+
 def test_an_onnx_file_beside_the_same_weights_is_not_in_the_way(hub, client, run):
     client.run(f"publish.main([{str(run)!r}, '--push', 'eqzoo'])")
     hub.commit(REPO, {**hub.files(REPO), "model.onnx": b"of another version"})

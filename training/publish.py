@@ -73,7 +73,7 @@ def _publish(args: argparse.Namespace) -> None:
         if args.onnx:
             _export(folder)
         if repo_id:
-            _push(folder, repo_id, args.replace)
+            _push(folder, repo_id, args.replace, args.private)
     if args.render or any(not _is_repo_folder(run) for run in args.run):
         for path, text in rendered().items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -170,7 +170,7 @@ def _export(folder: Path) -> None:
         raise SystemExit(f"{folder / ONNX_NAME} is not written: {error}") from error
 
 
-def _push(folder: Path, repo_id: str, replace: bool) -> None:
+def _push(folder: Path, repo_id: str, replace: bool, private: bool) -> None:
     results, weights = _read_results(folder), folder / WEIGHTS_NAME
     check_weights(weights, results, "publish the run again")
     config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
@@ -181,7 +181,7 @@ def _push(folder: Path, repo_id: str, replace: bool) -> None:
     card = _texts(results, config, weights.stat().st_size, repo_id, folder, ours)[CARD_NAME]
     files[CARD_NAME] = card.encode()
     try:
-        changed = push(files, repo_id, f"Publish {results['checkpoint']}", replace)
+        changed = push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
     except PushError as error:
         raise SystemExit(f"{error}; {folder} is as it was") from error
     print(f"pushed {', '.join(changed)} to {repo_id}" if changed else f"{repo_id} has all of it; nothing was uploaded")
@@ -209,6 +209,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or finished folders to push")
     parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
+    parser.add_argument("--private", action="store_true", help="a repo that --push creates is private, not public")
     parser.add_argument(
         "--replace", action="store_true", help="replace different weights, in the folder and on the Hub"
     )
@@ -230,6 +231,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("what is said of the user's own checkpoint goes with one run")
     if any(own_flags[1:]) and not args.output:
         parser.error("the user's own checkpoint needs --output DIR; model_cards holds those of the zoo")
+    if args.private and not args.push:
+        parser.error("--private goes with --push OWNER")
     if made and not (args.push or args.onnx):
         parser.error(f"{made[0]} is a finished folder; there is nothing to do with it without --push OWNER or --onnx")
     return args

@@ -19,7 +19,7 @@ from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
-from .diagnosis import diagnose, stride_mismatch
+from .diagnosis import diagnose, stride_mismatch, suspects
 from .sizes import check_side
 
 __all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
@@ -211,7 +211,13 @@ def _module(
     x = _images(network, size, seed)
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     try:
-        if not trained:
+        if not trained and own is not None and not _group_layers(network):
+            # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
+            notes.append(
+                "It is untrained, and its norms and biases were left as they are: it has a group, but no layer that "
+                "says how the group acts on them. Fresh ones can hide what training breaks."
+            )
+        elif not trained:
             _randomize(network, torch.Generator().manual_seed(seed), x)
             notes.append("It is untrained: its weights are random, its norms and biases randomized.")
         _check_depends_on_image(_logits(network), x, torch.float64, subject)
@@ -225,14 +231,12 @@ def _module(
     worst = max(layers.items(), key=lambda item: item[1], default=None)
     broken = max(logits.values()) > limit
     diagnosis: tuple[str, ...] = ()
-    if broken and layers:
+    if broken:
         diagnosis = tuple(f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
-    elif broken and own is not None and own.order > 1:
+    if broken and not diagnosis and own is not None and own.order > 1 and not _contains(own, asked):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
-    elif broken:
-        diagnosis = diagnose(network, x, asked) or (
-            "likely layers that mix pixels in a fixed order, such as a linear layer after a flattened image",
-        )
+    elif broken and not diagnosis:
+        diagnosis = diagnose(network, x, asked) or suspects(network, layers)
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
     return EquivarianceCheck(
@@ -248,6 +252,15 @@ def _module(
         diagnosis=diagnosis,
         notes=tuple(notes),
     )
+
+
+def _group_layers(network: nn.Module) -> list[nn.Module]:
+    """The layers that say which group acts on their fields."""
+    return [m for m in network.modules() if m is not network and getattr(m, "group", None) is not None]
+
+
+def _contains(group: Group, other: Group) -> bool:
+    return group.rotations % other.rotations == 0 and group.reflections >= other.reflections
 
 
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:

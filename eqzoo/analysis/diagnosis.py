@@ -1,6 +1,6 @@
 """Likely causes of a missing equivariance: strides, padding, filters, position embeddings."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..equivariance import element_errors
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "stride_mismatch"]
+__all__ = ["diagnose", "stride_mismatch", "suspects"]
 
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
@@ -51,6 +51,30 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
             shape = " x ".join(map(str, parameter.shape))
             found.setdefault("learned position embeddings", []).append(f"{name}, {shape}")
     return tuple(_sentence(kind, layers) for kind, layers in found.items())
+
+
+def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
+    """What is left to suspect of a network that is not equivariant where no layer that was measured breaks it.
+
+    Args:
+        network: The network.
+        layers: The names of the layers that were measured, those that have a group.
+    """
+    if not layers:
+        return ("likely layers that mix pixels in a fixed order, such as a linear layer after a flattened image",)
+    others = [
+        f"{name} ({type(module).__name__})"
+        for name, module in network.named_modules()
+        if not list(module.children()) and name not in layers and (list(module.parameters()) or list(module.buffers()))
+    ]
+    if not others:
+        return (
+            "the layers that have a group are exact, each on its own; the break is in what forward does between them",
+        )
+    return (
+        "the layers that have a group are exact, each on its own; likely one of the others: "
+        f"{', '.join(others[:5])}{f' and {len(others) - 5} more' * (len(others) > 5)}",
+    )
 
 
 def stride_mismatch(side: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> str | None:

@@ -13,6 +13,12 @@ from .sizes import with_image_size
 __all__ = ["EquivariantNet"]
 
 
+def check_is_group(group: Any) -> None:
+    """Raises ValueError unless this is a `Group`."""
+    if not isinstance(group, Group):
+        raise ValueError(f"group is an eqzoo.Group such as eqzoo.P4 or eqzoo.cyclic(8), got {group!r}")
+
+
 class EquivariantNet(nn.Module):
     """Base class of all networks of the zoo: a stem, blocks and a head, with the methods that timm expects.
 
@@ -35,11 +41,11 @@ class EquivariantNet(nn.Module):
     pretrained_cfg: dict[str, Any]
     output_fmt: ClassVar[str] = "NCHW"
     converts_groups: ClassVar[bool] = False  # whether weights of another group are converted when they are loaded
+    blocks_are_stages: ClassVar[bool] = False  # whether ``blocks`` holds sequences of blocks
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
-        if not isinstance(group, Group):
-            raise ValueError(f"group is an eqzoo.Group such as eqzoo.P4 or eqzoo.cyclic(8), got {group!r}")
+        check_is_group(group)
         if num_classes < 0 or in_chans < 1:
             raise ValueError(f"a network needs num_classes >= 0 and in_chans >= 1, got {num_classes} and {in_chans}")
         self.group = group
@@ -159,6 +165,8 @@ class EquivariantNet(nn.Module):
             raise ValueError(f"num_classes is a whole number of at least 0, got {num_classes!r}")
         if global_pool is not None:
             self.set_pool(global_pool)
+            # timm saves it with the network, and builds the network that it loads with it.
+            self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
         reference = next(self.stem.parameters())
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
         self.head = head.to(reference.device, reference.dtype).train(self.training)
@@ -180,6 +188,8 @@ class EquivariantNet(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions by which timm groups parameters by depth, for layer-wise learning rate decay."""
+        if self.blocks_are_stages:
+            return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)" if coarse else r"^blocks\.(\d+)\.(\d+)"}
         return {"stem": r"^stem", "blocks": r"^blocks" if coarse else [(r"^blocks\.(\d+)", None)]}
 
     def no_weight_decay(self) -> set[str]:
@@ -197,7 +207,7 @@ class EquivariantNet(nn.Module):
     def _checkpointed(self, blocks: Iterable[nn.Module], x: Any) -> Any:
         """Blocks in turn, whose activations are recomputed in the backward pass if that is set."""
         if self.grad_checkpointing and self.training:
-            return checkpoint_seq(list(blocks), x)
+            return checkpoint_seq(list(blocks), x, flatten=self.blocks_are_stages)
         for block in blocks:
             x = block(x)
         return x

@@ -236,6 +236,8 @@ def build(
             of dropout is no probability.
         TypeError: If the class has no argument of this name; the message has those that it has.
     """
+    if isinstance(kwargs.get("group"), str):
+        kwargs["group"] = Group.from_name(kwargs["group"])
     for name, rate in kwargs.items():
         if name.endswith(("drop_rate", "drop_path_rate")) and not (isinstance(rate, int | float) and 0 <= rate <= 1):
             raise ValueError(f"{name} is a probability, from 0 to 1; got {rate!r}")
@@ -257,8 +259,12 @@ def build(
     cfg = replace(cfg, **overlay)
     if pretrained and cfg.file:
         check_group(Path(str(cfg.file)), variant, model_cls, kwargs.get("group"))
-    if not isinstance(kwargs.get("pretrained_cfg"), dict):  # a config.json has the arguments of its own
-        kwargs = checkpoint_arguments(f"{variant}.{cfg.tag}") | kwargs
+    # A config.json has the arguments of its own.
+    own_arguments = not isinstance(kwargs.get("pretrained_cfg"), dict)
+    arguments = checkpoint_arguments(f"{variant}.{cfg.tag}") if own_arguments else {}
+    # Names are those of the classes of weights; who asks for a number of classes alone has other ones.
+    unnamed = not pretrained and "num_classes" in kwargs and not kwargs.get("pretrained_cfg")
+    kwargs = arguments | kwargs
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     kwargs["pretrained_filter_fn"] = _complete(kwargs.get("pretrained_filter_fn"), cfg.classifier)
@@ -283,8 +289,9 @@ def build(
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
     labels = model.pretrained_cfg.get("label_names")
-    if labels and len(labels) != getattr(model, "num_classes", len(labels)):
+    if labels and (unnamed or len(labels) != getattr(model, "num_classes", len(labels))):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
+    model._model_args = arguments  # timm saves them, and its caller's, with the network
     return model
 
 
@@ -321,6 +328,8 @@ def _complete(
 
     def filtered(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         state = filter_fn(state, model) if filter_fn else state
+        if not getattr(model, "num_classes", True):  # timm leaves out the classifier, here what belongs to it too
+            state = {name: value for name, value in state.items() if not name.startswith("head.")}
         own, given = ({name for name in names if not name.startswith(heads)} for names in (model.state_dict(), state))
         faults = [
             f"{kind} key(s) in state_dict: {', '.join(map(repr, sorted(names)))}"

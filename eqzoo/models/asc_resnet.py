@@ -36,7 +36,7 @@ from collections import OrderedDict
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
-from timm.models import checkpoint_seq, register_model
+from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
@@ -106,6 +106,8 @@ class ASCResNet(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    blocks_are_stages = True
+
     def __init__(
         self,
         group: Group = P4,
@@ -171,16 +173,6 @@ class ASCResNet(EquivariantNet):
     def build_classifier(self, num_classes: int) -> nn.Module:
         """A new classifier for one or more classes."""
         return nn.Linear(self.num_features, num_classes)
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Regular expressions by which timm groups parameters by depth: by bottleneck or, if coarse, by stage."""
-        return {"stem": r"^stem", "blocks": r"^blocks\.(\d+)" if coarse else r"^blocks\.(\d+)\.(\d+)"}
-
-    def _through_blocks(self, x: Tensor) -> Tensor:
-        if self.grad_checkpointing and self.training:
-            checkpointed: Tensor = checkpoint_seq(self.blocks, x, flatten=True)
-            return checkpointed
-        return super()._through_blocks(x)
 
 
 class Bottleneck(nn.Module):

@@ -83,6 +83,8 @@ class E4ResNet(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    blocks_are_stages = True
+
     def __init__(
         self,
         group: Group = P4,

@@ -43,7 +43,7 @@ from ..layers import (
     LiftingConv2d,
 )
 from ..layers.pool import Reduce
-from ._base import EquivariantNet
+from ._base import EquivariantNet, check_is_group
 from ._builder import CHULA_RBC12, EUROSAT, IMAGENET, build, configs
 
 __all__ = ["ConvNeXt"]
@@ -72,6 +72,8 @@ class ConvNeXt(EquivariantNet):
         ValueError: If the planes are no multiples of |H|, or lists differ in length.
     """
 
+    blocks_are_stages = True
+
     def __init__(
         self,
         group: Group,
@@ -88,6 +90,7 @@ class ConvNeXt(EquivariantNet):
         drop_path_rate: float = 0.0,
         global_pool: Reduce = "max",
     ) -> None:
+        check_is_group(group)
         if any(n % group.order for n in planes) or len(planes) != len(depths):
             raise ValueError(
                 f"planes are multiples of |H| = {group.order}, one number a stage as depths; got {tuple(planes)} and "
@@ -136,6 +139,11 @@ class ConvNeXt(EquivariantNet):
         head = nn.Linear(self.num_features, num_classes)
         _initialize(head)
         return head
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """How timm groups parameters by depth: by block, with what halves the sides before it, or by stage."""
+        found = super().group_matcher(coarse)
+        return found if coarse else found | {"blocks": [(r"^blocks\.([1-9]\d*)\.0\.", (1,)), (found["blocks"], None)]}
 
 
 class _Block(nn.Module):

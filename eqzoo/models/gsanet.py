@@ -34,7 +34,7 @@ References:
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -203,6 +203,7 @@ class GSANet(EquivariantNet):
         downsample: Downsample = "exact",
         pose_index: PoseIndex = "exact",
     ) -> None:
+        stages = _stages(stages)
         super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
         if downsample not in ("exact", "floor"):
             raise ValueError(f"downsample is 'exact' or 'floor', got {downsample!r}")
@@ -319,8 +320,13 @@ def _interpolate_poses(source: Group) -> Callable[[dict[str, Tensor], "GSANet"],
     return filtered
 
 
+def _stages(given: Iterable[Iterable[Any]]) -> tuple[Stage, ...]:
+    """Stages, also from what JSON makes of them, lists."""
+    return tuple(Stage(*stage) for stage in given)
+
+
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group, **args: Any) -> EquivariantNet:
-    features = 1 + sum(len(stage.widths) for stage in (args | kwargs)["stages"])
+    features = 1 + sum(len(stage.widths) for stage in _stages((args | kwargs)["stages"]))
     options: dict[str, Any] = {
         "feature_indices": tuple(range(features)),
         "pretrained_filter_fn": _interpolate_poses(group),

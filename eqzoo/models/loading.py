@@ -8,6 +8,7 @@ from typing import Any
 import timm
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models import clean_state_dict
 from torch import nn
 
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError
@@ -57,6 +58,7 @@ def create_model(
         >>> model.group.name, model.num_classes
         ('p4', 10)
     """
+    checkpoint_path = checkpoint_path or None  # scripts give "" for none
     source = resolve(name, checkpoint_path, kwargs.get("cache_dir"))
     if checkpoint_path is None:
         return instantiate(source, pretrained, **kwargs)
@@ -159,7 +161,7 @@ def _load(model: nn.Module, source: ModelSource) -> None:
     file = source.weights
     assert file is not None
     try:
-        model.load_state_dict(load_file(file), strict=True)
+        model.load_state_dict(clean_state_dict(load_file(file)), strict=True)  # without prefixes of wrappers
     except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
     except RuntimeError as error:

@@ -217,6 +217,15 @@ class OcticViT(EquivariantNet):
             return found
         return cast(Tensor, y if isinstance(y, Irreps) else self.norm(y)), found
 
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes what is behind the last requested feature, and the head; returns the indices of the features."""
+        wanted = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if max(wanted) <= self.octic_depth:
+            self.middle = nn.Identity()  # type: ignore[assignment]
+        return wanted
+
     def _planes(self, tokens: Tensor, x: Tensor) -> Tensor:
         """The tokens of the patches of images x as maps."""
         return tokens[:, 1:].mT.unflatten(2, tuple(side // self.patch_size for side in x.shape[-2:]))

@@ -40,7 +40,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential, norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
@@ -64,6 +64,7 @@ class PCamDenseNet(EquivariantNet):
         attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
         num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, 6g)``.
         in_chans: The number of image channels.
+        drop_rate: The dropout before the classifier; the paper has none.
         global_pool: How logits are pooled over group and space: ``"avg"`` or ``"max"``.
 
     Shape:
@@ -86,10 +87,12 @@ class PCamDenseNet(EquivariantNet):
         attention: Attention | None = None,
         num_classes: int = 2,
         in_chans: int = 3,
+        drop_rate: float = 0.0,
         global_pool: Reduce = "avg",
     ) -> None:
         super().__init__(group, num_classes, in_chans, num_features=6 * growth)
         self.attention = attention
+        self.drop_rate = drop_rate
         self.stem = lifting_conv(group, in_chans, growth, 3, attention=attention, attention_dilation=4)
         blocks = []
         for place, reach in enumerate(DENSE):
@@ -105,12 +108,13 @@ class PCamDenseNet(EquivariantNet):
         ]
         self.norm = GroupBatchNorm2d(group, self.num_features, eps=2e-5)
         self.act = nn.ReLU()
+        self.head_drop = Dropout(drop_rate)
         self.reset_classifier(num_classes, global_pool)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         x = norm_act(self.norm, self.act, x)
-        pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(self.head_drop(x)))
         return pooled
 
     def set_pool(self, global_pool: str) -> None:

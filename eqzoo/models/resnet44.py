@@ -28,7 +28,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4M, Z2, Group
-from ..layers import GlobalPool, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
@@ -51,6 +51,7 @@ class ResNet44(EquivariantNet):
         attention: The attention of the convolutions, see `eqzoo.layers.AttentiveGroupConv2d`, or None.
         num_classes: The number of classes; with 0 the network returns its pooled features.
         in_chans: The number of image channels.
+        drop_rate: The dropout before the classifier; the paper has none.
         global_pool: How logits are pooled over the group: ``"avg"`` or ``"max"``.
         downsample: ``"pool"``, which is exact, or ``"stride"``, stride 2 in the convolutions, which is only approximate
             on even sides.
@@ -76,6 +77,7 @@ class ResNet44(EquivariantNet):
         attention: Attention | None = None,
         num_classes: int = 10,
         in_chans: int = 3,
+        drop_rate: float = 0.0,
         global_pool: Reduce = "avg",
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
@@ -83,6 +85,7 @@ class ResNet44(EquivariantNet):
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.attention = attention
+        self.drop_rate = drop_rate
         self.stem = lifting_conv(group, in_chans, widths[0], 3, padding=1, attention=attention)
         blocks: list[nn.Module] = []
         self.feature_info = [{"num_chs": widths[0] * group.order, "reduction": 1, "module": "stem"}]
@@ -98,13 +101,14 @@ class ResNet44(EquivariantNet):
         self.blocks = nn.Sequential(*blocks)
         self.norm = GroupBatchNorm2d(group, width, eps=2e-5)
         self.act = nn.ReLU()
+        self.head_drop = Dropout(drop_rate)
         self.space_pool = SpatialAdaptiveAvgPool2d(1)
         self.reset_classifier(num_classes, global_pool)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         x = self.space_pool(norm_act(self.norm, self.act, x))
-        pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(self.head_drop(x)))
         return pooled
 
     def set_pool(self, global_pool: str) -> None:

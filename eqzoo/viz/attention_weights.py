@@ -118,8 +118,8 @@ def attention(
       ``place``, the softmax over the neighborhood of this query position; averaged over heads or, with ``head``, for
       one head. In group self-attention it is summed over key poses, and averaged over query poses or, with ``pose``,
       for one pose.
-    * E⁴: the norm of the filter generated at each pixel or, with ``place``, the filter generated there; of all slices
-      or, with ``head``, of one slice.
+    * E⁴: the norm of the filter generated at each pixel, of all slices or, with ``head``, of one slice; with ``place``,
+      the filter generated there, of this slice or the first.
 
     Args:
         model: The network, or a single layer.

@@ -272,3 +272,31 @@ def test_metadata_of_an_onnx_file_that_is_no_size_is_an_error_that_names_the_fil
     file = SimpleNamespace(input_shape=(None, 1, None, None), metadata={"input_size": text})
     with pytest.raises(ValueError, match=r"net\.onnx: input_size in its metadata is"):
         _image_shape(file, Path("net.onnx"), None)
+
+
+def test_a_fused_network_that_is_not_trained_is_not_given_other_norms():
+    fused = timm.utils.reparameterize_model(eqzoo.create_model("p4_cnn").eval())
+    found = eqzoo.check_equivariance(fused)
+    assert found.exact
+    assert "left as they are" in found.notes[0]
+    assert not eqzoo.check_equivariance(fused, group="p4m").exact
+    assert "p4m has elements" in eqzoo.check_equivariance(fused, group="p4m").diagnosis[0]
+
+
+def test_where_every_layer_with_a_group_is_exact_the_others_are_named():
+    class Planes(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x.flatten(1, 2)).unflatten(1, (-1, 4))
+
+    norm = nn.BatchNorm2d(8)
+    wrong = nn.Sequential(
+        eqzoo.layers.LiftingConv2d(eqzoo.P4, 1, 2, 3), Planes(norm), eqzoo.layers.GlobalPool(eqzoo.P4, "avg")
+    )
+    wrong.group, wrong.in_chans = eqzoo.P4, 1
+    found = eqzoo.check_equivariance(wrong, size=12)
+    assert not found.exact
+    assert "1.layer (BatchNorm2d)" in found.diagnosis[0]

@@ -1,0 +1,122 @@
+"""Networks that timm saves and loads, and arguments as timm's scripts and a config.json give them."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import eqzoo
+from eqzoo.groups import P4
+from eqzoo.models.gsanet import GSANet, Stage
+
+
+def saved(model, folder):
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+
+
+def same(model, other, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(other(x), model.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_another_pool_is_saved(tmp_path):
+    model = timm.create_model("p4_cnn", pretrained=True)
+    model.reset_classifier(3, "avg")
+    same(model, saved(model, tmp_path), (2, 1, 28, 28))
+
+
+def test_the_arguments_of_a_checkpoints_name_are_saved(tmp_path):
+    model = timm.create_model("p4_convnext_atto.eurosat", num_classes=4)
+    assert model.stem.conv.kernel_size == 2
+    same(model, saved(model, tmp_path), (2, 3, 32, 32))
+
+
+def test_stages_may_be_lists(tmp_path):
+    model = timm.create_model("r4_gsanet_t", stages=(Stage((20,), (2,)),))
+    same(model, saved(model, tmp_path), (1, 1, 14, 14))
+    assert len(GSANet(P4, stages=[[[20, 20], [2, 2], True]]).blocks) == 2
+
+
+def test_a_trunk_is_loaded_where_the_classifier_has_several_layers(tmp_path):
+    model = eqzoo.create_model("p4_allcnn")
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    trunk = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=0)
+    torch.testing.assert_close(dict(trunk.blocks.named_parameters()), dict(model.blocks.named_parameters()))
+    broken = {name: value for name, value in model.state_dict().items() if name != "stem.conv.weight"}
+    save_file(broken, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"stem\.conv\.weight"):
+        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=0)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
+def test_states_of_wrapped_networks_are_loaded(tmp_path, prefix):
+    model = eqzoo.create_model("p4_cnn")
+    save_file({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "w.safetensors")
+    same(model, eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "w.safetensors").eval(), (2, 1, 28, 28))
+
+
+def test_an_empty_path_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert eqzoo.create_model("p4_cnn", checkpoint_path="").num_classes == 10
+
+
+def test_a_group_may_be_given_by_its_name():
+    assert eqzoo.create_model("p4m_convnext_atto", group="p4").group == P4
+    assert eqzoo.create_model("p4_cnn", group="p4m").group.name == "p4m"
+    with pytest.raises(ValueError, match="p4m"):
+        eqzoo.create_model("p4_resnet29", pretrained=True, group="p4m")
+    with pytest.raises(ValueError, match="q7"):
+        eqzoo.create_model("p4_cnn", group="q7")
+
+
+@pytest.mark.parametrize("name", ["p4m_densenet", "p4m_resnet44"])
+def test_dropout_before_the_classifier(name):
+    model = timm.create_model(name, drop_rate=0.5)
+    x = torch.randn(2, *model.input_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        features = model.train().forward_features(x)
+        assert (model.forward_head(features) - model.forward_head(features)).abs().max() > 0
+        model.eval()
+        assert torch.equal(model.forward_head(features), model.forward_head(features))
+
+
+def test_names_of_classes_are_those_of_weights():
+    assert eqzoo.create_model("p4_resnet29", pretrained=True, num_classes=10).pretrained_cfg["label_names"]
+    assert eqzoo.create_model("p4_resnet29").pretrained_cfg["label_names"]
+    assert eqzoo.create_model("p4_resnet29", num_classes=10).pretrained_cfg["label_names"] is None
+
+
+def test_an_octic_extractor_of_early_features_has_no_parameters_that_it_does_not_use():
+    model = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True, out_indices=(0, 1))
+    sum(x.sum() for x in model(torch.randn(1, 3, 32, 32))).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(("name", "twin"), [("p4_convnext_atto", "convnext_atto"), ("p4_e4_resnet18", "resnet18")])
+def test_layers_are_grouped_by_block_as_timms_are(name, twin):
+    def groups(model, coarse):
+        found = timm.models.group_parameters(model, model.group_matcher(coarse))
+        return len(found)
+
+    model = eqzoo.create_model(name)
+    assert groups(model, True) < groups(model, False)
+    if name == "p4_convnext_atto":
+        assert groups(model, False) == groups(timm.create_model(twin), False)
+
+
+@pytest.mark.parametrize(("name", "side"), [("p4_convnext_atto", 32), ("p4_e4_resnet18", 32)])
+def test_checkpoints_are_of_blocks(name, side, monkeypatch):
+    counts = []
+    whole = eqzoo.models._base.checkpoint_seq
+    monkeypatch.setattr(
+        eqzoo.models._base,
+        "checkpoint_seq",
+        lambda blocks, x, flatten: counts.append(flatten) or whole(blocks, x, flatten=flatten),
+    )
+    model = eqzoo.create_model(name).train()
+    model.set_grad_checkpointing()
+    model(torch.randn(2, 3, side, side)).sum().backward()
+    assert counts == [True]
+    assert all(p.grad is not None for p in model.parameters())
