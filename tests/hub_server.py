@@ -111,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.answer({"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}, 409)
             else:
                 hub.commit(repo, {".gitattributes": b""}, "initial commit")
-                (hub.private.add if body.get("private") else hub.private.discard)(repo)
+                asked = body.get("private") or body.get("visibility") == "private"  # the key of older versions, and now
+                (hub.private.add if asked else hub.private.discard)(repo)
                 self.answer({"url": f"{hub.url}/{repo}", "id": repo, "name": repo})
         elif path == "/api/validate-yaml":
             self.answer({"errors": [], "warnings": []})
