@@ -22,7 +22,9 @@ _OURS = (
 )
 _TRIED = (
     " A first run of p4_e4net for 80 epochs without rotations had 1.9 % validation error after 73 epochs; it was not "
-    "evaluated on the test digits."
+    "evaluated on the test digits. Another 30 epochs from these weights, from 4e-3 in bfloat16 with a moving average "
+    "of the weights, had 1.35 % validation error at best, 1.75 % at their end, and 1.50 % test error, which is equal "
+    "within chance; they are not published."
 )
 _LONGER = (
     "Adam, batch size and weight decay as in the paper; a cosine learning rate schedule from 4e-3 over 20 epochs in "
