@@ -88,6 +88,7 @@ def test_without_a_kernel_layers_are_their_equations(group, kernel_size, fallbac
         ((3, 2, 3, 2, 1, (3, 1), (3, 1), 1), 0.0),
         ((1, 2, 2, 2, 0, (2, 2), (1, 3), 1), 0.3),
         ((2, 1, 2, 1, 1, (2, 1), (1, 1), 1), 0.0),
+        ((2, 1, 2, 1, 1, (9, 8), (1, 3), 1), 0.3),  # more than one block of pixels
     ],
     ids=str,
 )

@@ -39,7 +39,7 @@ def forward(
     batch, _, heads, channels, _, height, width = qkv.shape
     out = qkv.new_empty(batch, heads, channels, position.shape[1], height, width)
     constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
-    grid = (triton.cdiv(height * width, options["P"]), batch * heads)
+    grid = (batch * heads * triton.cdiv(height * width, options["P"]),)  # only the first axis goes beyond 65,535
     _forward[grid](qkv, *constants, out, scale, **options)
     return out
 
@@ -67,9 +67,9 @@ def backward(
     grad_pose = torch.empty(total * runs, options["E"], order, order, dtype=torch.float32, device=qkv.device)
     grad_position = torch.empty(total, coded, outputs, taps, dtype=torch.float32, device=qkv.device)
     given = (grad, qkv, *constants, normalizer, delta)
-    _backward_queries[(runs, total, order)](*given, grad_qkv, grad_pose, scale, **options)
-    _backward_keys[(runs, total)](*given, grad_qkv, scale, **options)
-    _backward_positions[(taps, total)](*given, grad_position, scale, **options)
+    _backward_queries[(total * runs, order)](*given, grad_qkv, grad_pose, scale, **options)
+    _backward_keys[(total * runs,)](*given, grad_qkv, scale, **options)
+    _backward_positions[(total * taps,)](*given, grad_position, scale, **options)
     return grad_qkv, grad_position.sum(0).to(position.dtype), grad_pose.sum(0).to(qkv.dtype)
 
 
@@ -119,6 +119,14 @@ def _survivors(seed, head, g, j, i, m, G: tl.constexpr, TAPS: tl.constexpr, BOUN
     x = (x ^ (x >> 15)) * 0x846CA68B
     x = x ^ (x >> 16)
     return tl.where(x >= BOUND, 1.0 / KEEP, 0.0)
+
+
+@triton.jit
+def _place(HEIGHT, WIDTH, P: tl.constexpr):
+    """The head of an image, a block of its pixels, and how many there are; the blocks of a head follow one another."""
+    pixels = HEIGHT * WIDTH
+    runs = tl.cdiv(pixels, P)
+    return tl.program_id(0) // runs, tl.program_id(0) % runs * P + tl.arange(0, P), pixels
 
 
 @triton.jit
@@ -222,8 +230,8 @@ def _forward(
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    head, pixels = tl.program_id(1), HEIGHT * WIDTH
-    i, c, m, v = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
+    head, i, pixels = _place(HEIGHT, WIDTH, P)
+    c, m, v = tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
     queries = qkv + _field(0, head, N, D * G * pixels)
     out = tl.zeros([VV, DD, P], tl.float32)
     for g in range(G):
@@ -244,8 +252,9 @@ def _backward_queries(
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    head, g, pixels = tl.program_id(1), tl.program_id(2), HEIGHT * WIDTH
-    i, c, m, v = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
+    g = tl.program_id(1)
+    head, i, pixels = _place(HEIGHT, WIDTH, P)
+    c, m, v = tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
     own = i < pixels
     field = _field(0, head, N, D * G * pixels)
     query = _query(qkv + field, g, c, i, own, scale, D, G, pixels)
@@ -286,7 +295,7 @@ def _backward_queries(
         codes = _poses(pose, g, m, c, D, G, E)
         grad_query += tl.sum(grad_bias[:, None, :] * codes[:, :, None], axis=0)
         grad_codes = tl.sum(grad_bias[:, None, :] * query[None, :, :], axis=2)
-        part = head.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+        part = tl.program_id(0).to(tl.int64)
         e = c - (D - E)
         at = ((part * E + e[None, :]) * G + g) * G + m[:, None]
         tl.store(grad_pose + at, grad_codes, mask=(m < G)[:, None] & ((e >= 0) & (e < E))[None, :])
@@ -301,8 +310,8 @@ def _backward_keys(
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    head, pixels = tl.program_id(1), HEIGHT * WIDTH
-    i, c, m, v = tl.program_id(0) * P + tl.arange(0, P), tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
+    head, i, pixels = _place(HEIGHT, WIDTH, P)
+    c, m, v = tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
     own = i < pixels
     queries = qkv + _field(0, head, N, D * G * pixels)
     grads = grad + head.to(tl.int64) * D * V * pixels
@@ -342,7 +351,8 @@ def _backward_positions(
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    j, head, pixels = tl.program_id(0), tl.program_id(1), HEIGHT * WIDTH
+    pixels = HEIGHT * WIDTH
+    head, j = tl.program_id(0) // (ROWS * COLUMNS), tl.program_id(0) % (ROWS * COLUMNS)
     c, m, v = tl.arange(0, DD), tl.arange(0, MM), tl.arange(0, VV)
     queries = qkv + _field(0, head, N, D * G * pixels)
     keys = qkv + _field(1, head, N, D * G * pixels)
