@@ -25,7 +25,7 @@ _MNIST_SHORTER = (
 _R4 = (
     " A first recipe, of 8 epochs with Adam, dropout and no augmentation, had 5.90 % validation error and 6.04 % test "
     "error. The epochs at which the learning rate is halved were set during the run, from training and validation "
-    "losses. Six more epochs from these weights, on a cosine from 5e-3, ended at 2.80 % validation error, no lower than "
+    "losses. Six more epochs from these weights, from 5e-3, ended at 2.80 % validation error, no lower than "
     "2.70 %; they were not evaluated on the test digits."
 )
 _R8 = (
