@@ -71,9 +71,9 @@ def equivariance_error(
         ``max ‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, computed in float64 and evaluation mode on the CPU.
 
     Raises:
-        ValueError: If the model has no group or input size and none is given, if its output is zero or not finite, or
-            if the given group has no rotation or reflection of the pixel grid.
-        TypeError: If the group is neither a group nor a name.
+        ValueError: If the model has no group or input size and none is given, if the input has no batch axis, if the
+            output is zero or not finite, or if the given group has no rotation or reflection of the pixel grid.
+        TypeError: If the group is neither a group nor a name, or numbers are complex.
 
     Example:
         >>> import eqzoo
@@ -115,13 +115,21 @@ def equivariance_report(
     group = getattr(model, "group", None) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
+    law = getattr(model, "transform_field", None)
+    if isinstance(x, Tensor) and x.ndim < 4 and law is None:
+        raise ValueError(
+            f"x is a batch of images (B, C, height, width) or of fields (B, C, |H|, height, width), got "
+            f"{tuple(x.shape)}; image[None] is a batch of one"
+        )
+    if any(isinstance(value, Tensor) and value.is_complex() for value in (x, *model.parameters())):
+        raise TypeError("the error is measured in float64, and these numbers are complex")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
     x = _noise(own, generator) if x is None else _measured(x)
     if randomize:
         randomize_norms(own, generator, x)
     with torch.no_grad():
-        own_group = getattr(own, "group", group)
+        own_group = getattr(own, "group", None) or group
         logits = element_errors(own, x, group, own_group, getattr(own, "transform_field", None))
         inside = _is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
@@ -134,9 +142,9 @@ def equivariance_report(
 def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
     """Gives norms and biases random values, in place, as if they had been trained.
 
-    One-dimensional parameters are drawn uniformly from [0.5, 1.5). Running statistics become those of the given
-    images, so that activations neither vanish nor explode; then variances are multiplied by factors uniform in
-    [0.5, 1.5), and means are shifted by up to half a standard deviation.
+    One-dimensional parameters, and those of torch's layer norms, are drawn uniformly from [0.5, 1.5). Running
+    statistics become those of the given images, so that activations neither vanish nor explode; then variances are
+    multiplied by factors uniform in [0.5, 1.5), and means are shifted by up to half a standard deviation.
 
     Args:
         model: The network, in evaluation mode.
@@ -150,8 +158,10 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     def factors(like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like) + 0.5
 
+    layer_norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+    over_axes = {id(parameter) for norm in layer_norms for parameter in norm.parameters()}
     for parameter in model.parameters():
-        if parameter.ndim == 1:
+        if parameter.ndim == 1 or id(parameter) in over_axes:
             parameter.copy_(factors(parameter))
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
@@ -270,9 +280,16 @@ def _is_subgroup(group: Group, other: Group) -> bool:
 
 
 def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
-    layers = {name: module for name, module in model.named_modules() if name and hasattr(module, "group")}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if name and isinstance(getattr(module, "group", 0), Group)
+    }
     inputs: dict[str, Any] = {}
-    handles = [module.register_forward_pre_hook(partial(_keep_input, inputs, name)) for name, module in layers.items()]
+    handles = [
+        module.register_forward_pre_hook(partial(_keep_input, inputs, name), with_kwargs=True)
+        for name, module in layers.items()
+    ]
     model(x)
     for handle in handles:
         handle.remove()
@@ -280,9 +297,13 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     for name, value in inputs.items():
         layer = layers[name]
         law = getattr(layer, "transform_field", None)
+        if not _flat(layer(value)).any():  # as a branch that starts at zero: there is no relative error
+            continue
         errors[name] = max(element_errors(layer, value, group, layer.group, law).values())
     return errors
 
 
-def _keep_input(inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
-    inputs[name] = args[0]
+def _keep_input(inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keeps the input of a layer that takes one; those of others, such as a block with a skip, are measured inside."""
+    if len([*args, *kwargs]) == 1:
+        inputs[name] = next(iter([*args, *kwargs.values()]))

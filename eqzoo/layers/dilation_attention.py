@@ -74,7 +74,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         """The side of the neighborhood ``h·N``, in taps, and the step between taps, in pixels."""
         if self.sparse:
             return self.kernel_size, round(scale)
-        return 2 * math.ceil(scale * self.kernel_size / 2) - 1, 1
+        return 2 * math.ceil(round(scale * self.kernel_size / 2, 9)) - 1, 1  # √2·√2 is not quite 2
 
     def _factor(self, scale: float) -> float:
         dimension = _PLANE + (self.in_order is not None)

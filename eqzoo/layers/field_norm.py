@@ -146,6 +146,7 @@ class FieldLayerScale2d(nn.Module):
         self.gamma = nn.Parameter(torch.full((channels,), init_value))
 
     def forward(self, x: Tensor) -> Tensor:
+        _check(self, self.group, len(self.gamma), x)
         return x * self.gamma.view(-1, 1, 1, 1)
 
     def fuse(self) -> nn.Module:

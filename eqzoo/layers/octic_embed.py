@@ -156,6 +156,8 @@ class OcticPosition2d(OcticLayer):
 
     def __init__(self, width: int, grid: int) -> None:
         super().__init__()
+        if width < 8 or width % 8:
+            raise ValueError(f"widths of octic layers are multiples of 8, got {width}")
         if grid < 2 or grid % 2:
             raise ValueError(
                 f"the grid of patches has an even side, got {grid}: make the image a multiple of 2 patches"

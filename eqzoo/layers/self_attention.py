@@ -49,6 +49,11 @@ class PositionEncoder2d(nn.Module):
     p is in [−1, 1] along the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish, linear to d.
     Positions are computed in float64 and then rounded to the type of the parameters.
 
+    The layer norm has the eps of the authors' code, 1e-12. Where a coordinate is 0, its input is constant while the
+    first bias is 0, as at the start, and the gradient of this bias is some 10⁴ times that of other weights. Adam and
+    Muon adapt to it; one step of SGD can flatten the encoding for good, and clipping the norm of all gradients leaves
+    next to nothing of the others.
+
     Args:
         group: The point group H.
         channels: The length of the encoding of a row or a column, d.

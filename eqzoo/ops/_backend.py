@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from .._common import atomic
-from ._transforms import is_forward_differentiated
+from ._transforms import is_transformed
 
 __all__ = [
     "WITH_BFLOAT16",
@@ -97,13 +97,11 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def forced(backend: Backend) -> bool:
-    """Whether `use_backend` chooses this backend, or, for the reference, forward-mode differentiation needs it.
+    """Whether `use_backend` chooses this backend, or, for the reference, torch.func or forward-mode differentiation do.
 
-    torch has no rule for the tangents of custom operators, and would take them for zero.
+    Custom operators have no rules for them: torch would take their tangents for zero.
     """
-    return _backend == backend or (
-        backend == "reference" and not torch.compiler.is_compiling() and is_forward_differentiated()
-    )
+    return _backend == backend or (backend == "reference" and not torch.compiler.is_compiling() and is_transformed())
 
 
 def plain() -> bool:

@@ -468,7 +468,7 @@ def test_the_networks_are_registered_with_timm():
         eqzoo.create_model("p4_cn")
 
 
-@pytest.mark.parametrize("bad", [{"group": "p4"}, {"num_classes": -1}, {"in_chans": 0}])
+@pytest.mark.parametrize("bad", [{"group": 4}, {"num_classes": -1}, {"in_chans": 0}])
 def test_bad_arguments_are_named(bad):
     with pytest.raises(ValueError, match="got"):
         eqzoo.create_model("p4_cnn", **bad)
@@ -477,8 +477,8 @@ def test_bad_arguments_are_named(bad):
 def test_arguments_that_a_network_does_not_have_are_named_with_those_that_it_has():
     with pytest.raises(TypeError, match=r"p4_cnn has no argument 'input_size'; .* are group, width, .*`eqzoo info p4_"):
         eqzoo.create_model("p4_cnn", input_size=(1, 32, 32))
-    with pytest.raises(TypeError, match=r"p4m_densenet has no argument 'drop_rate'; .* global_pool$"):
-        eqzoo.create_model("p4m_densenet", drop_rate=0.1)
+    with pytest.raises(TypeError, match=r"p4m_densenet has no argument 'drop_path_rate'; .* global_pool$"):
+        eqzoo.create_model("p4m_densenet", drop_path_rate=0.1)
     with pytest.raises(TypeError, match=r"has no argument 'input_size'; .* img_size, .* global_pool$"):
         eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", input_size=(3, 32, 32))
 
