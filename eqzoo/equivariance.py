@@ -24,6 +24,7 @@ __all__ = [
     "equivariance_error",
     "equivariance_report",
     "group_to_check",
+    "is_subgroup",
     "randomize_norms",
 ]
 
@@ -37,7 +38,7 @@ class EquivarianceReport:
         logits: The error of the output for each element that maps the pixel grid onto itself.
         features: The same for ``forward_features``; empty if the group does not act on the features.
         layers: The error of each layer that has a group, on the input that it receives in the network: the largest
-            over the elements.
+            over the elements. Layers of several inputs, and those whose output is zero everywhere, are left out.
     """
 
     group: Group
@@ -118,11 +119,11 @@ def equivariance_report(
     law = getattr(model, "transform_field", None)
     if isinstance(x, Tensor) and x.ndim < 4 and law is None:
         raise ValueError(
-            f"x is a batch of images (B, C, height, width) or of fields (B, C, |H|, height, width), got "
+            "x is a batch of images (B, C, height, width) or of fields (B, C, |H|, height, width), got "
             f"{tuple(x.shape)}; image[None] is a batch of one"
         )
     if any(isinstance(value, Tensor) and value.is_complex() for value in (x, *model.parameters())):
-        raise TypeError("the error is measured in float64, and these numbers are complex")
+        raise TypeError("the error is measured in float64; pass real numbers, not complex ones")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
     x = _noise(own, generator) if x is None else _measured(x)
@@ -131,7 +132,7 @@ def equivariance_report(
     with torch.no_grad():
         own_group = getattr(own, "group", None) or group
         logits = element_errors(own, x, group, own_group, getattr(own, "transform_field", None))
-        inside = _is_subgroup(group, own_group)
+        inside = is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
         features = element_errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
@@ -275,7 +276,8 @@ def _act(x: Tensor, group: Group, g: int, own: Group) -> Tensor:
     return transform(x, own, element, "regular")
 
 
-def _is_subgroup(group: Group, other: Group) -> bool:
+def is_subgroup(group: Group, other: Group) -> bool:
+    """Whether all elements of a group are in another one."""
     return all(other.element(group.matrix(g)) is not None for g in group.elements)
 
 
@@ -287,7 +289,7 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     }
     inputs: dict[str, Any] = {}
     handles = [
-        module.register_forward_pre_hook(partial(_keep_input, inputs, name), with_kwargs=True)
+        module.register_forward_hook(partial(_keep_input, inputs, name), with_kwargs=True)
         for name, module in layers.items()
     ]
     model(x)
@@ -297,13 +299,14 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     for name, value in inputs.items():
         layer = layers[name]
         law = getattr(layer, "transform_field", None)
-        if not _flat(layer(value)).any():  # as a branch that starts at zero: there is no relative error
-            continue
         errors[name] = max(element_errors(layer, value, group, layer.group, law).values())
     return errors
 
 
-def _keep_input(inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keeps the input of a layer that takes one; those of others, such as a block with a skip, are measured inside."""
-    if len([*args, *kwargs]) == 1:
-        inputs[name] = next(iter([*args, *kwargs.values()]))
+def _keep_input(
+    inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    """Keeps the input of a layer that takes one and whose output, as that of a branch at its start, is not zero."""
+    given = [*args, *kwargs.values()]
+    if len(given) == 1 and _flat(output).any():
+        inputs[name] = given[0]

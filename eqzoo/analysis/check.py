@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors, equivariance_report, group_to_check, randomize_norms
+from ..equivariance import element_errors, equivariance_report, group_to_check, is_subgroup, randomize_norms
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral
 from ..models import EquivariantNet
@@ -233,7 +233,7 @@ def _module(
     diagnosis: tuple[str, ...] = ()
     if broken:
         diagnosis = tuple(f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
-    if broken and not diagnosis and own is not None and own.order > 1 and not _contains(own, asked):
+    if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:
         diagnosis = diagnose(network, x, asked) or suspects(network, layers)
@@ -257,10 +257,6 @@ def _module(
 def _group_layers(network: nn.Module) -> list[nn.Module]:
     """The layers that say which group acts on their fields."""
     return [m for m in network.modules() if m is not network and getattr(m, "group", None) is not None]
-
-
-def _contains(group: Group, other: Group) -> bool:
-    return group.rotations % other.rotations == 0 and group.reflections >= other.reflections
 
 
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:

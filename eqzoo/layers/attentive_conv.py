@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
+from ..ops.attentive import check_dilation
 from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
@@ -75,7 +76,7 @@ class InputAttention2d(KeepsTables, KeepsBanks):
             raise ValueError(f"attention of InputAttention2d is 'input' or 'pose', got {attention!r}")
         if field not in ("regular", "trivial"):
             raise ValueError(f"field is 'regular' or 'trivial', got {field!r}")
-        _check_dilation(attention_dilation)
+        check_dilation(attention_dilation)
         channel = attention == "input"
         self.group = group
         self.in_channels = in_channels
@@ -193,7 +194,7 @@ class _AttentiveConv2d(_OrbitConv2d):
             raise ValueError(
                 f"chunk is the number of fields whose responses are in memory at once, at least 1; got {chunk}"
             )
-        _check_dilation(attention_dilation)
+        check_dilation(attention_dilation)
         self.attention_dilation = attention_dilation
         self.chunk = chunk
         self.attention: InputAttention2d | _ResponseAttention
@@ -399,11 +400,6 @@ def _hidden(hidden_channels: int | None, in_channels: int) -> int:
             f"hidden_channels, the hidden width of the channel attention, is at least 1; got {hidden_channels}"
         )
     return hidden
-
-
-def _check_dilation(attention_dilation: int) -> None:
-    if attention_dilation < 1:
-        raise ValueError(f"attention_dilation is a number of pixels of at least 1, got {attention_dilation}")
 
 
 def _odd(attention_size: int) -> int:

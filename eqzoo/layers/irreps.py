@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import P4M, transform
 
-__all__ = ["Irreps", "OcticLayer", "channels_of", "transform_irreps"]
+__all__ = ["Irreps", "OcticLayer", "channels_of", "check_widths", "transform_irreps"]
 
 # Signs of A1, A2, B1, B2 under a rotation by 90° and under a reflection.
 _ROTATED = (1.0, 1.0, -1.0, -1.0)
@@ -43,6 +43,13 @@ class Irreps(NamedTuple):
     def width(self) -> int:
         """The number of channels in all, C."""
         return 8 * self.ab.shape[-1]
+
+
+def check_widths(*widths: int) -> None:
+    """Raises ValueError unless each number of channels is a multiple of 8: four irreps of C/8, and E of twice C/4."""
+    for width in widths:
+        if width < 8 or width % 8:
+            raise ValueError(f"widths of octic layers are multiples of 8, got {width}")
 
 
 def channels_of(x: Irreps) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..ops import octic_gelu, octic_norm
 from ..ops.octic import eight_parts
-from .irreps import Irreps, OcticLayer
+from .irreps import Irreps, OcticLayer, check_widths
 
 __all__ = ["OcticGELU", "OcticInvariants", "OcticLayerNorm", "OcticLinear", "OcticParts", "OcticResidual"]
 
@@ -43,8 +43,7 @@ class OcticLinear(OcticLayer):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
-        if in_features % 8 or out_features % 8 or min(in_features, out_features) < 8:
-            raise ValueError(f"widths of octic layers are multiples of 8, got {in_features} and {out_features}")
+        check_widths(in_features, out_features)
         self.in_features, self.out_features = in_features, out_features
         # Of the four, the way in which the product of a batch of matrices is fastest.
         self.weight = nn.Parameter(torch.empty(4, in_features // 8, out_features // 8))
@@ -87,6 +86,7 @@ class OcticLayerNorm(OcticLayer):
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()
+        check_widths(width)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(6 * (width // 8)))
         self.bias = nn.Parameter(torch.zeros(width // 8))
@@ -113,6 +113,7 @@ class OcticResidual(nn.Module):
 
     def __init__(self, width: int, init_values: float | None = None, drop_path: float = 0.0) -> None:
         super().__init__()
+        check_widths(width)
         self.drop_path = drop_path
         self.weight = None if init_values is None else nn.Parameter(torch.full((6 * (width // 8),), init_values))
 
@@ -148,6 +149,7 @@ class OcticInvariants(OcticLayer):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        check_widths(width)
         self.proj = nn.Linear(6 * (width // 8), width)
         nn.init.trunc_normal_(self.proj.weight, std=0.02)
         nn.init.zeros_(self.proj.bias)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .irreps import Irreps, OcticLayer
+from .irreps import Irreps, OcticLayer, check_widths
 
 __all__ = ["OcticPatchEmbed2d", "OcticPosition2d", "fold_quarters", "resize_quarters", "unfold_quarters"]
 
@@ -74,8 +74,7 @@ class OcticPatchEmbed2d(OcticLayer):
         super().__init__()
         if patch_size < 2 or patch_size % 2:
             raise ValueError(f"patch_size is even, because filters are made of quarters; got {patch_size}")
-        if width % 8 or width < 8:
-            raise ValueError(f"widths of octic layers are multiples of 8, got {width}")
+        check_widths(width)
         self.patch_size = patch_size
         side = patch_size // 2
         self.weight = nn.Parameter(torch.empty(6 * (width // 8), in_channels, side, side))
@@ -151,13 +150,12 @@ class OcticPosition2d(OcticLayer):
         `Irreps` over ``(rows, columns)`` places to the same.
 
     Raises:
-        ValueError: If the grid is odd.
+        ValueError: If the grid is odd, or the width no multiple of 8.
     """
 
     def __init__(self, width: int, grid: int) -> None:
         super().__init__()
-        if width < 8 or width % 8:
-            raise ValueError(f"widths of octic layers are multiples of 8, got {width}")
+        check_widths(width)
         if grid < 2 or grid % 2:
             raise ValueError(
                 f"the grid of patches has an even side, got {grid}: make the image a multiple of 2 patches"

@@ -42,7 +42,7 @@ def create_model(
             A config.json beside it that is of the same network says its classes, its input and its other arguments;
             those that are given come first.
         **kwargs: ``num_classes``, ``in_chans``, ``features_only`` and the arguments of the network's class, such as
-            ``group`` and, where it drops activations, ``drop_rate``.
+            ``group``, a `Group` or its name, and, where it drops activations, ``drop_rate``.
 
     Returns:
         The network, in training mode.

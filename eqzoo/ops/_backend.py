@@ -97,9 +97,9 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def forced(backend: Backend) -> bool:
-    """Whether `use_backend` chooses this backend, or, for the reference, torch.func or forward-mode differentiation do.
+    """Whether `use_backend` chooses this backend; the reference is also chosen under torch.func's transforms.
 
-    Custom operators have no rules for them: torch would take their tangents for zero.
+    Custom operators have no rules for these: torch raises an error, or takes tangents of forward mode for zero.
     """
     return _backend == backend or (backend == "reference" and not torch.compiler.is_compiling() and is_transformed())
 

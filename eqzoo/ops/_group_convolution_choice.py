@@ -9,7 +9,6 @@ from torch import Tensor
 from ..groups import Group
 from ._backend import WITH_BFLOAT16, cpu_function, forced, multiplies_bfloat16, plain
 from ._layout import is_last
-from ._transforms import is_transformed
 
 __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]
 
@@ -37,7 +36,7 @@ _LEAST_FIELDS_BFLOAT16 = {8: 40}
 def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
     """Whether a group convolution runs through the irreps: where there are kernels, and where they are the faster."""
     dtype = computed_in(field)
-    if plain() or forced("reference") or forced("expanded") or _is_transformed() or not _has_irreps(group):
+    if plain() or forced("reference") or forced("expanded") or not _has_irreps(group):
         return False
     if dtype != computed_in(filters) or field.device != filters.device:
         return False
@@ -54,10 +53,6 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
         return min(fields) >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
     pixels = field.shape[-2] * field.shape[-1]
     return faster(group, *fields, filters.shape[-1], pixels, *layout) and _has_kernel(dtype)
-
-
-def _is_transformed() -> bool:
-    return not torch.compiler.is_compiling() and is_transformed()
 
 
 def _has_irreps(group: Group) -> bool:

@@ -21,12 +21,12 @@ def derivative_of_gradients(
 
     Args:
         function: A function of the inputs, made of operators with derivatives of the order that is wanted.
-        grads: The gradients of its outputs.
+        grads: The gradients of its outputs, each shaped as its output.
         inputs: Where it was differentiated.
-        cotangents: The gradients of its gradients.
+        cotangents: The gradients with respect to the gradients of the inputs, each shaped as its input.
 
     Returns:
-        Those of grads and of inputs.
+        The gradients with respect to grads and to inputs, each shaped as these; None where there is no dependence.
     """
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():

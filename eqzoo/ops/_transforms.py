@@ -2,14 +2,10 @@
 
 import torch
 
-__all__ = ["is_forward_differentiated", "is_transformed"]
+__all__ = ["is_transformed"]
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or is_forward_differentiated()
-
-
-def is_forward_differentiated() -> bool:
-    """Whether forward-mode differentiation is at work, as in `torch.func.jvp`."""
-    return torch.autograd.forward_ad._current_level >= 0
+    """Whether torch.func or forward-mode differentiation, as in `torch.func.jvp`, is at work."""
+    in_forward_mode = torch.autograd.forward_ad._current_level >= 0
+    return in_forward_mode or torch._C._functorch.peek_interpreter_stack() is not None

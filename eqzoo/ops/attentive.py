@@ -62,9 +62,10 @@ def attentive_conv(
         ``(B, O, height', width')``.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: If the shapes do not fit together, or the dilation of the attention is below 1.
     """
     _check(x, filters, reduce, expand, spatial, poses)
+    check_dilation(attention_dilation)
     sampling = (stride, padding, dilation)
     if _backend.forced("reference"):
         return reference.attentive_conv(x, filters, reduce, expand, spatial, poses, *sampling, attention_dilation)
@@ -109,6 +110,12 @@ def _check(
         raise ValueError(f"spatial filters have odd sides, so that maps keep their size; got {side}")
 
 
+def check_dilation(dilation: int) -> None:
+    """Raises ValueError unless the taps of the spatial attention are at least one pixel apart."""
+    if dilation < 1:
+        raise ValueError(f"the dilation of the spatial attention is at least 1 pixel, got {dilation}")
+
+
 def _check_input(x: Tensor, reduce: Tensor | None, expand: Tensor | None, spatial: Tensor, poses: int) -> None:
     if x.ndim != 4 or x.shape[1] % poses:
         raise ValueError(f"x is (B, C·{poses}, height, width), got {tuple(x.shape)}")
@@ -151,9 +158,10 @@ def attend_input(
         The attended input, shaped as x.
 
     Raises:
-        ValueError: If the shapes do not fit together.
+        ValueError: If the shapes do not fit together, or the dilation of the attention is below 1.
     """
     _check_input(x, reduce, expand, spatial, poses)
+    check_dilation(dilation)
     if _backend.forced("reference"):
         return reference.attend_input(x, reduce, expand, spatial, poses, dilation)
     eager = _backend.plain()

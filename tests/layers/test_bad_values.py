@@ -10,6 +10,7 @@ import eqzoo
 from eqzoo.equivariance import equivariance_report
 from eqzoo.groups import P4
 from eqzoo.layers import (
+    AffineSelfConv2d,
     AttentiveGroupConv2d,
     E4Layer2d,
     FieldLayerScale2d,
@@ -18,8 +19,13 @@ from eqzoo.layers import (
     GroupPool,
     GroupSelfAttention2d,
     InputAttention2d,
+    Irreps,
     LiftingConv2d,
     LiftingDilationSelfAttention2d,
+    OcticBlock,
+    OcticInvariants,
+    OcticLayerNorm,
+    OcticResidual,
 )
 from eqzoo.layers.octic_embed import OcticPosition2d
 
@@ -30,8 +36,12 @@ def test_an_attention_dilation_below_one_is_refused():
         lambda d: InputAttention2d(P4, 4, attention_dilation=d),
     ):
         for dilation in (0, -1):
-            with pytest.raises(ValueError, match="attention_dilation"):
+            with pytest.raises(ValueError, match="dilation of the spatial attention is at least 1 pixel"):
                 make(dilation)
+    layer = AttentiveGroupConv2d(P4, 2, 2, 3, padding=1)
+    layer.attention_dilation = -1  # the operation itself checks it, before a kernel reads beyond the field
+    with pytest.raises(ValueError, match="at least 1 pixel, got -1"):
+        layer(torch.ones(1, 2, 4, 5, 5))
 
 
 def test_an_image_without_a_batch_is_not_measured():
@@ -102,26 +112,49 @@ def test_branches_of_zeros_and_layers_of_two_inputs_are_passed_over():
 def test_shapes_of_small_layers():
     with pytest.raises(ValueError, match="takes"):
         FieldLayerScale2d(P4, 3)(torch.ones(1, 3, 8, 8))
-    with pytest.raises(ValueError, match="multiples of 8"):
-        OcticPosition2d(12, 4)
+    for make in (OcticLayerNorm, OcticResidual, OcticInvariants, lambda width: OcticPosition2d(width, 4)):
+        with pytest.raises(ValueError, match="multiples of 8, got 12"):
+            make(12)
+
+
+def test_powers_of_a_root_are_the_scales_that_they_mean():
+    """Of the pixels closer than h k/2 = 3, there are 5 in a row."""
     dense = LiftingDilationSelfAttention2d(3, 6, 3, base=math.sqrt(2), sparse=False)
-    assert dense._window(2.0000000000000004) == dense._window(2.0) == (5, 1)
+    assert math.sqrt(2) ** 2 > 2
+    assert dense._window(math.sqrt(2) ** 2) == dense._window(2.0) == (5, 1)
 
 
 @pytest.mark.parametrize(
     "layer",
     [
-        GroupSelfAttention2d(P4, 2, 6, 3, num_heads=2),
+        GroupSelfAttention2d(P4, 4, 6, 3, num_heads=2),
+        AffineSelfConv2d(P4, 4, 3, num_heads=2),
         E4Layer2d(P4, 4, 4, 3),
-        AttentiveGroupConv2d(P4, 2, 2, 3, padding=1),
-        GroupConv2d(P4, 2, 2, 3, padding=1),
+        InputAttention2d(P4, 4),
+        AttentiveGroupConv2d(P4, 4, 2, 3, padding=1),
+        GroupConv2d(P4, 4, 2, 3, padding=1),
     ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_torch_func_differentiates(layer):
     layer = layer.double().eval()
-    channels = 4 if isinstance(layer, E4Layer2d) else 2
-    x = torch.randn(2, channels, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 4, 4, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = torch.func.grad(lambda x: layer(x).sin().sum())(x)
+    of_each = torch.func.vmap(torch.func.grad(lambda x: layer(x[None]).sin().sum()))(x)
     x.requires_grad_()
-    torch.testing.assert_close(found, torch.autograd.grad(layer(x).sin().sum(), x)[0], rtol=1e-9, atol=1e-9)
+    expected = torch.autograd.grad(layer(x).sin().sum(), x)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(of_each, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_torch_func_differentiates_octic_blocks():
+    block = OcticBlock(32, 2).double().eval()
+    generator = torch.Generator().manual_seed(0)
+    ab, e = (torch.randn(n, 1, 4, w, dtype=torch.float64, generator=generator) for n, w in ((4, 4), (2, 8)))
+
+    def loss(ab):
+        return sum(part.sin().sum() for part in block(Irreps(ab, e)))
+
+    found = torch.func.grad(loss)(ab)
+    ab.requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(loss(ab), ab)[0], rtol=1e-9, atol=1e-9)

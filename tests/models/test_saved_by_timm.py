@@ -96,27 +96,25 @@ def test_an_octic_extractor_of_early_features_has_no_parameters_that_it_does_not
 
 @pytest.mark.parametrize(("name", "twin"), [("p4_convnext_atto", "convnext_atto"), ("p4_e4_resnet18", "resnet18")])
 def test_layers_are_grouped_by_block_as_timms_are(name, twin):
-    def groups(model, coarse):
-        found = timm.models.group_parameters(model, model.group_matcher(coarse))
-        return len(found)
-
-    model = eqzoo.create_model(name)
-    assert groups(model, True) < groups(model, False)
-    if name == "p4_convnext_atto":
-        assert groups(model, False) == groups(timm.create_model(twin), False)
-
-
-@pytest.mark.parametrize(("name", "side"), [("p4_convnext_atto", 32), ("p4_e4_resnet18", 32)])
-def test_checkpoints_are_of_blocks(name, side, monkeypatch):
-    counts = []
-    whole = eqzoo.models._base.checkpoint_seq
-    monkeypatch.setattr(
-        eqzoo.models._base,
-        "checkpoint_seq",
-        lambda blocks, x, flatten: counts.append(flatten) or whole(blocks, x, flatten=flatten),
+    ours, theirs = (
+        [len(timm.models.group_parameters(model, model.group_matcher(by_stage))) for by_stage in (False, True)]
+        for model in (eqzoo.create_model(name), timm.create_model(twin))
     )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", ["p4_convnext_atto", "p4_e4_resnet18", "p4_resnet29"])
+def test_activations_of_each_block_are_recomputed(name, monkeypatch):
+    segments = []
+    whole = torch.utils.checkpoint.checkpoint
+
+    def counted(*args, **kwargs):
+        segments.append(args)
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", counted)
     model = eqzoo.create_model(name).train()
     model.set_grad_checkpointing()
-    model(torch.randn(2, 3, side, side)).sum().backward()
-    assert counts == [True]
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert len(segments) == sum(map(len, model.blocks)) > len(model.blocks)
     assert all(p.grad is not None for p in model.parameters())
