@@ -38,6 +38,11 @@ def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
     """
     if _backend.forced("reference"):
         return reference.affine_map(x, bank, kernel_size)
+    return _mapped(x, bank, kernel_size)
+
+
+def _mapped(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
+    """`affine_map` as a convolution, also inside of an operator that is differentiated by torch.func."""
     channels, order, height, width = x.shape[1:]
     margin, taps = kernel_size // 2, kernel_size**2
     if bank.psi is None:
@@ -142,13 +147,13 @@ def _eager(
 ) -> Tensor:
     """The exported form: the mapped neighbors of all images at once, by one grouped convolution."""
     heads = (num_heads, query.shape[1] // num_heads)
-    queries = scale * affine_map(query, banks.query, 1).unflatten(1, heads)
-    keys = affine_map(key, banks.key, kernel_size).unflatten(1, heads)
+    queries = scale * _mapped(query, banks.query, 1).unflatten(1, heads)
+    keys = _mapped(key, banks.key, kernel_size).unflatten(1, heads)
     weights = (queries * keys).sum(2).softmax(3).unsqueeze(2)
     if value is None or banks.value is None:
         values = keys
     else:
-        values = affine_map(value, banks.value, kernel_size).unflatten(1, heads)
+        values = _mapped(value, banks.value, kernel_size).unflatten(1, heads)
     out = (weights.to(values.dtype) * values).sum(4)
     return out.flatten(1, 2).unflatten(-1, query.shape[-2:])
 
