@@ -29,3 +29,9 @@ def test_third_derivatives(function, shapes):
         return torch.autograd.grad(sum(x.sin().sum() for x in out), inputs, create_graph=True)
 
     assert torch.autograd.gradgradcheck(first, inputs)
+    # Which compares the recorded second derivatives with themselves alone.
+    second = [
+        torch.autograd.grad(sum(x.square().sum() for x in first(*inputs)), inputs, create_graph=recorded)
+        for recorded in (True, False)
+    ]
+    torch.testing.assert_close(*second)
