@@ -64,7 +64,7 @@ def check_baseline(name: str, shape: Sequence[int]) -> None:
 
 
 def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
-    """The recipe of another network, with the batches, the seed and the class weights of a fine-tuning.
+    """The recipe of another network, with the batches and passes, the seed and the class weights of a fine-tuning.
 
     AdamW by the rules of `eqzoo.engine.defaults`. The augmentation is the one that suits the group of the fine-tuned
     network: shifts, for p4 also rotations by any angle, for p4m also reflections. What the fine-tuned network takes for
@@ -80,7 +80,10 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
         has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
     group = weightless(own.model).group
     given = {"lr": _RATES[has_batch_norms]["." in name], "augment": suitable_augmentation(group), **given}
-    kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
+    kept = {
+        key: getattr(own, key)
+        for key in ("batch_size", "accumulate", "seed", "class_weights", "valid_size", "deterministic")
+    }
     return Recipe(name, own.dataset, **kept, **with_rules(given))
 
 
@@ -140,6 +143,7 @@ def train_baseline(
 
     Raises:
         ValueError: If the folder holds another run.
+        FloatingPointError: If the loss of the other network is not finite.
     """
     start = name if "." in name else None
     folder = RunDirectory(directory.path / FOLDER / name)
@@ -162,7 +166,13 @@ def train_baseline(
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     recipe = baseline_recipe(name, own, epochs=speed.epochs_within(seconds, splits), **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
-    model = train(recipe, build, parts, folder.path, device, workers).eval()
+    try:
+        model = train(recipe, build, parts, folder.path, device, workers).eval()
+    except FloatingPointError as error:
+        raise FloatingPointError(
+            f"{str(error).partition(';')[0]} in training {name}, to compare with, at its lr of {recipe.lr}; name "
+            f"another network, or leave it out: the fine-tuned network is finished, in {directory.path}"
+        ) from error
     split = splits[evaluated]
     curve = metrics["rotation_curve"]
     rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])

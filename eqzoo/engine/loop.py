@@ -70,7 +70,8 @@ def train(
             images do not suit the network or do not fill a batch, the batch cannot be shared among the processes, or
             the tracker is not installed.
         OSError: If the folder cannot be written; the run can be resumed from the last finished epoch.
-        FloatingPointError: If the loss is not finite; the best weights so far stay in the folder.
+        FloatingPointError: If the training or validation loss is not finite, or a weight after the last step of an
+            epoch; the best weights so far stay in the folder.
     """
     accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
@@ -111,9 +112,9 @@ def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | No
             began = time.perf_counter()
             try:
                 loss = _train_epoch(state, epoch, history, best, bar)
+                best = _finish_epoch(directory, state, epoch, loss, history, best, began)
             except FloatingPointError as error:
                 raise FloatingPointError(_not_finite(directory, recipe, error, best)) from None
-            best = _finish_epoch(directory, state, epoch, loss, history, best, began)
             bar.set_postfix(_postfix(epoch, loss, best))
     for tracker in accelerator.trackers:
         tracker.finish()
@@ -164,9 +165,13 @@ def _finish_epoch(
 
     An epoch is in the record once its weights are saved. A run that was killed before that goes on from the state,
     which has the row and, of the last epoch, the weights.
+
+    Raises:
+        FloatingPointError: If the last steps made the network useless; nothing of the epoch is saved.
     """
     accelerator = state.accelerator
     scores = state.validate()
+    _check_finite(state, epoch, scores["valid_loss"])
     history.append(scores["valid_loss"] or 0.0)
     row: dict[str, Any] = {"epoch": epoch + 1, "loss": loss, **scores}
     if epoch < state.recipe.half_size_epochs:
@@ -184,6 +189,18 @@ def _finish_epoch(
         directory.append_row(line)
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
     return best
+
+
+def _check_finite(state: TrainingState, epoch: int, valid_loss: float | None) -> None:
+    """Raises FloatingPointError if the validation loss or, without one, a weight is not finite.
+
+    The training loss does not show it where the last step of an epoch went wrong.
+    """
+    if valid_loss is not None and not math.isfinite(valid_loss):
+        raise FloatingPointError(f"the validation loss of epoch {epoch + 1} is {valid_loss}")
+    wrong = [name for name, value in state.eval_model.named_parameters() if not value.isfinite().all()]
+    if valid_loss is None and wrong:
+        raise FloatingPointError(f"epoch {epoch + 1} ends with weights that are not finite, of {wrong[0]}")
 
 
 def _epoch_order(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:

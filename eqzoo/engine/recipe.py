@@ -42,7 +42,7 @@ class Recipe:
     The learning rate rises linearly over the warm-up from 0 to ``lr``; then it is constant (``"constant"``), falls
     along half a cosine to 0 at the last step (``"cosine"``), or is multiplied by ``decay_rate`` after each of the
     ``milestones`` (``"multistep"``) or after more than ``plateau_patience`` epochs in a row without a lower validation
-    loss (``"plateau"``, as `torch.optim.lr_scheduler.ReduceLROnPlateau` counts them).
+    loss (``"plateau"``, as `torch.optim.lr_scheduler.ReduceLROnPlateau` counts them with ``threshold=0``).
 
     Args:
         model: The registered name of the network.
@@ -52,7 +52,8 @@ class Recipe:
             out.
         optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov momentum, ``"momentum"`` plain momentum.
         lr: The highest learning rate.
-        weight_decay: The weight decay of the optimizer, on all parameters.
+        weight_decay: The weight decay of the optimizer, on all parameters; with ``layer_decay``, on all but those that
+            the network's ``no_weight_decay()`` names.
         schedule: ``"constant"``, ``"cosine"``, ``"multistep"`` or ``"plateau"``.
         warmup_epochs: The length of the warm-up, which may be a fraction of an epoch.
         seed: The seed of the initial weights, the order of the images, their augmentation and dropout.
@@ -67,7 +68,8 @@ class Recipe:
         class_weights: A factor of the loss for each class; () for none. Cross-entropy only.
         augment: One of `eqzoo.data.AUGMENTATIONS`.
         ema_decay: The decay of an exponential moving average of the weights, which is then validated and saved; None
-            for none. It rises to this value in the first steps.
+            for none. In step n the decay is min(ema_decay, 1 - n^(-2/3)): 0.9 after 32 steps, 0.99 after 1,000 and
+            0.999 after 31,623 at most, so that a higher value has no effect in a shorter run.
         clip_grad: The largest norm of the gradient; None for no clipping.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast with parameters in float32.
         channels_last: Whether images, and the fields of layers that support it, have the channels-last memory format.
@@ -207,8 +209,8 @@ class Recipe:
         count = len(other.restarts)
         if self.epochs <= other.epochs or self.restarts[: count + 1] != (*other.restarts, other.epochs):
             return False
-        cut = {"epochs": other.epochs, "restarts": other.restarts, "restart_lrs": self._restart_lrs[:count]}
-        return asdict(self) | cut == asdict(other) | {"restart_lrs": other._restart_lrs}
+        cut = {"epochs": other.epochs, "restarts": other.restarts, "restart_lrs": self.all_restart_lrs[:count]}
+        return asdict(self) | cut == asdict(other) | {"restart_lrs": other.all_restart_lrs}
 
     def decays(self, losses: Sequence[float]) -> int:
         """The number of decays of a plateau schedule after these validation losses, one for each epoch."""
@@ -222,7 +224,8 @@ class Recipe:
         return count
 
     @property
-    def _restart_lrs(self) -> tuple[float, ...]:
+    def all_restart_lrs(self) -> tuple[float, ...]:
+        """The learning rates of the restarts, one each."""
         return self.restart_lrs or (self.lr,) * len(self.restarts)
 
     def _check_ranges(self) -> None:
@@ -349,7 +352,7 @@ class _CosineScheduler(Scheduler):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer, param_group_field="lr")
         again = [] if recipe.full_size_lr is None else [(recipe.half_size_epochs, recipe.full_size_lr)]
-        again += zip(recipe.restarts, recipe._restart_lrs, strict=True)
+        again += zip(recipe.restarts, recipe.all_restart_lrs, strict=True)
         self.warmup = recipe.warmup_epochs
         self.starts = [self.warmup, *(epoch for epoch, _ in again), recipe.epochs]
         self.scales = [1.0, *(lr / recipe.lr for _, lr in again)]

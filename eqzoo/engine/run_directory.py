@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
@@ -118,9 +119,11 @@ class RunDirectory:
             values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
             # These follow from the epochs before the first restart, by the rules of fine-tuning and of --epochs.
             first = {"warmup_epochs", "half_size_epochs", "full_size_lr"}
-            few = set(other) <= {"epochs", "restarts", "restart_lrs", *first} and not recipe.restarts
+            few = set(other) <= {"epochs", "restarts", "restart_lrs", *first}
             more = few and recipe.epochs > there.epochs and recipe.schedule == "cosine"
-            rates = f" 'restart_lrs={[*there.restart_lrs, there.lr]}'" if there.restart_lrs else ""
+            more = more and recipe.restarts == there.restarts[: len(recipe.restarts)]
+            lrs = there.restart_lrs or recipe.restart_lrs
+            rates = f" 'restart_lrs={[*there.all_restart_lrs, there.lr]}'" if lrs else ""
             way = f"to continue it add --set 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
             start = recipe.start_run is not None and recipe.start_run.resolve() == self.path.resolve()
             remedy = "with --output, because this run starts from that one" if start else "or remove that one"
@@ -159,8 +162,15 @@ class RunDirectory:
         self._write(self.weights, safetensors_bytes(weights))
 
     def load_weights(self) -> dict[str, Tensor]:
-        """The weights of best.safetensors."""
-        return load_file(self.weights)
+        """The weights of best.safetensors.
+
+        Raises:
+            ValueError: If the file is missing or damaged.
+        """
+        try:
+            return load_file(self.weights)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"{self.weights} is missing or damaged ({error}); restore it or train again") from error
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
@@ -200,8 +210,10 @@ class RunDirectory:
             for number, row in enumerate(rows, 1):
                 if row["epoch"] != number:  # as of two commands that wrote at once
                     raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
-            if not self.weights.is_file() and best_row(rows)["epoch"] < state["epoch"]:
-                raise ValueError(f"{WEIGHTS_NAME} is missing")
+            if best_row(rows)["epoch"] < state["epoch"]:  # else the state has these weights
+                if not self.weights.is_file():
+                    raise ValueError(f"{WEIGHTS_NAME} is missing")
+                self.load_weights()
         except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise self.resume_error(error) from error
         if main_process:

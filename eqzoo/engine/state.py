@@ -274,7 +274,10 @@ def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Modu
                 "model_args={'in_chans': ...} changes it"
             )
     if len(splits["train"]) < recipe.batch_size:
-        raise ValueError(f"{len(splits['train'])} training images do not fill a batch of {recipe.batch_size}")
+        raise ValueError(
+            f"{len(splits['train'])} training images do not fill a batch of {recipe.batch_size}; set a smaller "
+            "batch_size or add images"
+        )
     if recipe.batch_size % (recipe.accumulate * processes):
         raise ValueError(
             f"a batch of {recipe.batch_size} cannot be split among {processes} processes and {recipe.accumulate} "
@@ -328,6 +331,11 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             layer_decay=recipe.layer_decay,
             **recipe.optimizer_args,
         )
+    except (AssertionError, ImportError) as error:  # of a package that timm takes it from
+        raise ValueError(
+            f"optimizer {recipe.optimizer!r} cannot be used here: {error}; install what it needs, or take another one, "
+            "such as adamw, sgd or nmuon"
+        ) from error
     except TypeError as error:  # of the signature of its class
         raise ValueError(f"optimizer_args={recipe.optimizer_args} do not suit {recipe.optimizer}: {error}") from error
 

@@ -24,6 +24,7 @@ from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
 from eqzoo.engine.report import command
 from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.state import TrainingState
 from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
@@ -776,6 +777,28 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
     assert "| | p4_cnn | against p4_cnn |" in pages.markdown(both)
     assert "on images that are rotated by any angle, reflected and shifted at random" in pages.markdown(both)
     assert "## Against" not in pages.markdown(own)
+
+
+def test_a_comparison_that_is_not_finite_leaves_the_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "measure", lambda *_, **__: speed.Speed("float32", False, 1e9))
+    monkeypatch.setattr(speed, "_MOST_EPOCHS", 2)
+    original = TrainingState.validate
+
+    def validate(self):
+        return original(self) | ({"valid_loss": float("nan")} if self.recipe.model == "test_resnet" else {})
+
+    monkeypatch.setattr(TrainingState, "validate", validate)
+    images, folder = save_shapes(tmp_path / "shapes", (6, 6, 6)), tmp_path / "out"
+    args = ["finetune", "p4_cnn", images, "--output", folder, "--epochs", 2, "--device", "cpu"]
+    code, _, said = run(capsys, *args, "--against", "test_resnet")
+    assert code == 2
+    assert (
+        "the validation loss of epoch 1 is nan in training test_resnet, to compare with, at its lr of 0.004; name"
+        in said
+    )
+    assert f"the fine-tuned network is finished, in {folder}" in said
+    assert "a smaller lr" not in said
+    assert "against" not in json.loads((folder / "report.json").read_text())
 
 
 def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):

@@ -395,7 +395,9 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkey
 
 
 def test_too_few_images_for_a_batch(tmp_path):
-    with pytest.raises(ValueError, match="48 training images do not fill a batch of 64"):
+    with pytest.raises(
+        ValueError, match="48 training images do not fill a batch of 64; set a smaller batch_size or add images"
+    ):
         run(tmp_path, Recipe("p4_cnn", "bars", epochs=1, batch_size=64, model_args=RECIPE.model_args))
 
 
@@ -697,6 +699,11 @@ def test_a_finished_run_goes_on_behind_a_restart(tmp_path):
     assert Recipe.read(tmp_path / "parts" / "recipe.json") == long
     with pytest.raises(ValueError, match=r"add --set 'restarts=\[2, 4\]' 'restart_lrs=\[0\.01, 0\.001\]', or name"):
         go(tmp_path / "parts", replace(long, epochs=5, restarts=(), restart_lrs=()))
+    # A recipe with restarts of its own, which --epochs has made longer.
+    with pytest.raises(ValueError, match=r"add --set 'restarts=\[2, 4\]' 'restart_lrs=\[0\.01, 0\.001\]', or name"):
+        go(tmp_path / "parts", replace(long, epochs=5))
+    with pytest.raises(ValueError, match=r"another recipe \((?!.*to continue)"):
+        go(tmp_path / "parts", replace(long, epochs=5, restarts=(3,)))
     # Rates that are given and rates that are not are compared as rates.
     first = other(epochs=6, restarts=(2,))
     more = other(epochs=8, restarts=(2, 6), restart_lrs=(RECIPE.lr, 0.1))
@@ -768,6 +775,56 @@ def test_nan_in_the_middle_of_a_run_names_the_last_good_epoch(tmp_path, monkeypa
     ):
         go(tmp_path, other(epochs=3))
     assert (tmp_path / "best.safetensors").read_bytes() == best
+
+
+@pytest.mark.parametrize(
+    ("held_out", "found"),
+    [(True, "the validation loss of epoch 3 is nan"), (False, r"epoch 3 ends with weights that are not finite, of ")],
+)
+def test_a_last_step_that_goes_wrong_keeps_the_weights_before_it(tmp_path, monkeypatch, held_out, found):
+    splits = SPLITS if held_out else {"train": SPLITS["train"]}
+    original = TrainingState.step
+
+    def step(self, epoch, step):
+        original(self, epoch, step)
+        if (epoch, step) == (2, self.steps - 1):
+            self.model.head.weight.data[0] = float("nan")
+
+    torch.set_default_dtype(torch.float32)
+    train(other(epochs=2, valid_size=None if held_out else 0), build, splits, tmp_path / "two")
+    monkeypatch.setattr(TrainingState, "step", step)
+    with pytest.raises(FloatingPointError, match=found + r".*; the best weights, of epoch \d, are in .*; a smaller lr"):
+        train(other(epochs=3, valid_size=None if held_out else 0), build, splits, tmp_path / "three")
+    assert len(rows(tmp_path / "three")) == 2
+    assert all(value.isfinite().all() for value in load_file(tmp_path / "three" / "best.safetensors").values())
+
+
+def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatch):
+    accuracies = iter([50.0, 40.0, 30.0])
+    validate = TrainingState.validate
+    monkeypatch.setattr(TrainingState, "validate", lambda self: validate(self) | {"valid_accuracy": next(accuracies)})
+    go(tmp_path, other(epochs=2))
+    weights = tmp_path / "best.safetensors"  # of epoch 1, which the state does not have
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-4])
+    longer = other(epochs=3, restarts=(2,))
+    for recipe in (other(epochs=2), longer):
+        with pytest.raises(
+            ValueError, match=r"cannot be resumed \(.*best\.safetensors is missing or damaged"
+        ) as caught:
+            go(tmp_path, recipe)
+        assert "\n" not in str(caught.value)
+    assert len(rows(tmp_path)) == 2
+    weights.write_bytes(whole)
+    go(tmp_path, longer)
+    assert weights.read_bytes() == whole
+
+
+def test_an_optimizer_of_a_package_that_is_missing(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"optimizer 'fusedsgd' cannot be used here: .*; install what it needs, or take"
+    ):
+        go(tmp_path, other(optimizer="fusedsgd"))
 
 
 def test_what_is_not_there_is_named(tmp_path):
