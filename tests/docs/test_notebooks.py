@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 
 from eqzoo.data import load_splits
 from tests.conftest import ROOT
@@ -27,6 +28,24 @@ def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
     assert (tmp_path / "cells" / "model.safetensors").is_file()
     shown = [output["output_type"] for cell in notebook["cells"] for output in cell.get("outputs", [])]
     assert shown.count("display_data") == 5
+
+
+def test_cells_of_other_slides_with_other_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    draw_smears(tmp_path / "smears", SMEARS)
+    names = {"train": "train", "valid": "val", "test": "test"}
+    for part, split in load_splits("chula_rbc12", tmp_path / "smears").items():
+        for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
+            folder = tmp_path / "crops" / names[part] / ("round", "other")[label > 4]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
+    changed = {"SMEARS": "nowhere", "CROPS": "crops", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28}
+    found = notebooks.run(notebook, changed)
+    assert found["names"] == ("other", "round")
+    assert found["check"].exact
+    assert found["checked"].exact
 
 
 def test_drawn_smears_have_cells_of_all_classes_in_every_part(tmp_path):
