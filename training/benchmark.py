@@ -5,8 +5,9 @@ Suites: ``layers`` and ``models`` time a training step and a forward pass in eva
 ``files`` times inference of ONNX files against the network in torch, with its kernels and without;
 ``group_convolution`` times group convolutions against the plain ones with their planes, and
 ``group_convolution_networks`` networks against plain ones, each in the faster of the two layouts, also in torch's own
-operators alone; ``group_convolution_shapes`` times every group convolution of the registered networks through the
-irreps of the group against the same expanded; ``compiled`` times networks under torch.compile against themselves;
+operators alone; ``twins`` does so with plain networks of about as many parameters; ``group_convolution_shapes`` times
+every group convolution of the registered networks through the irreps of the group against the same expanded;
+``compiled`` times networks under torch.compile against themselves;
 ``transformers`` times octic ViTs against timm's of the same width; ``memory`` is the peak memory of a training step,
 each in a process of its own. A subject and its baseline run in turn, so that other load on the machine slows both;
 the result is the ratio of the medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as
@@ -42,6 +43,7 @@ from benchmark_cases import (
     MEMORY,
     MODELS,
     TRANSFORMERS,
+    TWINS,
     Case,
     Subject,
     registered_shapes,
@@ -69,6 +71,7 @@ SUITES = {
     "compiled": COMPILED,
     "memory": MEMORY,
     "transformers": TRANSFORMERS,
+    "twins": TWINS,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -110,7 +113,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
     suites = {"memory": compare_memory, "files": compare_file}
-    suites |= dict.fromkeys(("group_convolution", "group_convolution_networks"), compare_layouts)
+    suites |= dict.fromkeys(("group_convolution", "group_convolution_networks", "twins"), compare_layouts)
     for case in cases:
         yield from suites.get(args.suite, compare_time)(case, args)
 
@@ -431,7 +434,7 @@ def resident(field: str) -> float:
 def render(report: dict[str, Any]) -> str:
     """The report as a Markdown table below a line on machine, versions and options."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    both = report["suite"] == "layouts" or report["suite"].startswith("group_convolution")
+    both = report["suite"] in ("layouts", "twins") or report["suite"].startswith("group_convolution")
     layout = "channels last, " if report["channels_last"] else "" if both else "contiguous, "
     kind = (
         "Peak of one training step"

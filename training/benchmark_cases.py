@@ -24,6 +24,7 @@ __all__ = [
     "MEMORY",
     "MODELS",
     "TRANSFORMERS",
+    "TWINS",
     "Case",
     "Subject",
     "registered_shapes",
@@ -268,6 +269,24 @@ GROUP_CONVOLUTION_NETWORKS = [
     _against_itself("p4_e4_resnet18", 4),
     _against_itself("p4_asc_resnet29", 8),
     _against_itself("p4_alpha_f_allcnn", 4),
+]
+
+
+def _same_parameters(name: str, twin: str, batch: int) -> Case:
+    """A network against the plain one of its paper, which has about as many parameters."""
+    return Case(_network(name), _network(twin), batch, inference_batch=8)
+
+
+TWINS = [
+    _same_parameters("p4_resnet29", "z2_resnet29", 8),
+    _same_parameters("p4m_resnet29", "z2_resnet29", 8),
+    _same_parameters("p4_se_resnet29", "z2_se_resnet29", 8),
+    _same_parameters("p4_asc_resnet29", "z2_asc_resnet29", 8),
+    _same_parameters("p4_resnet18", "z2_resnet18", 4),
+    _same_parameters("p4m_resnet18", "z2_resnet18", 4),
+    _same_parameters("p4_allcnn", "z2_allcnn", 4),
+    _same_parameters("p4m_allcnn", "z2_allcnn", 4),
+    _same_parameters("p4_cnn", "z2_cnn", 64),
 ]
 
 

@@ -48,7 +48,7 @@ def run(module, x):
 
 def test_every_case_has_a_name_of_its_own():
     suites = ("LAYERS", "MODELS", "LAYOUTS", "FILES", "TRANSFORMERS", "MEMORY", "COMPILED")
-    suites += ("GROUP_CONVOLUTION", "GROUP_CONVOLUTION_NETWORKS")
+    suites += ("GROUP_CONVOLUTION", "GROUP_CONVOLUTION_NETWORKS", "TWINS")
     for cases in (getattr(benchmark_cases, suite) for suite in suites):
         assert len({case.key for case in cases}) == len(cases)
 
@@ -64,6 +64,7 @@ def test_every_case_has_a_name_of_its_own():
         ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
         ("group_convolution", ["--only", "p4, 64, 64, 1"]),
         ("group_convolution_networks", ["--only", "p4_asc_resnet29"]),
+        ("twins", ["--only", "p4_cnn"]),
     ],
 )
 def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
