@@ -1,4 +1,7 @@
-"""Equivariant layers, one mechanism per file."""
+"""Equivariant layers, one mechanism per file.
+
+A group by its name, or a pair of numbers where there is one side, raises TypeError in every layer.
+"""
 
 from ._exact import SizeError
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d

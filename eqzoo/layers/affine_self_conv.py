@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops import AffineBank, AffineBanks, affine_attention
+from ._arguments import check_arguments
 from ._kept import KeepsBanks, kept
 from ._layout import laid_out_as
 from ._tables import KeepsTables
@@ -66,9 +67,10 @@ class _SelfConv2d(nn.Module):
         self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
     ) -> None:
         super().__init__()
+        check_arguments(group, channels=channels, kernel_size=kernel_size, num_heads=num_heads)
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd, so that the neighborhood has a center, got {kernel_size}")
-        if num_heads < 1 or channels % (num_heads * self.head_multiple):
+        if channels % (num_heads * self.head_multiple):
             parts = "a whole" if self.head_multiple == 1 else "an even"
             raise ValueError(
                 f"each head needs {parts} number of channels, got {channels} channels for {num_heads} heads; "

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
 from ..ops.attentive import check_dilation
+from ._arguments import check_arguments
 from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
@@ -72,6 +73,7 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         attention_dilation: int = 1,
     ) -> None:
         super().__init__()
+        check_arguments(group, in_channels=in_channels)
         if attention not in ("input", "pose"):
             raise ValueError(f"attention of InputAttention2d is 'input' or 'pose', got {attention!r}")
         if field not in ("regular", "trivial"):

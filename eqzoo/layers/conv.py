@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
+from ._arguments import check_arguments
 from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
@@ -37,6 +38,15 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         exact: bool = True,
     ) -> None:
         super().__init__()
+        check_arguments(
+            group,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+        )
         if min(kernel_size, stride, dilation) < 1 or padding < 0:
             raise ValueError(
                 "a convolution needs kernel_size, stride and dilation of at least 1 and padding of at least 0, got "

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group, orbit
+from ._arguments import check_arguments
 from ._exact import check_size
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
@@ -49,6 +50,7 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
 
     def __init__(self, group: Group, channels: int, kernel_size: int, padding: int = 0, bias: bool = True) -> None:
         super().__init__()
+        check_arguments(group, channels=channels, kernel_size=kernel_size, padding=padding)
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size

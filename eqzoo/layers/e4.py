@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops import generated_depthwise
+from ._arguments import check_arguments
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
 from .conv import GroupConv2d
@@ -105,8 +106,9 @@ class E4Layer2d(_E4):
         kernel_norm_affine: KernelNormAffine = "tied",
         eps: float = 1e-5,
     ) -> None:
+        check_arguments(group, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size)
         super().__init__(group.order, slices)
-        _check_arguments(in_channels, out_channels, kernel_size, slices, reduction, kernel_norm_affine)
+        _check_values(in_channels, out_channels, kernel_size, slices, reduction, kernel_norm_affine)
         self.group = group
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -242,7 +244,7 @@ def _plain_conv(weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv
     return conv
 
 
-def _check_arguments(
+def _check_values(
     in_channels: int, out_channels: int, kernel_size: int, slices: int, reduction: int, kernel_norm_affine: str
 ) -> None:
     if kernel_size < 1 or kernel_size % 2 == 0:

@@ -7,6 +7,7 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._arguments import check_arguments
 
 __all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
 
@@ -46,6 +47,7 @@ class FieldLayerNorm2d(nn.Module):
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
         super().__init__()
+        check_arguments(group, num_features=num_features)
         self.group = group
         self.num_features = num_features
         self.eps = eps
@@ -97,6 +99,7 @@ class FieldResponseNorm2d(nn.Module):
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
         super().__init__()
+        check_arguments(group, num_features=num_features)
         self.group = group
         self.num_features = num_features
         self.eps = eps
@@ -142,6 +145,7 @@ class FieldLayerScale2d(nn.Module):
 
     def __init__(self, group: Group, channels: int, init_value: float = 1e-6) -> None:
         super().__init__()
+        check_arguments(group, channels=channels)
         self.group = group
         self.gamma = nn.Parameter(torch.full((channels,), init_value))
 

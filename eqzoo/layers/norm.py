@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import batch_norm
+from ._arguments import check_arguments
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
@@ -39,6 +40,7 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
     """
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        check_arguments(group, num_features=num_features)
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.group = group
 
@@ -106,6 +108,7 @@ class GroupLayerNorm2d(nn.GroupNorm):
     """
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-12) -> None:
+        check_arguments(group, num_features=num_features)
         super().__init__(1, num_features, eps=eps)
         self.group = group
 

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._arguments import check_arguments
 from ._layout import group_last, is_channels_last, with_channels_last
 from ._planes import Planes
 
@@ -39,6 +40,7 @@ class PointwiseConv2d(nn.Conv2d):
     """
 
     def __init__(self, group: Group, in_channels: int, out_channels: int, bias: bool = True) -> None:
+        check_arguments(group, in_channels=in_channels, out_channels=out_channels)
         super().__init__(in_channels, out_channels, 1, bias=bias)
         self.group = group
 

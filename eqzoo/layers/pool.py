@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._arguments import check_arguments
 from ._exact import SizeError, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
@@ -57,6 +58,9 @@ class SpatialPool2d(nn.Module):
     ) -> None:
         super().__init__()
         _check_reduce(reduce)
+        check_arguments(
+            group, kernel_size=kernel_size, stride=kernel_size if stride is None else stride, padding=padding
+        )
         if kernel_size < 1 or (stride is not None and stride < 1) or not 0 <= padding <= kernel_size // 2:
             raise ValueError(
                 "a pool needs kernel_size >= 1, stride >= 1 and padding of at most half the kernel, got "
@@ -147,6 +151,7 @@ class HalvingPool2d(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
+        check_arguments(group)
         self.group = group
         self.reduce = reduce
 
@@ -191,6 +196,7 @@ class GroupPool(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
+        check_arguments(group)
         self.group = group
         self.reduce = reduce
 
@@ -231,6 +237,7 @@ class GlobalPool(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
+        check_arguments(group)
         self.group = group
         self.reduce = reduce
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import local_group_attention
+from ._arguments import check_arguments
 from ._planes import Planes
 from ._tables import KeepsTables
 
@@ -138,6 +139,7 @@ class AttentionHeads2d(nn.Module):
         attn_drop: float,
     ) -> None:
         super().__init__()
+        check_arguments(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.in_order = in_order
@@ -220,6 +222,7 @@ class _SelfAttention2d(AttentionHeads2d):
         head_channels: int | None,
         attn_drop: float,
     ) -> None:
+        check_arguments(group)
         if kernel_size != "global":
             check_neighborhood(kernel_size)
         in_order = None if self.lifts else group.order

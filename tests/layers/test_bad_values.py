@@ -12,12 +12,19 @@ from eqzoo.groups import P4
 from eqzoo.layers import (
     AffineSelfConv2d,
     AttentiveGroupConv2d,
+    DepthwiseGroupConv2d,
     E4Layer2d,
+    FieldLayerNorm2d,
     FieldLayerScale2d,
+    FieldResponseNorm2d,
+    GlobalPool,
     GroupBatchNorm2d,
     GroupConv2d,
+    GroupLayerNorm2d,
     GroupPool,
     GroupSelfAttention2d,
+    GroupSqueezeExcite,
+    HalvingPool2d,
     InputAttention2d,
     Irreps,
     LiftingConv2d,
@@ -26,6 +33,8 @@ from eqzoo.layers import (
     OcticInvariants,
     OcticLayerNorm,
     OcticResidual,
+    PointwiseConv2d,
+    SpatialPool2d,
 )
 from eqzoo.layers.octic_embed import OcticPosition2d
 
@@ -158,3 +167,58 @@ def test_torch_func_differentiates_octic_blocks():
     found = torch.func.grad(loss)(ab)
     ab.requires_grad_()
     torch.testing.assert_close(found, torch.autograd.grad(loss(ab), ab)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GroupConv2d(P4, 4, 4, (3, 3)), r"kernel_size is one whole number of pixels, .*, got \(3, 3\)"),
+        (lambda: GroupConv2d(P4, 4, 4, 3, padding="same"), "padding is one whole number of pixels, .*, got 'same'"),
+        (lambda: LiftingConv2d(P4, 1, 4, 3, stride=(2, 2)), r"stride is one whole number of pixels, .*, got \(2, 2\)"),
+        (lambda: SpatialPool2d(P4, (2, 2)), r"kernel_size is one whole number of pixels, .*, got \(2, 2\)"),
+        (lambda: DepthwiseGroupConv2d(P4, 4, 7.0), "kernel_size is one whole number of pixels, .*, got 7.0"),
+        (lambda: AffineSelfConv2d(P4, 8, (5, 5)), r"kernel_size is one whole number of pixels, .*, got \(5, 5\)"),
+        (
+            lambda: E4Layer2d(P4, 4, 4, kernel_size=(5, 5)),
+            r"kernel_size is one whole number of pixels, .*, got \(5, 5\)",
+        ),
+        (lambda: GroupSelfAttention2d(P4, 4, 8, num_heads=1.5), "num_heads is a whole number, got 1.5"),
+    ],
+)
+def test_numbers_of_other_types_are_refused(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+GIVEN_A_GROUP = {
+    GroupConv2d: (4, 4, 3),
+    LiftingConv2d: (1, 4, 3),
+    AttentiveGroupConv2d: (4, 4, 3),
+    InputAttention2d: (4,),
+    DepthwiseGroupConv2d: (4, 3),
+    PointwiseConv2d: (4, 4),
+    AffineSelfConv2d: (8,),
+    E4Layer2d: (4, 4),
+    GroupSelfAttention2d: (4, 8),
+    GroupBatchNorm2d: (4,),
+    GroupLayerNorm2d: (4,),
+    FieldLayerNorm2d: (4,),
+    FieldResponseNorm2d: (4,),
+    FieldLayerScale2d: (4,),
+    GroupSqueezeExcite: (16,),
+}
+
+
+@pytest.mark.parametrize("layer", GIVEN_A_GROUP, ids=lambda layer: layer.__name__)
+def test_a_layer_needs_a_group_and_channels(layer):
+    layer(P4, *GIVEN_A_GROUP[layer])
+    with pytest.raises(TypeError, match=r"group is an eqzoo\.Group such as eqzoo\.groups\.P4, got 'p4'"):
+        layer("p4", *GIVEN_A_GROUP[layer])
+    with pytest.raises(ValueError, match=r"(channels|num_features) is at least 1, got 0"):
+        layer(P4, 0, *GIVEN_A_GROUP[layer][1:])
+
+
+@pytest.mark.parametrize("pool", [GroupPool, GlobalPool, HalvingPool2d])
+def test_a_pool_needs_a_group(pool):
+    with pytest.raises(TypeError, match="got 'max'"):
+        pool("max")
