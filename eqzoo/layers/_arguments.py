@@ -1,10 +1,12 @@
-"""The check of arguments that the layers share: the group, and numbers of channels and pixels."""
+"""The checks that the layers share: of their arguments, and of the field that they are given."""
 
 import operator
 
+from torch import Tensor, nn
+
 from ..groups import Group
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_field", "named"]
 
 
 def check_arguments(group: object = None, **numbers: object) -> None:
@@ -29,3 +31,31 @@ def check_arguments(group: object = None, **numbers: object) -> None:
             raise TypeError(f"{name} is {said}, got {value!r}") from None
         if counts and number < 1:
             raise ValueError(f"{name} is at least 1, got {value}")
+
+
+def check_field(layer: nn.Module, x: Tensor, channels: int, order: int | None) -> None:
+    """Raises an error unless a layer is given fields of its shape, or images where ``order`` is None.
+
+    Args:
+        layer: The layer, for the error.
+        x: The input.
+        channels: The number of fields, or of channels of the image.
+        order: The order of the group; None for an image.
+
+    Raises:
+        ValueError: If the shape is not ``(B, channels, order, height, width)`` or ``(B, channels, height, width)``.
+        TypeError: If the values are whole numbers.
+    """
+    lead = (channels,) if order is None else (channels, order)
+    if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
+        wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
+        raise ValueError(f"{named(layer)} takes ({wanted}), got {tuple(x.shape)}")
+    if not (x.is_floating_point() or x.is_complex()):
+        raise TypeError(
+            f"{named(layer)} takes floating point tensors, got {x.dtype}; eqzoo.data.normalize makes them of pixels"
+        )
+
+
+def named(layer: nn.Module | str) -> str:
+    """The layer as it is printed, without its parts."""
+    return layer if isinstance(layer, str) else f"{type(layer).__name__}({layer.extra_repr()})"

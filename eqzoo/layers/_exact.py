@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ..groups import Group
+from ._arguments import named
 
 __all__ = ["SizeError", "check_size", "with_size_check"]
 
@@ -54,7 +55,7 @@ def check_size(
     room = min(height, width) + 2 * padding - span
     if room < 0:
         raise SizeError(
-            f"{_named(module)} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels "
+            f"{named(module)} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels "
             "of padding a side",
             f"Give an input that is at least {-room} pixels larger, or a larger padding",
         )
@@ -67,7 +68,7 @@ def check_size(
         rest = (side + 2 * padding - span) % stride
         if rest:
             raise SizeError(
-                f"{_named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
+                f"{named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
                 "before the edge, so a transformed image is sampled at other places",
                 f"It is exact at {axis} {side - rest} or {side - rest + stride}; or use stride 1 and then a pool whose "
                 "size divides the side",
@@ -87,14 +88,9 @@ def with_size_check(plain: M, layer: nn.Module, group: Group, span: int, stride:
         exact: Whether sizes are checked.
     """
     if exact and stride > 1 and group.order > 1:
-        check = partial(_check_input, name=_named(layer), group=group, span=span, stride=stride, padding=padding)
+        check = partial(_check_input, name=named(layer), group=group, span=span, stride=stride, padding=padding)
         plain.register_forward_pre_hook(check, with_kwargs=True)
     return plain
-
-
-def _named(layer: nn.Module | str) -> str:
-    """The layer as it is printed, without its parts."""
-    return layer if isinstance(layer, str) else f"{type(layer).__name__}({layer.extra_repr()})"
 
 
 def _check_input(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops import AffineBank, AffineBanks, affine_attention
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._kept import KeepsBanks, kept
 from ._layout import laid_out_as
 from ._tables import KeepsTables
@@ -99,11 +99,7 @@ class _SelfConv2d(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.channels, self.group.order):
-            raise ValueError(
-                f"{type(self).__name__}({self.extra_repr()}) takes (B, {self.channels}, {self.group.order}, height, "
-                f"width), got {tuple(x.shape)}"
-            )
+        check_field(self, x, self.channels, self.group.order)
         to_query, to_key, to_value = self.embeddings()
         key = to_key(x)
         query = key if to_query is to_key else to_query(x)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
 from ..ops.attentive import check_dilation
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
@@ -113,9 +113,7 @@ class InputAttention2d(KeepsTables, KeepsBanks):
 
     def forward(self, x: Tensor) -> Tensor:
         lead = (self.in_channels,) if self.field == "trivial" else (self.in_channels, self.group.order)
-        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
-            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
-            raise ValueError(f"InputAttention2d({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
+        check_field(self, x, self.in_channels, None if self.field == "trivial" else self.group.order)
         planes = x.flatten(1, 2) if x.ndim == 5 else x
         y = attend_input(planes, *self.banks(), self.poses, self.attention_dilation)
         return y.unflatten(1, lead) if x.ndim == 5 else y
@@ -211,9 +209,9 @@ class _AttentiveConv2d(_OrbitConv2d):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        self._check(x)
         if isinstance(self.attention, InputAttention2d):
             return super().forward(self.attention(x))
-        self._check(x)
         y = attentive_conv(
             x.flatten(1, 2) if x.ndim == 5 else x,
             self.filters(),

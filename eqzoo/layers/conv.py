@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
@@ -143,15 +143,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         return self.dilation * (self.kernel_size - 1) + 1
 
     def _check(self, x: Tensor) -> None:
-        lead = (self.in_channels,) if self.in_field == "trivial" else (self.in_channels, self.group.order)
-        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
-            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
-            raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
-        if not (x.is_floating_point() or x.is_complex()):
-            raise TypeError(
-                f"{type(self).__name__}({self.extra_repr()}) takes floating point tensors, got {x.dtype}; "
-                "eqzoo.data.normalize makes them of pixels"
-            )
+        check_field(self, x, self.in_channels, None if self.in_field == "trivial" else self.group.order)
         check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group, orbit
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._exact import check_size
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
@@ -76,8 +76,7 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
 
     def forward(self, x: Tensor) -> Tensor:
         order = self.group.order
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.channels, order):
-            raise ValueError(f"{self} takes (B, {self.channels}, {order}, height, width), got {tuple(x.shape)}")
+        check_field(self, x, self.channels, order)
         check_size(self, self.group, x, self.kernel_size, 1, self.padding)
         last = is_channels_last(x)
         filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]

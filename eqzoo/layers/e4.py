@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ..ops import generated_depthwise
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
 from .conv import GroupConv2d
@@ -128,11 +128,7 @@ class E4Layer2d(_E4):
         self.norm.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.in_channels, self.order):
-            raise ValueError(
-                f"E4Layer2d({self.group.name}) takes (B, {self.in_channels}, {self.order}, height, width), got "
-                f"{tuple(x.shape)}"
-            )
+        check_field(self, x, self.in_channels, self.order)
         return self.aggregate(x)
 
     def bank(self) -> tuple[Tensor, Tensor]:

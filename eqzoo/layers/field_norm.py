@@ -7,14 +7,9 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 
 __all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
-
-
-def _check(module: nn.Module, group: Group, channels: int, x: Tensor) -> None:
-    if x.ndim != 5 or tuple(x.shape[1:3]) != (channels, group.order):
-        raise ValueError(f"{module} takes (B, {channels}, {group.order}, height, width), got {tuple(x.shape)}")
 
 
 class FieldLayerNorm2d(nn.Module):
@@ -55,7 +50,7 @@ class FieldLayerNorm2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(self, self.group, self.num_features, x)
+        check_field(self, x, self.num_features, self.group.order)
         shape = (self.group.order, self.num_features)
         y = F.layer_norm(x.permute(0, 3, 4, 2, 1), shape, self.weight.expand(shape), self.bias.expand(shape), self.eps)
         return y.permute(0, 4, 3, 1, 2)
@@ -107,7 +102,7 @@ class FieldResponseNorm2d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(self, self.group, self.num_features, x)
+        check_field(self, x, self.num_features, self.group.order)
         norms = x.norm(dim=(3, 4), keepdim=True)
         shape = (-1, 1, 1, 1)
         scaled = x * (norms / (norms.mean((1, 2), keepdim=True) + self.eps))
@@ -150,7 +145,7 @@ class FieldLayerScale2d(nn.Module):
         self.gamma = nn.Parameter(torch.full((channels,), init_value))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check(self, self.group, len(self.gamma), x)
+        check_field(self, x, len(self.gamma), self.group.order)
         return x * self.gamma.view(-1, 1, 1, 1)
 
     def fuse(self) -> nn.Module:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import batch_norm
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
@@ -45,11 +45,7 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         self.group = group
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.num_features, self.group.order):
-            raise ValueError(
-                f"GroupBatchNorm2d({self.group.name}) takes (B, {self.num_features}, {self.group.order}, height, "
-                f"width), got {tuple(x.shape)}"
-            )
+        check_field(self, x, self.num_features, self.group.order)
         momentum = self._momentum()
         own = self.training or self.running_mean is None
         mean, var = (
@@ -63,6 +59,9 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
             return self.momentum or 0.0
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {super().extra_repr()}"
 
     def fuse(self) -> nn.BatchNorm2d:
         """The equivalent plain `torch.nn.BatchNorm2d` on planes in evaluation mode, ``(B, C·|H|, h, w)``.
@@ -113,12 +112,11 @@ class GroupLayerNorm2d(nn.GroupNorm):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.num_channels, self.group.order):
-            raise ValueError(
-                f"GroupLayerNorm2d({self.group.name}) takes (B, {self.num_channels}, {self.group.order}, height, "
-                f"width), got {tuple(x.shape)}"
-            )
+        check_field(self, x, self.num_channels, self.group.order)
         return super().forward(x)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {self.num_channels}, eps={self.eps}"
 
     def fuse(self) -> nn.GroupNorm:
         """The equivalent plain `torch.nn.GroupNorm` with one group on planes, ``(B, C·|H|, height, width)``."""

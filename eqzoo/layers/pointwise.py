@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._layout import group_last, is_channels_last, with_channels_last
 from ._planes import Planes
 
@@ -45,11 +45,7 @@ class PointwiseConv2d(nn.Conv2d):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.in_channels, self.group.order):
-            raise ValueError(
-                f"PointwiseConv2d({self.group.name}) takes (B, {self.in_channels}, {self.group.order}, height, "
-                f"width), got {tuple(x.shape)}"
-            )
+        check_field(self, x, self.in_channels, self.group.order)
         if is_channels_last(x):
             # Poses and columns are merged into one axis, a view: a 1 x 1 kernel does not cross its borders.
             y = with_channels_last(super().forward(group_last(x).flatten(3)))
@@ -57,6 +53,9 @@ class PointwiseConv2d(nn.Conv2d):
         # Poses and rows are merged into one axis, a view again.
         y = super().forward(x.flatten(2, 3))
         return y.unflatten(2, x.shape[2:4])
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, {super().extra_repr()}"
 
     def fuse(self) -> nn.Module:
         """The same map on planes, ``(B, C·|H|, height, width)``.

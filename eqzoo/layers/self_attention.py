@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import local_group_attention
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._planes import Planes
 from ._tables import KeepsTables
 
@@ -160,7 +160,7 @@ class AttentionHeads2d(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of a field or an image, ``(B, 3, heads, d, poses, height, width)``."""
-        self._check(x)
+        check_field(self, x, self.in_channels, self.in_order)
         # Poses and rows are merged into one axis: a 1 x 1 kernel does not cross its borders.
         heads: Tensor = self.qkv(x.flatten(2, 3) if x.ndim == 5 else x)
         heads = heads.unflatten(1, (3, self.num_heads, self.head_channels))
@@ -184,12 +184,6 @@ class AttentionHeads2d(nn.Module):
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
         """Draws weights from ``N(0, scale²/fan_in)``, where √2 is He's initialization; biases are 0."""
         init_linear_maps(self, scale)
-
-    def _check(self, x: Tensor) -> None:
-        lead = (self.in_channels,) if self.in_order is None else (self.in_channels, self.in_order)
-        if x.ndim != len(lead) + 3 or tuple(x.shape[1:-2]) != lead:
-            wanted = ", ".join(map(str, ("B", *lead, "height", "width")))
-            raise ValueError(f"{type(self).__name__}({self.extra_repr()}) takes ({wanted}), got {tuple(x.shape)}")
 
     def extra_repr(self) -> str:
         return (

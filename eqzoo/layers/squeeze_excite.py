@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_field
 from ._layout import is_channels_last
 from ._planes import Planes
 
@@ -53,11 +53,7 @@ class GroupSqueezeExcite(nn.Module):
         self.gate = nn.Sigmoid()
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or tuple(x.shape[1:3]) != (self.channels, self.group.order):
-            raise ValueError(
-                f"GroupSqueezeExcite({self.group.name}) takes (B, {self.channels}, {self.group.order}, height, width), "
-                f"got {tuple(x.shape)}"
-            )
+        check_field(self, x, self.channels, self.group.order)
         places = self.group.order * x.shape[3] * x.shape[4]
         if is_channels_last(x):
             # In memory order, for sums and their gradients without strides.

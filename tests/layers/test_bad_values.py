@@ -218,6 +218,17 @@ def test_a_layer_needs_a_group_and_channels(layer):
         layer(P4, 0, *GIVEN_A_GROUP[layer][1:])
 
 
+@pytest.mark.parametrize("layer", GIVEN_A_GROUP, ids=lambda layer: layer.__name__)
+def test_a_layer_names_the_field_that_it_takes(layer):
+    args = GIVEN_A_GROUP[layer]
+    wanted = (args[0], 7, 7) if layer is LiftingConv2d else (args[0], 4, 7, 7)
+    shape = ", ".join(map(str, ("B", *wanted[:-2], "height", "width")))
+    with pytest.raises(ValueError, match=rf"{layer.__name__}\(p4, .*takes \({shape}\), got \(2, 5, 3, 7, 7\)"):
+        layer(P4, *args)(torch.zeros(2, 5, 3, 7, 7))
+    with pytest.raises(TypeError, match=r"takes floating point tensors, got torch\.uint8; eqzoo\.data\.normalize"):
+        layer(P4, *args)(torch.zeros(2, *wanted, dtype=torch.uint8))
+
+
 @pytest.mark.parametrize("pool", [GroupPool, GlobalPool, HalvingPool2d])
 def test_a_pool_needs_a_group(pool):
     with pytest.raises(TypeError, match="got 'max'"):
