@@ -4,11 +4,14 @@ Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors,
 README.md and its curves; and renders the tables of results in README.md. The user's own checkpoint, such as a
 fine-tuned network, goes to the folder that `--output` names. Nothing leaves the machine without `--push OWNER`, which
 makes the repo `OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can
-be given in place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have.
+be given in place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have;
+`--render --time` measures the throughput of all checkpoints before, one after the other, so that the cards agree on the
+machine and its load.
 """
 
 import argparse
 import json
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,8 @@ from typing import Any
 from common import is_recipe_of, load_recipe, recipe_names, recipe_text
 
 import eqzoo
-from eqzoo._common import atomic, json_text
+from eqzoo._common import atomic, json_text, write_json
+from eqzoo.analysis import throughput
 from eqzoo.cards import (
     check_loads,
     check_weights,
@@ -45,6 +49,7 @@ CARD_NAME, ONNX_NAME = "README.md", "model.onnx"
 CURVE_NAMES = ROTATION_CURVE_NAME, TRAINING_CURVE_NAME = "rotation_curve.svg", "training_curve.svg"
 REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, *CURVE_NAMES, ONNX_NAME)
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
+ROUNDS = 3  # measurements of the throughput of a checkpoint, of which the median is taken
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -74,6 +79,8 @@ def _publish(args: argparse.Namespace) -> None:
             _export(folder)
         if repo_id:
             _push(folder, repo_id, args.replace, args.private)
+    if args.time:
+        _time_all()
     if args.render or any(not _is_repo_folder(run) for run in args.run):
         for path, text in rendered().items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -124,6 +131,22 @@ def build(run: Path, folder: Path, results: dict[str, Any], repo_id: str | None,
     except OSError as error:
         raise SystemExit(f"{folder} cannot be written ({error})") from error
     print(f"made {folder}")
+
+
+def _time_all() -> None:
+    """Measures the throughput of all checkpoints in turn, three times, and writes the medians to results.json."""
+    folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
+    found: dict[Path, list[dict[str, Any]]] = {folder: [] for folder in folders}
+    for _ in range(ROUNDS):
+        for folder in folders:
+            network = load_network(folder).network
+            found[folder].append(throughput(network, network.pretrained_cfg["input_size"]))
+    for folder, measured in found.items():
+        rate = statistics.median(row["images_per_second"] for row in measured)
+        print(f"{folder.name}: {rate:,.0f} images/s")
+        write_json(
+            folder / RESULTS_NAME, _read_results(folder) | {"throughput": measured[0] | {"images_per_second": rate}}
+        )
 
 
 def rendered() -> dict[Path, str]:
@@ -208,6 +231,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or finished folders to push")
     parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
+    parser.add_argument("--time", action="store_true", help="with --render: measure the throughput of all before")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
     parser.add_argument("--private", action="store_true", help="a repo that --push creates is private, not public")
     parser.add_argument(
@@ -233,6 +257,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error("the user's own checkpoint needs --output DIR; model_cards holds those of the zoo")
     if args.private and not args.push:
         parser.error("--private goes with --push OWNER")
+    if args.time and not args.render:
+        parser.error("--time goes with --render")
     if made and not (args.push or args.onnx):
         parser.error(f"{made[0]} is a finished folder; there is nothing to do with it without --push OWNER or --onnx")
     return args

@@ -75,7 +75,7 @@ def throughput(
     return {
         "images_per_second": round(batch_size / seconds, 1),
         "batch_size": batch_size,
-        "machine": f"{machine(parameter.device)}, {threads} threads",
+        "machine": f"{machine(parameter.device)}, {threads} thread{'s' * (threads > 1)}",
     }
 
 

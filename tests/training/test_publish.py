@@ -221,12 +221,34 @@ def test_arguments_that_do_not_go_together(tmp_path, cards, capsys):
         (): "name runs or finished folders",
         (run, "--render"): "name runs or finished folders",
         (run, "--license", "cc0-1.0"): "needs --output DIR",
+        (run, "--time"): "--time goes with --render",
         (run, run, "--output", "x"): "goes with one run",
         (folder,): "nothing to do with it without --push",
     }.items():
         with pytest.raises(SystemExit):
             publish.main(list(arguments))
         assert message in capsys.readouterr().err
+
+
+def test_the_throughput_of_all_is_measured_in_turn(tmp_path, cards, monkeypatch, capsys):
+    publish.main([make_run(tmp_path / "run")])
+    before = json.loads((cards / NAME / "results.json").read_text())
+    rates, sizes = iter([30.0, 9_876.0, 70_000.0]), []
+
+    def measured(network, size):
+        sizes.append(tuple(size))
+        return {"images_per_second": next(rates), "batch_size": 64, "machine": "A, 2 cores, 1 thread"}
+
+    monkeypatch.setattr(publish, "throughput", measured)
+    publish.main(["--render", "--time"])
+    assert sizes == [(1, 28, 28)] * 3
+    assert f"{NAME}: 9,876 images/s" in capsys.readouterr().out
+    after = json.loads((cards / NAME / "results.json").read_text())
+    assert after == before | {
+        "throughput": {"images_per_second": 9_876.0, "batch_size": 64, "machine": "A, 2 cores, 1 thread"}
+    }
+    assert list(after) == list(before | {"throughput": None})
+    assert "9,876 a second, batch 64, A, 2 cores, 1 thread;" in (cards / NAME / "README.md").read_text()
 
 
 def test_half_precision_is_what_was_evaluated(tmp_path, cards):
