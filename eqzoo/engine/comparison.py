@@ -64,7 +64,10 @@ def check_baseline(name: str, shape: Sequence[int]) -> None:
 
 
 def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
-    """The recipe of another network, with the batches and passes, the seed and the class weights of a fine-tuning.
+    """The recipe of another network, with the batches, the seed and the class weights of a fine-tuning.
+
+    Batches are split into as many passes, of at least two images; its batch norms then see the parts, as those of the
+    fine-tuned network do.
 
     AdamW by the rules of `eqzoo.engine.defaults`. The augmentation is the one that suits the group of the fine-tuned
     network: shifts, for p4 also rotations by any angle, for p4m also reflections. What the fine-tuned network takes for
@@ -80,11 +83,12 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
         has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
     group = weightless(own.model).group
     given = {"lr": _RATES[has_batch_norms]["." in name], "augment": suitable_augmentation(group), **given}
-    kept = {
-        key: getattr(own, key)
-        for key in ("batch_size", "accumulate", "seed", "class_weights", "valid_size", "deterministic")
-    }
-    return Recipe(name, own.dataset, **kept, **with_rules(given))
+    kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
+    # A batch norm of one image of one pixel, as the last of a ResNet on small images, has no statistics.
+    passes = [
+        n for n in range(1, own.accumulate + 1) if own.batch_size % n == 0 and (n == 1 or own.batch_size >= 2 * n)
+    ]
+    return Recipe(name, own.dataset, accumulate=passes[-1], **kept, **with_rules(given))
 
 
 def baseline_network(name: str, settings: Mapping[str, Any]) -> nn.Module:

@@ -70,8 +70,8 @@ def train(
             images do not suit the network or do not fill a batch, the batch cannot be shared among the processes, or
             the tracker is not installed.
         OSError: If the folder cannot be written; the run can be resumed from the last finished epoch.
-        FloatingPointError: If the training or validation loss is not finite, or a weight after the last step of an
-            epoch; the best weights so far stay in the folder.
+        FloatingPointError: If the training or validation loss is not finite or, without validation images, a weight
+            after the last step of an epoch; the best weights so far stay in the folder.
     """
     accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
@@ -192,15 +192,17 @@ def _finish_epoch(
 
 
 def _check_finite(state: TrainingState, epoch: int, valid_loss: float | None) -> None:
-    """Raises FloatingPointError if the validation loss or, without one, a weight is not finite.
+    """Raises FloatingPointError if the validation loss or, without one, a weight or running statistic is not finite.
 
     The training loss does not show it where the last step of an epoch went wrong.
     """
-    if valid_loss is not None and not math.isfinite(valid_loss):
-        raise FloatingPointError(f"the validation loss of epoch {epoch + 1} is {valid_loss}")
-    wrong = [name for name, value in state.eval_model.named_parameters() if not value.isfinite().all()]
-    if valid_loss is None and wrong:
-        raise FloatingPointError(f"epoch {epoch + 1} ends with weights that are not finite, of {wrong[0]}")
+    if valid_loss is not None:
+        if not math.isfinite(valid_loss):
+            raise FloatingPointError(f"the validation loss of epoch {epoch + 1} is {valid_loss}")
+        return
+    for name, value in state.eval_model.state_dict().items():
+        if not value.isfinite().all():
+            raise FloatingPointError(f"epoch {epoch + 1} ends with weights that are not finite, of {name}")
 
 
 def _epoch_order(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -52,8 +52,8 @@ class Recipe:
             out.
         optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov momentum, ``"momentum"`` plain momentum.
         lr: The highest learning rate.
-        weight_decay: The weight decay of the optimizer, on all parameters; with ``layer_decay``, on all but those that
-            the network's ``no_weight_decay()`` names.
+        weight_decay: The weight decay of the optimizer, on all parameters but those that the network's
+            ``no_weight_decay()`` names, as octic ViTs do.
         schedule: ``"constant"``, ``"cosine"``, ``"multistep"`` or ``"plateau"``.
         warmup_epochs: The length of the warm-up, which may be a fraction of an epoch.
         seed: The seed of the initial weights, the order of the images, their augmentation and dropout.

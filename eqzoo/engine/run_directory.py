@@ -167,10 +167,12 @@ class RunDirectory:
         Raises:
             ValueError: If the file is missing or damaged.
         """
+        if not self.weights.is_file():
+            raise ValueError(f"{self.weights} is missing")
         try:
             return load_file(self.weights)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{self.weights} is missing or damaged ({error}); restore it or train again") from error
+            raise ValueError(f"{self.weights} is damaged: {error}") from error
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
@@ -210,9 +212,7 @@ class RunDirectory:
             for number, row in enumerate(rows, 1):
                 if row["epoch"] != number:  # as of two commands that wrote at once
                     raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
-            if best_row(rows)["epoch"] < state["epoch"]:  # else the state has these weights
-                if not self.weights.is_file():
-                    raise ValueError(f"{WEIGHTS_NAME} is missing")
+            if best_row(rows)["epoch"] < state["epoch"] or not self.state.exists():  # else the state has these weights
                 self.load_weights()
         except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise self.resume_error(error) from error
@@ -234,6 +234,10 @@ class RunDirectory:
         ways = f"remove it, or {self.state} to start from the first epoch"
         if self.has_ended():
             ways = f"train in another folder (--output), so that {self.weights} stays as it is"
+            try:
+                self.load_weights()
+            except ValueError:
+                ways = f"remove it and train again, or restore {WEIGHTS_NAME}"
         return ValueError(f"{self.path} cannot be resumed ({error}); {ways}")
 
     def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:

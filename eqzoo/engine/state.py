@@ -331,13 +331,12 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             layer_decay=recipe.layer_decay,
             **recipe.optimizer_args,
         )
-    except (AssertionError, ImportError) as error:  # of a package that timm takes it from
-        raise ValueError(
-            f"optimizer {recipe.optimizer!r} cannot be used here: {error}; install what it needs, or take another one, "
-            "such as adamw, sgd or nmuon"
-        ) from error
-    except TypeError as error:  # of the signature of its class
-        raise ValueError(f"optimizer_args={recipe.optimizer_args} do not suit {recipe.optimizer}: {error}") from error
+    except (AssertionError, ImportError, TypeError, ValueError) as error:
+        if recipe.optimizer_args and not isinstance(error, ImportError):
+            said = f"optimizer_args={recipe.optimizer_args} do not suit {recipe.optimizer}: {error}"
+        else:  # it needs a package or a GPU
+            said = f"optimizer {recipe.optimizer!r} cannot be used here: {error}; others are adamw, sgd and nmuon"
+        raise ValueError(said) from error
 
 
 def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

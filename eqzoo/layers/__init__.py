@@ -1,6 +1,6 @@
 """Equivariant layers, one mechanism per file.
 
-A group by its name, or a pair of numbers where there is one side, raises TypeError in every layer.
+A group by its name, or a pair of numbers where height and width have one, is an error that names the argument.
 """
 
 from ._exact import SizeError

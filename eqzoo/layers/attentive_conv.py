@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit
 from ..ops import attend_input, attentive_conv
 from ..ops.attentive import check_dilation
-from ._arguments import check_arguments, check_field
+from ._arguments import check_arguments, check_field, check_numbers
 from ._exact import with_size_check
 from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
@@ -73,7 +73,9 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         attention_dilation: int = 1,
     ) -> None:
         super().__init__()
-        check_arguments(group, in_channels=in_channels)
+        check_arguments(
+            group, in_channels=in_channels, attention_size=attention_size, attention_dilation=attention_dilation
+        )
         if attention not in ("input", "pose"):
             raise ValueError(f"attention of InputAttention2d is 'input' or 'pose', got {attention!r}")
         if field not in ("regular", "trivial"):
@@ -188,6 +190,7 @@ class _AttentiveConv2d(_OrbitConv2d):
         chunk: int = 4,
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, stride, padding, dilation, bias, exact)
+        check_numbers(attention_size=attention_size, attention_dilation=attention_dilation)
         if attention not in get_args(Attention):
             raise ValueError(f"attention is one of {', '.join(map(repr, get_args(Attention)))}, got {attention!r}")
         if chunk < 1:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_numbers
 from ._exact import SizeError, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
@@ -109,6 +109,7 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
 
     def __init__(self, output_size: int) -> None:
         super().__init__()
+        check_numbers(output_size=output_size)
         self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:

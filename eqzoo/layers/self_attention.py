@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import local_group_attention
-from ._arguments import check_arguments, check_field
+from ._arguments import check_arguments, check_field, check_numbers
 from ._planes import Planes
 from ._tables import KeepsTables
 
@@ -139,7 +139,7 @@ class AttentionHeads2d(nn.Module):
         attn_drop: float,
     ) -> None:
         super().__init__()
-        check_arguments(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
+        check_numbers(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.in_order = in_order

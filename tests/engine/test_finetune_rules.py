@@ -98,10 +98,9 @@ def test_networks_without_batch_norm_have_lower_rates(name, rates):
     assert planned("weights", lr=0.5).lr == 0.5
     own = planned(None)
     assert baseline_recipe("test_resnet", own, epochs=1).lr == 4e-3
-    passes = replace(
-        own, accumulate=2
-    )  # what does not fit into the memory at once does not in the other network either
-    assert baseline_recipe("test_resnet", passes, epochs=1).accumulate == 2
+    # What does not fit into the memory at once does not in the other network either; but a part has two images or more.
+    for passes, kept in ((2, 2), (4, 4), (own.batch_size, own.batch_size // 2)):
+        assert baseline_recipe("test_resnet", replace(own, accumulate=passes), epochs=1).accumulate == kept
     assert baseline_recipe("z2_resnet29.cifar10", own, epochs=1).lr == 1e-3
     assert baseline_recipe("test_convnext", own, epochs=1).lr == 1e-3
     assert baseline_recipe("test_convnext.r160_in1k", own, epochs=1).lr == 1e-4

@@ -788,7 +788,9 @@ def test_a_last_step_that_goes_wrong_keeps_the_weights_before_it(tmp_path, monke
     def step(self, epoch, step):
         original(self, epoch, step)
         if (epoch, step) == (2, self.steps - 1):
-            self.model.head.weight.data[0] = float("nan")
+            norm = self.model.stem.norm
+            spoilt = norm.weight if held_out else norm.running_mean
+            spoilt.data[0] = float("nan")
 
     torch.set_default_dtype(torch.float32)
     train(other(epochs=2, valid_size=None if held_out else 0), build, splits, tmp_path / "two")
@@ -808,12 +810,17 @@ def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatc
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4])
     longer = other(epochs=3, restarts=(2,))
+    damaged = r"cannot be resumed \(.*best\.safetensors is damaged: .*; remove it and train again, or restore best"
     for recipe in (other(epochs=2), longer):
-        with pytest.raises(
-            ValueError, match=r"cannot be resumed \(.*best\.safetensors is missing or damaged"
-        ) as caught:
+        with pytest.raises(ValueError, match=damaged) as caught:
             go(tmp_path, recipe)
         assert "\n" not in str(caught.value)
+    state = tmp_path / "state.pt"
+    saved = state.read_bytes()
+    state.unlink()  # a run that has ended goes without
+    with pytest.raises(ValueError, match=damaged):
+        go(tmp_path, other(epochs=2))
+    state.write_bytes(saved)
     assert len(rows(tmp_path)) == 2
     weights.write_bytes(whole)
     go(tmp_path, longer)
@@ -822,9 +829,13 @@ def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatc
 
 def test_an_optimizer_of_a_package_that_is_missing(tmp_path):
     with pytest.raises(
-        ValueError, match=r"optimizer 'fusedsgd' cannot be used here: .*; install what it needs, or take"
+        ValueError, match=r"optimizer 'fusedsgd' cannot be used here: .*; others are adamw, sgd and nmuon"
     ):
         go(tmp_path, other(optimizer="fusedsgd"))
+    with pytest.raises(
+        ValueError, match=r"optimizer_args=\{'mars_type': 'foo'\} do not suit mars: MARS type not supported"
+    ):
+        go(tmp_path, other(optimizer="mars", optimizer_args={"mars_type": "foo"}))
 
 
 def test_what_is_not_there_is_named(tmp_path):

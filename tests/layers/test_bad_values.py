@@ -34,9 +34,10 @@ from eqzoo.layers import (
     OcticLayerNorm,
     OcticResidual,
     PointwiseConv2d,
+    SpatialAdaptiveAvgPool2d,
     SpatialPool2d,
 )
-from eqzoo.layers.octic_embed import OcticPosition2d
+from eqzoo.layers.octic_embed import OcticPatchEmbed2d, OcticPosition2d
 
 
 def test_an_attention_dilation_below_one_is_refused():
@@ -172,16 +173,31 @@ def test_torch_func_differentiates_octic_blocks():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GroupConv2d(P4, 4, 4, (3, 3)), r"kernel_size is one whole number of pixels, .*, got \(3, 3\)"),
-        (lambda: GroupConv2d(P4, 4, 4, 3, padding="same"), "padding is one whole number of pixels, .*, got 'same'"),
-        (lambda: LiftingConv2d(P4, 1, 4, 3, stride=(2, 2)), r"stride is one whole number of pixels, .*, got \(2, 2\)"),
-        (lambda: SpatialPool2d(P4, (2, 2)), r"kernel_size is one whole number of pixels, .*, got \(2, 2\)"),
-        (lambda: DepthwiseGroupConv2d(P4, 4, 7.0), "kernel_size is one whole number of pixels, .*, got 7.0"),
-        (lambda: AffineSelfConv2d(P4, 8, (5, 5)), r"kernel_size is one whole number of pixels, .*, got \(5, 5\)"),
+        (lambda: GroupConv2d(P4, 4, 4, (3, 3)), r"kernel_size is one whole number, .*, got \(3, 3\)"),
+        (lambda: GroupConv2d(P4, 4, 4, 3, padding="same"), "padding is one whole number, .*, got 'same'"),
+        (lambda: LiftingConv2d(P4, 1, 4, 3, stride=(2, 2)), r"stride is one whole number, .*, got \(2, 2\)"),
+        (lambda: SpatialPool2d(P4, (2, 2)), r"kernel_size is one whole number, .*, got \(2, 2\)"),
+        (lambda: DepthwiseGroupConv2d(P4, 4, 7.0), "kernel_size is one whole number, .*, got 7.0"),
+        (lambda: AffineSelfConv2d(P4, 8, (5, 5)), r"kernel_size is one whole number, .*, got \(5, 5\)"),
         (
             lambda: E4Layer2d(P4, 4, 4, kernel_size=(5, 5)),
-            r"kernel_size is one whole number of pixels, .*, got \(5, 5\)",
+            r"kernel_size is one whole number, .*, got \(5, 5\)",
         ),
+        (
+            lambda: InputAttention2d(P4, 4, attention_size=(7, 7)),
+            r"attention_size is one whole number, .*, got \(7, 7\)",
+        ),
+        (
+            lambda: AttentiveGroupConv2d(P4, 4, 4, 3, attention_dilation=(1, 1)),
+            "attention_dilation is one whole number",
+        ),
+        (
+            lambda: AttentiveGroupConv2d(P4, 4, 4, 3, attention_size="7"),
+            "attention_size is one whole number, .*, got '7'",
+        ),
+        (lambda: OcticPatchEmbed2d(3, 16, (16, 16)), r"patch_size is one whole number, .*, got \(16, 16\)"),
+        (lambda: OcticPosition2d(16, (14, 14)), r"grid is one whole number, .*, got \(14, 14\)"),
+        (lambda: SpatialAdaptiveAvgPool2d((2, 2)), r"output_size is one whole number, .*, got \(2, 2\)"),
         (lambda: GroupSelfAttention2d(P4, 4, 8, num_heads=1.5), "num_heads is a whole number, got 1.5"),
     ],
 )
@@ -212,8 +228,9 @@ GIVEN_A_GROUP = {
 @pytest.mark.parametrize("layer", GIVEN_A_GROUP, ids=lambda layer: layer.__name__)
 def test_a_layer_needs_a_group_and_channels(layer):
     layer(P4, *GIVEN_A_GROUP[layer])
-    with pytest.raises(TypeError, match=r"group is an eqzoo\.Group such as eqzoo\.groups\.P4, got 'p4'"):
-        layer("p4", *GIVEN_A_GROUP[layer])
+    for other in ("p4", None):
+        with pytest.raises(TypeError, match=rf"group is an eqzoo\.Group such as eqzoo\.groups\.P4, got {other!r}"):
+            layer(other, *GIVEN_A_GROUP[layer])
     with pytest.raises(ValueError, match=r"(channels|num_features) is at least 1, got 0"):
         layer(P4, 0, *GIVEN_A_GROUP[layer][1:])
 
