@@ -5,13 +5,14 @@ try:
 except ImportError as error:
     raise ImportError(f"training needs accelerate: pip install 'eqzoo[train]' ({error})") from error
 
+from .epochs import best_row, is_finished
 from .evaluation import best_run, evaluate_run
 from .finetuning import FineTuned, finetune
 from .loop import check_device, train
 from .metrics import predictions, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_config, checkpoint_results
-from .run_directory import FinishedRun, RunDirectory, best_row, is_finished
+from .run_directory import FinishedRun, RunDirectory
 
 __all__ = [
     "FineTuned",

@@ -15,10 +15,11 @@ from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
 from .defaults import keeps_statistics, suitable_augmentation, with_rules
+from .epochs import best_row
 from .loop import train
 from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
 from .recipe import Recipe
-from .run_directory import RunDirectory, best_row
+from .run_directory import RunDirectory
 from .speed import recorded_speed
 
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]

@@ -17,10 +17,11 @@ from ..data import AnySplit
 from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
 from .digests import split_differences, split_digests
+from .epochs import rank
 from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory, rank
+from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
 

@@ -17,10 +17,11 @@ from tqdm import tqdm
 from ..analysis.cost import machine
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
+from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
 from .processor import flushed_subnormals
 from .recipe import Recipe
-from .run_directory import RunDirectory, best_row, patience_is_over, rank
+from .run_directory import RunDirectory
 from .state import TrainingState
 
 __all__ = ["accelerator_of", "check_device", "train"]

@@ -14,11 +14,12 @@ from ..models import EquivariantNet
 from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
+from .epochs import best_row
 from .metrics import STEPS, evaluate, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
-from .run_directory import RunDirectory, best_row, write_json
+from .run_directory import RunDirectory, write_json
 from .speed import Speed
 
 __all__ = ["REPORT_NAME", "write_report"]

@@ -13,8 +13,8 @@ from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput
 from ..equivariance import equivariance_error
 from ..groups import P4
 from ..models import EquivariantNet
+from .epochs import best_row
 from .recipe import Recipe
-from .run_directory import best_row
 
 __all__ = ["checkpoint_config", "checkpoint_results"]
 

@@ -20,8 +20,9 @@ from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
 from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
+from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
-from eqzoo.engine.run_directory import RunDirectory, rank
+from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
 from eqzoo.models.resolve import resolve
