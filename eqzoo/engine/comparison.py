@@ -169,7 +169,8 @@ def train_baseline(
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
-    recipe = baseline_recipe(name, own, epochs=speed.epochs_within(seconds, splits), **chosen)
+    nearest = speed.epochs_within(seconds + speed.epoch_seconds(splits) / 2, splits)
+    recipe = baseline_recipe(name, own, epochs=nearest, **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     try:
         model = train(recipe, build, parts, folder.path, device, workers).eval()

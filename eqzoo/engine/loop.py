@@ -21,7 +21,7 @@ from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
 from .processor import flushed_subnormals
 from .recipe import Recipe
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, weights_digest
 from .state import TrainingState
 
 __all__ = ["accelerator_of", "check_device", "train"]
@@ -41,10 +41,11 @@ def train(
     """Trains a network by a recipe, and loads the weights of its best epoch on the validation split.
 
     The run directory receives ``recipe.json``, ``record.jsonl`` (a line for each epoch: training loss, validation loss
-    and accuracy in percent, learning rate, processes, seconds), ``best.safetensors`` and ``state.pt``, from which an
-    interrupted run is resumed. All random numbers depend on the seed and the epoch alone, so a resumed run ends with
-    the weights of an uninterrupted one. Of equally accurate epochs the one with the lowest validation loss is kept;
-    without validation images, the last epoch. The test split is not read.
+    and accuracy in percent, learning rate, processes, seconds, and of the best so far the SHA-256 of its weights),
+    ``best.safetensors`` and ``state.pt``, from which an interrupted run is resumed. All random numbers depend on the
+    seed and the epoch alone, so a resumed run ends with the weights of an uninterrupted one. Of equally accurate epochs
+    the one with the lowest validation loss is kept; without validation images, the last epoch. The test split is not
+    read.
 
     Under ``torchrun``, processes share every batch and its gradient, with the losses of one process up to round-off.
     Batch norms share their statistics on GPUs, where `torch.nn.SyncBatchNorm` works; on CPUs each process normalizes
@@ -88,11 +89,18 @@ def train(
                 state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
                 _train_epochs(directory, state, track)
                 accelerator.wait_for_everyone()
-                return state.finished_model(directory.load_weights())
+                return _finished(state, directory)
         except (Exception, KeyboardInterrupt):
             if accelerator.is_main_process:
                 directory.release()
             raise
+
+
+def _finished(state: TrainingState, directory: RunDirectory) -> nn.Module:
+    try:
+        return state.finished_model(directory.load_weights())
+    except RuntimeError as error:  # a record of an earlier version has no digest of its weights
+        raise ValueError(f"{directory.weights} has the weights of another network: {str(error)[:200]}") from error
 
 
 def check_device(device: str | None) -> None:
@@ -184,6 +192,8 @@ def _finish_epoch(
         seconds = round(time.perf_counter() - began, 2)
         made = {"machine": machine(state.device), "torch": str(torch.__version__)}
         line = row | {"processes": accelerator.num_processes, "seconds": seconds, **made}
+        if improved:
+            line["weights_sha256"] = weights_digest(state.eval_model.state_dict())
         directory.save_state(state.state_dict() | {"epoch": epoch + 1, "row": line})
         if improved:
             directory.save_weights(state.eval_model.state_dict())

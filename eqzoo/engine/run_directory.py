@@ -1,9 +1,11 @@
 """The folder of a training run: recipe, record of the epochs, best weights, state to resume from."""
 
+import hashlib
 import io
 import json
 import pickle
 import statistics
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -19,6 +21,8 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from .._common import atomic, json_text, write_json
+from ..hub import WEIGHTS_NAME as MODEL_NAME
+from ..hub import sha256_of
 from .digests import split_differences
 from .epochs import best_row, is_finished, patience_is_over
 from .recipe import Recipe
@@ -29,11 +33,16 @@ __all__ = [
     "SETTINGS_NAME",
     "FinishedRun",
     "RunDirectory",
+    "weights_digest",
     "write_json",
 ]
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
 SETTINGS_NAME, LOCK_NAME, TRAINED_NAME = "finetune.json", ".lock", "trained_on.npy"
+
+
+class _WeightsError(ValueError):
+    """best.safetensors is missing, damaged or changed."""
 
 
 class RunDirectory:
@@ -155,21 +164,28 @@ class RunDirectory:
 
     def save_weights(self, state_dict: Mapping[str, Tensor]) -> None:
         """Writes best.safetensors."""
-        weights = {name: value.detach().cpu().contiguous() for name, value in state_dict.items()}
-        self._write(self.weights, safetensors_bytes(weights))
+        self._write(self.weights, _weights_file(state_dict))
 
     def load_weights(self) -> dict[str, Tensor]:
         """The weights of best.safetensors.
 
         Raises:
-            ValueError: If the file is missing or damaged.
+            ValueError: If the file is missing or damaged, or is not the one that was saved after the best epoch.
         """
         if not self.weights.is_file():
-            raise ValueError(f"{self.weights} is missing")
+            raise _WeightsError(f"{self.weights} is missing")
         try:
-            return load_file(self.weights)
+            weights = load_file(self.weights)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{self.weights} is damaged: {error}") from error
+            raise _WeightsError(f"{self.weights} is damaged: {error}") from error
+        if (digest := self._digest()) and sha256_of(self.weights) != digest:
+            raise _WeightsError(f"{self.weights} has been changed: its SHA-256 is not the one in {RECORD_NAME}")
+        return weights
+
+    def _digest(self) -> str | None:
+        """The SHA-256 of best.safetensors by the record; None if that has none, as those of earlier versions."""
+        rows = self.rows()
+        return best_row(rows).get("weights_sha256") if rows else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
@@ -200,7 +216,7 @@ class RunDirectory:
             rows = self.rows()
             state: dict[str, Any] = {"epoch": len(rows)}
             if self.state.exists():
-                state = torch.load(self.state, map_location="cpu", weights_only=True)
+                state = _read_state(self.state)
             rows = rows[: state["epoch"]]
             if len(rows) == state["epoch"] - 1 and "row" in state:  # killed before the record
                 rows.append(state["row"])
@@ -211,7 +227,7 @@ class RunDirectory:
                     raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
             if best_row(rows)["epoch"] < state["epoch"] or not self.state.exists():  # else the state has these weights
                 self.load_weights()
-        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
+        except (*_STATE_ERRORS, KeyError) as error:
             raise self.resume_error(error) from error
         if main_process:
             self._write(self.record, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
@@ -229,12 +245,13 @@ class RunDirectory:
     def resume_error(self, error: Exception) -> ValueError:
         """The error for a run that cannot be resumed."""
         ways = f"remove it, or {self.state} to start from the first epoch"
-        if self.has_ended():
+        copy = self.path / MODEL_NAME
+        if isinstance(error, _WeightsError):
+            ways = f"remove it and train again, or restore {WEIGHTS_NAME}"
+            if copy.is_file() and sha256_of(copy) == self._digest():
+                ways = f"copy {copy} to {self.weights}, whose weights it has"
+        elif self.has_ended():
             ways = f"train in another folder (--output), so that {self.weights} stays as it is"
-            try:
-                self.load_weights()
-            except ValueError:
-                ways = f"remove it and train again, or restore {WEIGHTS_NAME}"
         return ValueError(f"{self.path} cannot be resumed ({error}); {ways}")
 
     def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:
@@ -339,6 +356,11 @@ class FinishedRun:
             raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
         if not run.weights.is_file():
             raise ValueError(f"{folder} has no {WEIGHTS_NAME}, which holds its weights; restore it or train again")
+        digest = best_row(rows).get("weights_sha256")
+        if digest and sha256_of(run.weights) != digest:
+            raise ValueError(
+                f"{run.weights} has been changed: its SHA-256 is not that in {RECORD_NAME}; restore it or train again"
+            )
         return cls(folder, recipe, rows)
 
     @property
@@ -361,8 +383,8 @@ class FinishedRun:
         if not path.is_file():
             return {}
         try:
-            found: dict[str, str] = torch.load(path, map_location="cpu", weights_only=True).get("data_sha256", {})
-        except (RuntimeError, ValueError, AttributeError, EOFError, OSError, pickle.UnpicklingError) as error:
+            found: dict[str, str] = _read_state(path).get("data_sha256", {})
+        except (*_STATE_ERRORS, AttributeError) as error:
             raise ValueError(f"{path} is damaged; restore it or remove it") from error
         return found
 
@@ -379,6 +401,27 @@ class FinishedRun:
     def seconds(self) -> int:
         """The training time, in seconds."""
         return round(sum(row["seconds"] for row in self.rows))
+
+
+def weights_digest(state_dict: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of the file that `RunDirectory.save_weights` writes."""
+    return hashlib.sha256(_weights_file(state_dict)).hexdigest()
+
+
+def _weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
+    return safetensors_bytes({name: value.detach().cpu().contiguous() for name, value in state_dict.items()})
+
+
+_STATE_ERRORS = (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """The content of a state.pt; torch.load alone does not compare its checksums."""
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():
+            raise ValueError(f"{path} is damaged, in its part {damaged}")
+    found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return found
 
 
 def _write_error(path: Path, error: OSError) -> OSError:

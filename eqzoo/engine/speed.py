@@ -94,15 +94,17 @@ def measure(
     trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
     each = trial.seconds(chosen, 2)
-    if not recipe.compile and (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT:
+    worth_it = (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT
+    if not recipe.compile and worth_it:
         for key, value in (("channels_last", True), ("precision", "bfloat16")):
             candidate = replace(chosen, **{key: value})  # type: ignore[arg-type]
             if key in given or (key == "precision" and not trial.takes_bfloat16(chosen)):
                 continue
             if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
                 chosen, each = candidate, timed
+    if seconds is not None or (not recipe.compile and worth_it):  # the number of epochs follows from it
         trial.grow()
-        each = trial.seconds(chosen, 1)
+        each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])
     each = max(each, reading / workers) if workers else each + reading
     return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))

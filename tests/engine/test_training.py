@@ -828,6 +828,62 @@ def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatc
     assert weights.read_bytes() == whole
 
 
+def test_changed_weights_are_not_taken_for_those_of_the_run(tmp_path, monkeypatch):
+    accuracies = iter([50.0, 40.0])
+    validate = TrainingState.validate
+    monkeypatch.setattr(TrainingState, "validate", lambda self: validate(self) | {"valid_accuracy": next(accuracies)})
+    go(tmp_path, other(epochs=2))
+    weights = tmp_path / "best.safetensors"  # of epoch 1, which the state does not have
+    whole = weights.read_bytes()
+    zeros = whole[:-400] + bytes(400)
+    save_file(load_file(weights), tmp_path / "again.safetensors", {"of": "another program"})
+    for changed in (zeros, (tmp_path / "again.safetensors").read_bytes()):
+        weights.write_bytes(changed)
+        with pytest.raises(
+            ValueError, match=r"best\.safetensors has been changed: its SHA-256 .*; remove it and train"
+        ):
+            go(tmp_path, other(epochs=2))
+        with pytest.raises(ValueError, match=r"best\.safetensors has been changed: its SHA-256"):
+            FinishedRun.read(tmp_path)
+    copy = tmp_path / "model.safetensors"
+    copy.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"; copy .*model\.safetensors to .*best\.safetensors, whose weights it has"):
+        go(tmp_path, other(epochs=2))
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"best\.safetensors is missing\); copy .*model\.safetensors to "):
+        go(tmp_path, other(epochs=2))
+    shutil.copy(copy, weights)
+    go(tmp_path, other(epochs=2))
+    # The record of an earlier version has no digest.
+    record = tmp_path / "record.jsonl"
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    record.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "weights_sha256"}) + "\n" for row in lines)
+    )
+    go(tmp_path, other(epochs=2))
+    save_file(eqzoo.create_model("p4_cnn", num_classes=5).state_dict(), weights)
+    with pytest.raises(ValueError, match=r"best\.safetensors has the weights of another network: "):
+        go(tmp_path, other(epochs=2))
+
+
+def test_a_changed_state_is_not_gone_on_with(tmp_path):
+    go(tmp_path, other(epochs=2))
+    state = tmp_path / "state.pt"
+    whole = state.read_bytes()
+    places = [i for i in range(len(whole) // 4, len(whole) // 2, 997) if whole[i]]
+    damaged = bytearray(whole)
+    damaged[places[0]] ^= 0xFF
+    state.write_bytes(damaged)
+    longer = other(epochs=3, restarts=(2,))
+    with pytest.raises(ValueError, match=r"cannot be resumed \(.*state\.pt is damaged, in its part"):
+        go(tmp_path, longer)
+    state.write_bytes(b"garbage")
+    with pytest.raises(ValueError, match=r"cannot be resumed \(File is not a zip file\)"):
+        go(tmp_path, longer)
+    state.write_bytes(whole)
+    go(tmp_path, longer)
+
+
 def test_an_optimizer_of_a_package_that_is_missing(tmp_path):
     with pytest.raises(
         ValueError, match=r"optimizer 'fusedsgd' cannot be used here: .*; others are adamw, sgd and nmuon"
