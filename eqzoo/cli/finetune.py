@@ -2,10 +2,13 @@
 
 import argparse
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from .._common import parse_settings
 from ..engine.finetuning import finetune
+from ..hub import CONFIG_NAME
+from ..models import list_models
 from ._answer import Answer, table
 
 __all__ = ["run"]
@@ -28,6 +31,8 @@ def run(args: argparse.Namespace) -> Answer:
     given, settings = {key: value for key, value in named.items() if value is not None}, _settings(args.set)
     if twice := sorted(given.keys() & settings.keys()):
         raise ValueError(f"{', '.join(twice)} is given by an option of its own and by --set; give it once")
+    if _swapped(args.name, str(args.data)):
+        raise ValueError(f"the network comes before the images: eqzoo finetune {args.data} {args.name}")
     try:
         result = finetune(
             args.name,
@@ -52,6 +57,11 @@ def run(args: argparse.Namespace) -> Answer:
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
     return Answer(_text(result.report, args.output), result.report | {"output": args.output})
+
+
+def _swapped(name: str, data: str) -> bool:
+    folder = Path(name)
+    return folder.is_dir() and not (folder / CONFIG_NAME).is_file() and data.partition(".")[0] in list_models()
 
 
 def _settings(items: list[str]) -> dict[str, Any]:

@@ -315,6 +315,8 @@ def _check_values(
             f"patience is a number of epochs without a better one on validation images, and valid 0 holds none out: "
             f"leave one of the two out, got patience {patience}"
         )
+    if isinstance(lr := recipe.get("lr"), int | float) and not 0 < lr < float("inf"):
+        raise ValueError(f"lr is a finite number above 0, got {lr}")
     if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
         epochs = recipe.get("epochs")
         raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")

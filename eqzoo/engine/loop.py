@@ -291,7 +291,12 @@ def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
 def _not_finite(directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any]) -> str:
     found = f"the best weights, of epoch {best.get('epoch')}, are in {directory.weights}"
     none = f"no epoch was finished, so there is no {directory.weights} yet"
-    return f"{error}; {found if best else none}; a smaller lr than {recipe.lr}, a warm-up or clip_grad may help"
+    rates = (
+        f"smaller restart_lrs than {list(recipe.restart_lrs)}"
+        if recipe.restart_lrs
+        else f"a smaller lr than {recipe.lr}"
+    )
+    return f"{error}; {found if best else none}; {rates}, a warm-up or clip_grad may help"
 
 
 def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: str | None) -> None:

@@ -1,12 +1,16 @@
 """The report of a fine-tuning: what is evaluated, and the files of its checkpoint."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .._common import atomic
-from ..analysis.rotation import sample
+from ..analysis.rotation import inputs, sample
 from ..data import AnySplit
 from ..equivariance import equivariance_error
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
@@ -15,7 +19,7 @@ from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
 from .epochs import best_row
-from .metrics import STEPS, evaluate, predict_split, top1
+from .metrics import BATCH_SIZE, STEPS, evaluate, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
@@ -27,6 +31,7 @@ __all__ = ["REPORT_NAME", "write_report"]
 REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
 _EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
+_TIES_SAMPLE = 200  # images whose logits are compared
 _TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
 _TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
 
@@ -88,6 +93,9 @@ def write_report(
     notes += _shortened(metrics, sizes[split])
     some = sample(splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
+    seen, ties = _of_logits(model, splits[split], recipe, names)
+    notes += ties
+    error, x = _equivariance(model, seen)
     advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
     report: dict[str, Any] = {
         "model": recipe.model,
@@ -104,7 +112,7 @@ def write_report(
         "advice": advice,
         **metrics,
         "training_accuracy": round(training_accuracy, 2),
-        "equivariance_error": equivariance_error(model),
+        "equivariance_error": error,
         "training_seconds": training_seconds,
         "speed": speed.as_dict(),
         "settings": chosen(recipe, splits),
@@ -139,8 +147,11 @@ def write_report(
             base_model=settings["base_model"],
             preprocessing=preprocessing,
             timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
+            x=x,
         )
         write_json(folder / RESULTS_NAME, results)
+    if against is None and (before := _comparison(folder, report)):
+        report["against"] = before
     _write_pages(report, folder)
     if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
         report["against"] = train_baseline(
@@ -148,6 +159,47 @@ def write_report(
         )
         _write_pages(report, folder)
     return report
+
+
+@torch.no_grad()
+def _of_logits(model: EquivariantNet, split: AnySplit, recipe: Recipe, names: list[str]) -> tuple[Tensor, list[str]]:
+    """Two images whose logits are not all equal, and a line if there are others.
+
+    The head of some networks, such as p4_cnn, has no bias: where all features are 0, as after too high a learning rate,
+    so are all logits.
+    """
+    parts = [(x, model(x)) for x in inputs(model, sample(split, _TIES_SAMPLE), BATCH_SIZE)]
+    images, logits = (torch.cat(found).cpu() for found in zip(*parts, strict=True))
+    equal = (logits == logits[:, :1]).all(1)
+    count = int(equal.sum())
+    if count == len(equal):
+        raise ValueError(
+            f"all classes have the same logit on all of {count:,} images: the network has collapsed in training; "
+            f"train it anew in another folder, with a lower lr than {recipe.lr:g}"
+        )
+    line = (
+        f"On {count:,} of {len(equal):,} images all classes have the same logit, and {names[0]!r}, the first one, "
+        "counts as predicted: the network was trained for too short a time, or with too high a learning rate."
+    )
+    return images[~equal][:2], [line] * bool(count)
+
+
+def _equivariance(model: EquivariantNet, seen: Tensor) -> tuple[float, Tensor | None]:
+    """The equivariance error on noise, or on images where noise gives zeros, and these images."""
+    try:
+        return equivariance_error(model), None
+    except ValueError:
+        return equivariance_error(model, seen), seen
+
+
+def _comparison(folder: Path, report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The comparison in the report that the folder has, if that is of the same run."""
+    try:
+        old = json.loads((folder / REPORT_NAME).read_text(encoding="utf-8"))
+        same = all(old[key] == report[key] for key in ("epochs", "selected_epoch", "training_seconds", "data"))
+        return old["against"] if same else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _write_pages(report: dict[str, Any], folder: Path) -> None:

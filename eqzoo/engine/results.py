@@ -7,6 +7,7 @@ from typing import Any
 
 import timm
 import torch
+from torch import Tensor
 
 from .._common import __version__
 from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput
@@ -42,6 +43,7 @@ def checkpoint_results(
     earlier: Sequence[Recipe] = (),
     preprocessing: Mapping[str, Any] | None = None,
     timed_batch: int = BATCH_SIZE,
+    x: Tensor | None = None,
 ) -> dict[str, Any]:
     """What results.json holds: everything that a card, the README's table and the Hub show of a checkpoint.
 
@@ -67,6 +69,7 @@ def checkpoint_results(
             ``distilled`` is true.
         preprocessing: ``input_size``, ``mean`` and ``std``, where they are not those of the registered network.
         timed_batch: The number of images in a batch whose throughput is measured.
+        x: The images on which the equivariance error is measured; None for noise.
 
     Returns:
         JSON values; errors and accuracies in percent. The machine and the version of torch are those of the training,
@@ -97,8 +100,8 @@ def checkpoint_results(
         "test_error_of_rotated_copies": [round(100 - value, 3) for value in metrics["accuracy_of_rotated_copies"]],
         "same_class_at_all_quarter_rotations": metrics["same_class_at_all_quarter_rotations"],
         "rotation_curve": metrics["rotation_curve"],
-        "equivariance_error": equivariance_error(model),
-        "equivariance_error_p4": equivariance_error(model, group=P4),
+        "equivariance_error": equivariance_error(model, x),
+        "equivariance_error_p4": equivariance_error(model, x, P4),
         "training_seconds": training_seconds,
         "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),
         "versions": {

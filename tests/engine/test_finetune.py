@@ -1,6 +1,7 @@
 """Fine-tuning: from images of any kind to a checkpoint that everything else accepts."""
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -15,6 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import eqzoo
+from eqzoo import equivariance
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
@@ -316,7 +318,7 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
     monkeypatch.setattr("eqzoo.engine.finetuning.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
-        ({"lr": -1.0}, "lr > 0"),
+        ({"lr": -1.0}, "lr is a finite number above 0"),
         ({"epochs": 0}, "epochs >= 1"),
         ({"batch_size": 0}, "batch_size >= 1"),
         ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
@@ -755,6 +757,9 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+    # It stays in the report of the same run without the option.
+    assert run(capsys, *args[:-2])[0] == 0
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
     # It goes on, and the other network is trained anew for the longer time.
     minutes = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
     code, *_ = run(capsys, *[4 if arg == 3 else arg for arg in args], "--set", "restarts=[3]")
@@ -799,6 +804,49 @@ def test_a_comparison_that_is_not_finite_leaves_the_report(tmp_path, capsys, mon
     assert f"the fine-tuned network is finished, in {folder}" in said
     assert "a smaller lr" not in said
     assert "against" not in json.loads((folder / "report.json").read_text())
+
+
+def test_the_network_comes_before_the_images(tmp_path, capsys):
+    images = save_shapes(tmp_path / "shapes", (6, 6, 6))
+    code, _, said = run(capsys, "finetune", images, "p4_cnn", "--output", tmp_path / "out")
+    assert code == 2
+    assert f"the network comes before the images: eqzoo finetune p4_cnn {images}" in said
+
+
+def where_the_mean_is_above(threshold, monkeypatch):
+    """Networks whose logits are zero on darker images, as those of p4_cnn are where all features are."""
+    build = finetuning.initial_network
+
+    def network(*args):
+        model = build(*args)
+        model.register_forward_hook(lambda _, inputs, y: y * (inputs[0].mean((1, 2, 3)) > threshold)[:, None])
+        return model
+
+    monkeypatch.setattr(finetuning, "initial_network", network)
+
+
+def test_a_collapsed_network_is_named_so(tmp_path, capsys, monkeypatch):
+    where_the_mean_is_above(1e9, monkeypatch)
+    args = ["finetune", "p4_cnn", save_shapes(tmp_path / "shapes", (6, 6, 6)), "--output", tmp_path / "out"]
+    code, _, said = run(capsys, *args, "--epochs", 1, "--device", "cpu")
+    assert code == 2
+    assert "all classes have the same logit on all of 3 images: the network has collapsed in training" in said
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+def test_logits_that_are_zero_on_noise_and_on_some_images(tmp_path, capsys, monkeypatch):
+    where_the_mean_is_above(0.0, monkeypatch)
+    noise = equivariance._noise
+    monkeypatch.setattr(equivariance, "_noise", lambda *args: -noise(*args).abs())
+    args = ["finetune", "p4_cnn", save_shapes(tmp_path / "shapes", (9, 9, 9)), "--output", tmp_path / "out"]
+    assert run(capsys, *args, "--epochs", 1, "--device", "cpu", "--test", 0.3)[0] == 0
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert 0 < report["equivariance_error"] < 1e-12
+    assert any(
+        re.search(rf"On \d of 9 images all classes have the same logit, and '{NAMES[0]}'", note)
+        for note in report["notes"]
+    )
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["equivariance_error"] < 1e-12
 
 
 def test_an_interrupted_comparison_leaves_the_report_and_is_resumed(tmp_path, capsys, monkeypatch):

@@ -189,6 +189,21 @@ def test_the_fastest_formats_are_chosen(monkeypatch):
     assert measured(monkeypatch, slow)({}) == ("float32", False)  # 2.5 % are no gain
 
 
+def test_where_the_epochs_follow_from_the_time_whole_batches_are_timed(monkeypatch):
+    """Small parts of a batch are slower for each image, so a short comparison would get too few epochs."""
+    timed = []
+
+    def seconds(trial, recipe, times):
+        timed.append(len(trial.batch[1]))
+        return 1e-3
+
+    monkeypatch.setattr(speed._Trial, "seconds", seconds)
+    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
+    for wanted, last in ((None, 2), (5.0, 8), (3600.0, 8)):
+        speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu", wanted)
+        assert timed[-1] == last
+
+
 def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     """The time of a step is that of the network: one that sleeps is as slow as it sleeps."""
 
