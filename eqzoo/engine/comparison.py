@@ -126,9 +126,9 @@ def train_baseline(
 ) -> dict[str, Any]:
     """Trains another network on the same images for the time that a fine-tuning took, and evaluates it likewise.
 
-    It has the recipe of `baseline_recipe` with the epochs that fit into the time, at least one, and the epoch most
-    accurate on the validation images is kept. The folder ``against/<name>`` of the run holds the files, so that it is
-    resumed with it, and a finished run can be compared with several networks.
+    It has the recipe of `baseline_recipe` with the number of epochs whose time is nearest, at least one, and the epoch
+    most accurate on the validation images is kept. The folder ``against/<name>`` of the run holds the files, so that it
+    is resumed with it, and a finished run can be compared with several networks.
 
     Args:
         name: The network, as `check_baseline` takes it.
@@ -170,7 +170,8 @@ def train_baseline(
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     nearest = speed.epochs_within(seconds + speed.epoch_seconds(splits) / 2, splits)
-    recipe = baseline_recipe(name, own, epochs=nearest, **chosen)
+    epochs = Recipe.read(folder.recipe).epochs if folder.recipe.is_file() else nearest
+    recipe = baseline_recipe(name, own, epochs=epochs, **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     try:
         model = train(recipe, build, parts, folder.path, device, workers).eval()

@@ -2,12 +2,13 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from ..data import AnySplit, Split
 
-__all__ = ["SPLIT_NAMES", "image_codes", "split_differences", "split_digest", "split_digests"]
+__all__ = ["SPLIT_NAMES", "image_codes", "settings_differences", "split_differences", "split_digest", "split_digests"]
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 
@@ -42,3 +43,13 @@ def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iter
             yield f"there are no {word} images, and there were some"
         elif there.get(split) != here.get(split):
             yield f"the {word} images differ"
+
+
+def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two finetune.json, in words."""
+    for key in here:
+        before, now = there.get(key), here[key]
+        if key == "data_sha256":
+            yield from split_differences(before or {}, now)
+        elif before != now:
+            yield f"{key} was {before!r} and is {now!r}"

@@ -22,7 +22,7 @@ from .metrics import progress_bar
 from .processor import flushed_subnormals
 from .recipe import Recipe
 from .run_directory import RunDirectory, weights_digest
-from .state import TrainingState
+from .state import MisfitError, TrainingState
 
 __all__ = ["accelerator_of", "check_device", "train"]
 
@@ -97,10 +97,11 @@ def train(
 
 
 def _finished(state: TrainingState, directory: RunDirectory) -> nn.Module:
+    weights = directory.load_weights()
     try:
-        return state.finished_model(directory.load_weights())
-    except RuntimeError as error:  # a record of an earlier version has no digest of its weights
-        raise ValueError(f"{directory.weights} has the weights of another network: {str(error)[:200]}") from error
+        return state.finished_model(weights)
+    except MisfitError as error:
+        raise ValueError(f"{directory.weights} has the weights of another network: {error}") from error
 
 
 def check_device(device: str | None) -> None:
@@ -123,7 +124,7 @@ def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | No
                 loss = _train_epoch(state, epoch, history, best, bar)
                 best = _finish_epoch(directory, state, epoch, loss, history, best, began)
             except FloatingPointError as error:
-                raise FloatingPointError(_not_finite(directory, recipe, error, best)) from None
+                raise FloatingPointError(_not_finite(directory, recipe, error, best, epoch)) from None
             bar.set_postfix(_postfix(epoch, loss, best))
     for tracker in accelerator.trackers:
         tracker.finish()
@@ -288,15 +289,16 @@ def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
     return {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"} | accuracy
 
 
-def _not_finite(directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any]) -> str:
+def _not_finite(
+    directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any], epoch: int
+) -> str:
     found = f"the best weights, of epoch {best.get('epoch')}, are in {directory.weights}"
     none = f"no epoch was finished, so there is no {directory.weights} yet"
-    rates = (
-        f"smaller restart_lrs than {list(recipe.restart_lrs)}"
-        if recipe.restart_lrs
-        else f"a smaller lr than {recipe.lr}"
-    )
-    return f"{error}; {found if best else none}; {rates}, a warm-up or clip_grad may help"
+    cycle = sum(epoch >= restart for restart in recipe.restarts)
+    rate = f"a smaller lr than {recipe.lr}"
+    if cycle and recipe.restart_lrs:
+        rate = f"a smaller one of restart_lrs than {recipe.restart_lrs[cycle - 1]}"
+    return f"{error}; {found if best else none}; {rate}, a warm-up or clip_grad may help"
 
 
 def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: str | None) -> None:
@@ -322,5 +324,5 @@ def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[st
     except (RuntimeError, ValueError, KeyError) as error:
         raise directory.resume_error(error) from error
     if best["epoch"] == saved["epoch"] and state.accelerator.is_main_process:
-        directory.save_weights(state.eval_model.state_dict())  # it may have been killed before it saved them
+        directory.restore_weights(state.eval_model.state_dict(), rows)  # it may have been killed before it saved them
     return saved["epoch"], best, losses

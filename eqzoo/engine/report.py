@@ -134,9 +134,9 @@ def _comparison(report: dict[str, Any]) -> list[str]:
     lines = [
         f"## Against {other['model']}",
         "",
-        f"{other['model']} was trained on the same images for as many epochs as fit into the same time: from "
-        f"{other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that are "
-        f"{_AUGMENTED[other['augment']]} at random. Both are evaluated on the same images.",
+        f"{other['model']} was trained on the same images for the number of epochs that comes nearest to the same "
+        f"time: from {other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that "
+        f"are {_AUGMENTED[other['augment']]} at random. Both are evaluated on the same images.",
         "",
         f"| | {report['model']} | {_other_name(report)} |",
         "|---|---|---|",

@@ -31,7 +31,7 @@ __all__ = ["REPORT_NAME", "write_report"]
 REPORT_NAME, PAGE_NAME = "report.json", "report.md"
 _REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
 _EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
-_TIES_SAMPLE = 200  # images whose logits are compared
+_TIES_SAMPLE = 100  # images whose logits are compared
 _TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
 _TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
 
@@ -93,7 +93,7 @@ def write_report(
     notes += _shortened(metrics, sizes[split])
     some = sample(splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
-    seen, ties = _of_logits(model, splits[split], recipe, names)
+    seen, ties = _of_logits(model, (splits[split], splits["train"]), recipe, names, workers)
     notes += ties
     error, x = _equivariance(model, seen)
     advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
@@ -162,26 +162,38 @@ def write_report(
 
 
 @torch.no_grad()
-def _of_logits(model: EquivariantNet, split: AnySplit, recipe: Recipe, names: list[str]) -> tuple[Tensor, list[str]]:
-    """Two images whose logits are not all equal, and a line if there are others.
+def _of_logits(
+    model: EquivariantNet, splits: tuple[AnySplit, AnySplit], recipe: Recipe, names: list[str], workers: int
+) -> tuple[Tensor, list[str]]:
+    """Two images whose logits are not all equal, and a line if there are others among those that are evaluated.
 
     The head of some networks, such as p4_cnn, has no bias: where all features are 0, as after too high a learning rate,
     so are all logits.
+
+    Args:
+        model: The network.
+        splits: The images that are evaluated, and the training images, which are looked at if all those are equal.
+        recipe: The recipe of the run.
+        names: The names of the classes.
+        workers: The processes that read images that are not in memory.
     """
-    parts = [(x, model(x)) for x in inputs(model, sample(split, _TIES_SAMPLE), BATCH_SIZE)]
-    images, logits = (torch.cat(found).cpu() for found in zip(*parts, strict=True))
-    equal = (logits == logits[:, :1]).all(1)
-    count = int(equal.sum())
-    if count == len(equal):
-        raise ValueError(
-            f"all classes have the same logit on all of {count:,} images: the network has collapsed in training; "
-            f"train it anew in another folder, with a lower lr than {recipe.lr:g}"
-        )
-    line = (
-        f"On {count:,} of {len(equal):,} images all classes have the same logit, and {names[0]!r}, the first one, "
-        "counts as predicted: the network was trained for too short a time, or with too high a learning rate."
+    notes: list[str] = []
+    for split in splits:
+        parts = [(x, model(x)) for x in inputs(model, sample(split, _TIES_SAMPLE), BATCH_SIZE, workers)]
+        images, logits = (torch.cat(found).cpu() for found in zip(*parts, strict=True))
+        equal = (logits == logits[:, :1]).all(1)
+        if equal.any() and not notes:
+            notes.append(
+                f"On {int(equal.sum()):,} of {len(equal):,} images all classes have the same logit, and {names[0]!r}, "
+                "the first one, counts as predicted: such images are empty, or the network was trained for too short a "
+                "time or with too high a learning rate."
+            )
+        if not equal.all():
+            return images[~equal][:2], notes
+    raise ValueError(
+        f"all classes have the same logit on all of {len(equal):,} training images: the network has collapsed in "
+        f"training; train it anew in another folder, with a lower lr than {recipe.lr:g}"
     )
-    return images[~equal][:2], [line] * bool(count)
 
 
 def _equivariance(model: EquivariantNet, seen: Tensor) -> tuple[float, Tensor | None]:
@@ -196,7 +208,10 @@ def _comparison(folder: Path, report: Mapping[str, Any]) -> dict[str, Any] | Non
     """The comparison in the report that the folder has, if that is of the same run."""
     try:
         old = json.loads((folder / REPORT_NAME).read_text(encoding="utf-8"))
-        same = all(old[key] == report[key] for key in ("epochs", "selected_epoch", "training_seconds", "data"))
+        keys = ("data", "images", "epochs", "selected_epoch", "training_seconds", "evaluated_on", "rotated_images")
+        same = all(old[key] == report[key] for key in keys)
+        curves = [found["rotation_curve"] for found in (old, report)]
+        same = same and all(curves[0][key] == curves[1][key] for key in ("angles", "images"))
         return old["against"] if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

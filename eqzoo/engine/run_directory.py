@@ -6,6 +6,7 @@ import json
 import pickle
 import statistics
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +24,7 @@ from torch import Tensor
 from .._common import atomic, json_text, write_json
 from ..hub import WEIGHTS_NAME as MODEL_NAME
 from ..hub import sha256_of
-from .digests import split_differences
+from .digests import settings_differences
 from .epochs import best_row, is_finished, patience_is_over
 from .recipe import Recipe
 
@@ -166,8 +167,19 @@ class RunDirectory:
         """Writes best.safetensors."""
         self._write(self.weights, _weights_file(state_dict))
 
-    def load_weights(self) -> dict[str, Tensor]:
+    def restore_weights(self, state_dict: Mapping[str, Tensor], rows: list[dict[str, Any]]) -> None:
+        """Writes best.safetensors unless it is the file of the best epoch already."""
+        with suppress(ValueError):
+            self.load_weights(rows)
+            if _digest(rows):
+                return
+        self.save_weights(state_dict)
+
+    def load_weights(self, rows: list[dict[str, Any]] | None = None) -> dict[str, Tensor]:
         """The weights of best.safetensors.
+
+        Args:
+            rows: The rows of the run's epochs; None for those of record.jsonl.
 
         Raises:
             ValueError: If the file is missing or damaged, or is not the one that was saved after the best epoch.
@@ -178,14 +190,9 @@ class RunDirectory:
             weights = load_file(self.weights)
         except (OSError, SafetensorError) as error:
             raise _WeightsError(f"{self.weights} is damaged: {error}") from error
-        if (digest := self._digest()) and sha256_of(self.weights) != digest:
+        if (digest := _digest(self.rows() if rows is None else rows)) and sha256_of(self.weights) != digest:
             raise _WeightsError(f"{self.weights} has been changed: its SHA-256 is not the one in {RECORD_NAME}")
         return weights
-
-    def _digest(self) -> str | None:
-        """The SHA-256 of best.safetensors by the record; None if that has none, as those of earlier versions."""
-        rows = self.rows()
-        return best_row(rows).get("weights_sha256") if rows else None
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
@@ -226,7 +233,7 @@ class RunDirectory:
                 if row["epoch"] != number:  # as of two commands that wrote at once
                     raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
             if best_row(rows)["epoch"] < state["epoch"] or not self.state.exists():  # else the state has these weights
-                self.load_weights()
+                self.load_weights(rows)
         except (*_STATE_ERRORS, KeyError) as error:
             raise self.resume_error(error) from error
         if main_process:
@@ -248,7 +255,7 @@ class RunDirectory:
         copy = self.path / MODEL_NAME
         if isinstance(error, _WeightsError):
             ways = f"remove it and train again, or restore {WEIGHTS_NAME}"
-            if copy.is_file() and sha256_of(copy) == self._digest():
+            if copy.is_file() and sha256_of(copy) == _digest(self.rows()):
                 ways = f"copy {copy} to {self.weights}, whose weights it has"
         elif self.has_ended():
             ways = f"train in another folder (--output), so that {self.weights} stays as it is"
@@ -260,7 +267,7 @@ class RunDirectory:
         if self.is_unused():
             self.recipe.unlink(missing_ok=True)
         elif path.is_file():
-            if said := "; ".join(_differences(self.settings(), settings)):
+            if said := "; ".join(settings_differences(self.settings(), settings)):
                 raise ValueError(f"{self.path} holds a run on other images or weights ({said}); name another folder")
             return
         else:
@@ -356,8 +363,7 @@ class FinishedRun:
             raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
         if not run.weights.is_file():
             raise ValueError(f"{folder} has no {WEIGHTS_NAME}, which holds its weights; restore it or train again")
-        digest = best_row(rows).get("weights_sha256")
-        if digest and sha256_of(run.weights) != digest:
+        if (digest := _digest(rows)) and sha256_of(run.weights) != digest:
             raise ValueError(
                 f"{run.weights} has been changed: its SHA-256 is not that in {RECORD_NAME}; restore it or train again"
             )
@@ -403,6 +409,11 @@ class FinishedRun:
         return round(sum(row["seconds"] for row in self.rows))
 
 
+def _digest(rows: list[dict[str, Any]]) -> str | None:
+    """The SHA-256 of best.safetensors by the rows; None if they have none, as those of earlier versions."""
+    return best_row(rows).get("weights_sha256") if rows else None
+
+
 def weights_digest(state_dict: Mapping[str, Tensor]) -> str:
     """The SHA-256 of the file that `RunDirectory.save_weights` writes."""
     return hashlib.sha256(_weights_file(state_dict)).hexdigest()
@@ -412,7 +423,7 @@ def _weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
     return safetensors_bytes({name: value.detach().cpu().contiguous() for name, value in state_dict.items()})
 
 
-_STATE_ERRORS = (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile)
+_STATE_ERRORS = (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -429,13 +440,3 @@ def _write_error(path: Path, error: OSError) -> OSError:
         f"cannot write {path}: {error.strerror or error}; free space or make the folder writable, and the same command "
         "resumes from the last finished epoch"
     )
-
-
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two finetune.json, in words."""
-    for key in here:
-        before, now = there.get(key), here[key]
-        if key == "data_sha256":
-            yield from split_differences(before or {}, now)
-        elif before != now:
-            yield f"{key} was {before!r} and is {now!r}"

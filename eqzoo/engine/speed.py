@@ -93,6 +93,8 @@ def measure(
     """
     trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
+    if recipe.compile:  # it is compiled for each size of a batch
+        trial.grow()
     each = trial.seconds(chosen, 2)
     worth_it = (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT
     if not recipe.compile and worth_it:
@@ -102,7 +104,7 @@ def measure(
                 continue
             if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
                 chosen, each = candidate, timed
-    if seconds is not None or (not recipe.compile and worth_it):  # the number of epochs follows from it
+    if not recipe.compile and (worth_it or seconds is not None):  # the number of epochs follows from it
         trial.grow()
         each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])

@@ -24,7 +24,11 @@ from .recipe import Recipe, build_network, scheduler
 from .run_directory import FinishedRun
 from .teachers import Teachers
 
-__all__ = ["TrainingState", "freeze"]
+__all__ = ["MisfitError", "TrainingState", "freeze"]
+
+
+class MisfitError(ValueError):
+    """Weights are those of another network."""
 
 
 class TrainingState:
@@ -203,10 +207,17 @@ class TrainingState:
             self.ema.module.load_state_dict(state["ema"])
 
     def finished_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The network in evaluation mode with the best weights, without wrappers that only training needs."""
+        """The network in evaluation mode with the best weights, without wrappers that only training needs.
+
+        Raises:
+            MisfitError: If the weights are those of another network.
+        """
         plain = self.accelerator.num_processes == 1 and not self.recipe.compile and not self.recipe.freeze
         model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
-        model.load_state_dict(weights)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:  # a record of an earlier version has no digest of its weights
+            raise MisfitError(" ".join(str(error).split())[:200]) from error
         return model.eval()
 
 

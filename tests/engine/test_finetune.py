@@ -737,7 +737,7 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
 
 
-def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, capsys):
+def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, capsys, monkeypatch):
     images = save_shapes(tmp_path / "shapes", (10, 10, 10))
     args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 3, "--against", "test_resnet"]
     code, out, said = run(capsys, *args)
@@ -757,9 +757,20 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
-    # It stays in the report of the same run without the option.
+    # It stays in the report of the same run without the option, unless that is of other angles.
     assert run(capsys, *args[:-2])[0] == 0
+    kept = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert kept["against"] == other
+    fewer = kept["rotation_curve"] | {"angles": curve["angles"][::2]}
+    (tmp_path / "out" / "report.json").write_text(json.dumps(kept | {"rotation_curve": fewer}))
+    assert run(capsys, *args[:-2])[0] == 0
+    assert "against" not in json.loads((tmp_path / "out" / "report.json").read_text())
+    # A comparison that was made when epochs were counted otherwise keeps its number of them.
+    planned = speed.Speed.epochs_within
+    monkeypatch.setattr(speed.Speed, "epochs_within", lambda *args: planned(*args) + 1)
+    assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
+    monkeypatch.undo()
     # It goes on, and the other network is trained anew for the longer time.
     minutes = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
     code, *_ = run(capsys, *[4 if arg == 3 else arg for arg in args], "--set", "restarts=[3]")
@@ -830,7 +841,7 @@ def test_a_collapsed_network_is_named_so(tmp_path, capsys, monkeypatch):
     args = ["finetune", "p4_cnn", save_shapes(tmp_path / "shapes", (6, 6, 6)), "--output", tmp_path / "out"]
     code, _, said = run(capsys, *args, "--epochs", 1, "--device", "cpu")
     assert code == 2
-    assert "all classes have the same logit on all of 3 images: the network has collapsed in training" in said
+    assert "all classes have the same logit on all of 12 training images: the network has collapsed" in said
     assert not (tmp_path / "out" / "report.json").exists()
 
 

@@ -802,6 +802,21 @@ def test_a_last_step_that_goes_wrong_keeps_the_weights_before_it(tmp_path, monke
     assert all(value.isfinite().all() for value in load_file(tmp_path / "three" / "best.safetensors").values())
 
 
+@pytest.mark.parametrize(
+    ("epoch", "remedy"), [(1, "a smaller lr than 0.001"), (2, "a smaller one of restart_lrs than 0.5")]
+)
+def test_the_rate_that_was_too_high_is_named(tmp_path, monkeypatch, epoch, remedy):
+    original, seen = TrainingState.backward, []
+
+    def backward(self, *args):
+        seen.append(len(rows(tmp_path)) if (tmp_path / "record.jsonl").exists() else 0)
+        return original(self, *args) * (float("nan") if seen[-1] == epoch else 1)
+
+    monkeypatch.setattr(TrainingState, "backward", backward)
+    with pytest.raises(FloatingPointError, match=f"; {remedy}, a warm-up or"):
+        go(tmp_path, other(epochs=4, restarts=(2,), restart_lrs=(0.5,)))
+
+
 def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatch):
     accuracies = iter([50.0, 40.0, 30.0])
     validate = TrainingState.validate
@@ -864,6 +879,30 @@ def test_changed_weights_are_not_taken_for_those_of_the_run(tmp_path, monkeypatc
     save_file(eqzoo.create_model("p4_cnn", num_classes=5).state_dict(), weights)
     with pytest.raises(ValueError, match=r"best\.safetensors has the weights of another network: "):
         go(tmp_path, other(epochs=2))
+
+
+def test_a_state_older_than_the_record_is_compared_with_its_own_epochs(tmp_path, monkeypatch):
+    accuracies = iter([50.0, 40.0, 60.0])
+    validate = TrainingState.validate
+    monkeypatch.setattr(TrainingState, "validate", lambda self: validate(self) | {"valid_accuracy": next(accuracies)})
+    save, saved = RunDirectory.save_state, []
+
+    def kept(self, state):
+        save(self, state)
+        saved.append(self.state.read_bytes())
+
+    monkeypatch.setattr(RunDirectory, "save_state", kept)
+    go(tmp_path, other(epochs=3))
+    (tmp_path / "state.pt").write_bytes(saved[1])  # its best epoch is the first, and the file has the third
+    with pytest.raises(ValueError, match=r"cannot be resumed \(.*best\.safetensors has been changed"):
+        go(tmp_path, other(epochs=3))
+    assert next(accuracies, None) is None  # nothing was trained
+
+
+def test_memory_that_runs_out_is_not_taken_for_other_weights(tmp_path):
+    builds = iter([build, lambda: 1 / 0])
+    with pytest.raises(ZeroDivisionError):
+        train(other(freeze=("stem",)), lambda: next(builds)(), SPLITS, tmp_path)
 
 
 def test_a_changed_state_is_not_gone_on_with(tmp_path):
