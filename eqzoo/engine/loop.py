@@ -1,5 +1,6 @@
 """The training loop: epochs, validation, checkpoints, resuming."""
 
+import hashlib
 import math
 import os
 import time
@@ -21,7 +22,7 @@ from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
 from .processor import flushed_subnormals
 from .recipe import Recipe
-from .run_directory import RunDirectory, weights_digest
+from .run_directory import RunDirectory, weights_file
 from .state import MisfitError, TrainingState
 
 __all__ = ["accelerator_of", "check_device", "train"]
@@ -194,10 +195,11 @@ def _finish_epoch(
         made = {"machine": machine(state.device), "torch": str(torch.__version__)}
         line = row | {"processes": accelerator.num_processes, "seconds": seconds, **made}
         if improved:
-            line["weights_sha256"] = weights_digest(state.eval_model.state_dict())
+            weights = weights_file(state.eval_model.state_dict())
+            line["weights_sha256"] = hashlib.sha256(weights).hexdigest()
         directory.save_state(state.state_dict() | {"epoch": epoch + 1, "row": line})
         if improved:
-            directory.save_weights(state.eval_model.state_dict())
+            directory.save_weights(weights)
         directory.append_row(line)
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=epoch + 1)
     return best

@@ -68,8 +68,8 @@ class Recipe:
         class_weights: A factor of the loss for each class; () for none. Cross-entropy only.
         augment: One of `eqzoo.data.AUGMENTATIONS`.
         ema_decay: The decay of an exponential moving average of the weights, which is then validated and saved; None
-            for none. In step n the decay is min(ema_decay, 1 - n^(-2/3)): 0.9 after 32 steps, 0.99 after 1,000 and
-            0.999 after 31,623 at most, so that a higher value has no effect in a shorter run.
+            for none. In step n the decay is min(ema_decay, 1 - n^(-2/3)), which reaches 0.9 after 32 steps, 0.99 after
+            1,000 and 0.999 after 31,623; a higher value has no effect in a shorter run.
         clip_grad: The largest norm of the gradient; None for no clipping.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast with parameters in float32.
         channels_last: Whether images, and the fields of layers that support it, have the channels-last memory format.

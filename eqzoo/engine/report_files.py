@@ -93,7 +93,7 @@ def write_report(
     notes += _shortened(metrics, sizes[split])
     some = sample(splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
-    seen, ties = _of_logits(model, (splits[split], splits["train"]), recipe, names, workers)
+    seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
     notes += ties
     error, x = _equivariance(model, seen)
     advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
@@ -162,7 +162,7 @@ def write_report(
 
 
 @torch.no_grad()
-def _of_logits(
+def _with_logits(
     model: EquivariantNet, splits: tuple[AnySplit, AnySplit], recipe: Recipe, names: list[str], workers: int
 ) -> tuple[Tensor, list[str]]:
     """Two images whose logits are not all equal, and a line if there are others among those that are evaluated.

@@ -1,6 +1,5 @@
 """The folder of a training run: recipe, record of the epochs, best weights, state to resume from."""
 
-import hashlib
 import io
 import json
 import pickle
@@ -34,7 +33,7 @@ __all__ = [
     "SETTINGS_NAME",
     "FinishedRun",
     "RunDirectory",
-    "weights_digest",
+    "weights_file",
     "write_json",
 ]
 
@@ -163,9 +162,9 @@ class RunDirectory:
         except OSError as error:
             raise _write_error(self.record, error) from error
 
-    def save_weights(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Writes best.safetensors."""
-        self._write(self.weights, _weights_file(state_dict))
+    def save_weights(self, data: bytes) -> None:
+        """Writes best.safetensors, whose content `weights_file` gives."""
+        self._write(self.weights, data)
 
     def restore_weights(self, state_dict: Mapping[str, Tensor], rows: list[dict[str, Any]]) -> None:
         """Writes best.safetensors unless it is the file of the best epoch already."""
@@ -173,7 +172,7 @@ class RunDirectory:
             self.load_weights(rows)
             if _digest(rows):
                 return
-        self.save_weights(state_dict)
+        self.save_weights(weights_file(state_dict))
 
     def load_weights(self, rows: list[dict[str, Any]] | None = None) -> dict[str, Tensor]:
         """The weights of best.safetensors.
@@ -414,12 +413,8 @@ def _digest(rows: list[dict[str, Any]]) -> str | None:
     return best_row(rows).get("weights_sha256") if rows else None
 
 
-def weights_digest(state_dict: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of the file that `RunDirectory.save_weights` writes."""
-    return hashlib.sha256(_weights_file(state_dict)).hexdigest()
-
-
-def _weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
+def weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file of these weights; the same weights give the same bytes."""
     return safetensors_bytes({name: value.detach().cpu().contiguous() for name, value in state_dict.items()})
 
 

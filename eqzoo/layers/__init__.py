@@ -1,6 +1,6 @@
 """Equivariant layers, one mechanism per file.
 
-A group by its name, or a pair of numbers where height and width have one, is an error that names the argument.
+Layers take a group itself, not its name, and one number for height and width; an error names the argument that is not.
 """
 
 from ._exact import SizeError

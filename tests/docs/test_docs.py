@@ -26,6 +26,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PROCESS = {"adding_a_model.md"}  # pages that register networks
 TEACH = {"README.md", "adding_a_model.md", "exactness.md", "export.md", "fine_tuning.md", "migration.md"}
 
+OPERATORS = "torch's operators alone"  # a column of the tables
+
 
 def runs(page):
     return any(block.language == "python" and not block.skipped for block in doc_pages.blocks(page.read_text()))
@@ -184,6 +186,37 @@ def test_the_readme_is_short():
     for name in ("z2_resnet29", "p4_resnet29"):
         error = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_error"]
         assert f"{error:.2f} %" in own, name
+
+
+def test_the_readme_names_what_equivariance_costs():
+    """Against plain networks with as many parameters, in training steps and on the cards of the example."""
+    text = " ".join((ROOT / "README.md").read_text().split())
+    plain, ours = (
+        json.loads((ROOT / "model_cards" / name / "results.json").read_text())["throughput"]["images_per_second"]
+        for name in ("z2_resnet29.eurosat", "p4m_resnet29.eurosat")
+    )
+    assert f"{plain / ours:.1f} times as many tiles a second ({plain} and {ours}, " in text
+    ratios, without = {}, {}
+    for kind in ("", "_bfloat16"):
+        report = json.loads((ROOT / "docs" / "benchmarks" / f"twins_cpu{kind}.json").read_text())
+        for row in report["rows"]:
+            if row["task"] == "training step":
+                ratios[row["subject"] + kind] = f"{row['ms'] / row['ms against']:.1f}"
+                without[row["subject"] + kind] = f"{row[OPERATORS]:.1f}"
+    p4, p4m = "p4_resnet29", "p4m_resnet29"
+    assert f"`{p4}` takes {ratios[p4]} times that of `z2_resnet29` ({ratios[p4 + '_bfloat16']} in bfloat16)" in text
+    assert f"one of `{p4m}` {ratios[p4m]} times ({ratios[p4m + '_bfloat16']})" in text
+    said = f"{without[p4]} and {without[p4m]} times ({without[p4 + '_bfloat16']} and {without[p4m + '_bfloat16']})"
+    assert f"without a compiler {said}" in text
+    table = (ROOT / "docs" / "speed.md").read_text().partition("### Plain networks with as many parameters")[2]
+    for subject, ratio in ratios.items():
+        if "bfloat16" not in subject:
+            row = next(line for line in table.splitlines() if line.startswith(f"| `{subject}` |")).split(" | ")
+            assert (row[2], row[3], row[6].removesuffix(" |")) == (
+                ratio,
+                ratios[f"{subject}_bfloat16"],
+                without[subject],
+            )
 
 
 def test_the_readme_says_whether_it_pays():

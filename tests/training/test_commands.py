@@ -15,7 +15,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.data import DATASETS, Split
 from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run_directory import RunDirectory, weights_file
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
@@ -178,7 +178,7 @@ def run(tmp_path):
     recipe = Recipe("p4_cnn", "cells", 1, model_args={"width": 2, "num_classes": 2, "in_chans": 1})
     run = RunDirectory(tmp_path / "run")
     run.start(recipe)
-    run.save_weights(eqzoo.create_model("p4_cnn", **recipe.model_args).state_dict())
+    run.save_weights(weights_file(eqzoo.create_model("p4_cnn", **recipe.model_args).state_dict()))
     run.append_row({"epoch": 1, "valid_accuracy": 50.0, "seconds": 1.0})
     return run
 
