@@ -169,7 +169,7 @@ def train_baseline(
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
-    nearest = speed.epochs_within(seconds + speed.epoch_seconds(splits) / 2, splits)
+    nearest = speed.epochs_nearest(seconds, splits)
     epochs = Recipe.read(folder.recipe).epochs if folder.recipe.is_file() else nearest
     recipe = baseline_recipe(name, own, epochs=epochs, **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)

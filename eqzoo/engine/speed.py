@@ -60,6 +60,10 @@ class Speed:
         """The number of epochs that fit into a time, 1 to 1,000."""
         return min(_MOST_EPOCHS, max(1, int(seconds / self.epoch_seconds(splits))))
 
+    def epochs_nearest(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
+        """The number of epochs whose time is nearest to a time, 1 to 1,000."""
+        return self.epochs_within(seconds + self.epoch_seconds(splits) / 2, splits)
+
     def as_dict(self) -> dict[str, Any]:
         """The values as JSON."""
         return asdict(self)

@@ -797,7 +797,7 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
 
 def test_a_comparison_that_is_not_finite_leaves_the_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(speed, "measure", lambda *_, **__: speed.Speed("float32", False, 1e9))
-    monkeypatch.setattr(speed, "_MOST_EPOCHS", 2)
+    monkeypatch.setattr(speed.Speed, "epochs_nearest", lambda *_: 2)
     original = TrainingState.validate
 
     def validate(self):
@@ -814,6 +814,7 @@ def test_a_comparison_that_is_not_finite_leaves_the_report(tmp_path, capsys, mon
     )
     assert f"the fine-tuned network is finished, in {folder}" in said
     assert "a smaller lr" not in said
+    assert "against test_resnet: 2 epochs in the same time" in said
     assert "against" not in json.loads((folder / "report.json").read_text())
 
 

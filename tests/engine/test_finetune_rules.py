@@ -189,6 +189,10 @@ def test_the_fastest_formats_are_chosen(monkeypatch):
     assert measured(monkeypatch, slow)({}) == ("float32", False)  # 2.5 % are no gain
 
 
+def build_three():
+    return eqzoo.create_model("p4_cnn", num_classes=3)
+
+
 def test_where_the_epochs_follow_from_the_time_whole_batches_are_timed(monkeypatch):
     """Small parts of a batch are slower for each image, so a short comparison would get too few epochs."""
     timed = []
@@ -200,8 +204,18 @@ def test_where_the_epochs_follow_from_the_time_whole_batches_are_timed(monkeypat
     monkeypatch.setattr(speed._Trial, "seconds", seconds)
     recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
     for wanted, last in ((None, 2), (5.0, 8), (3600.0, 8)):
-        speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu", wanted)
+        speed.measure(recipe, build_three, shapes(), {}, "cpu", wanted)
         assert timed[-1] == last
+    timed.clear()
+    speed.measure(replace(recipe, compile=True), build_three, shapes(), {}, "cpu", 5.0)
+    assert timed == [8]  # one size of a batch, for which it is compiled
+
+
+def test_a_comparison_has_the_nearest_number_of_epochs():
+    found = speed.Speed("float32", False, 10.0)
+    split = {"train": Split(torch.zeros(30, 1, 28, 28, dtype=torch.uint8), torch.arange(30) % 3)}  # 3 s an epoch
+    assert [found.epochs_nearest(seconds, split) for seconds in (0.1, 7.4, 7.6)] == [1, 2, 3]
+    assert found.epochs_within(7.6, split) == 2
 
 
 def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):

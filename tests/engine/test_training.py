@@ -843,6 +843,18 @@ def test_damaged_weights_are_noticed_before_the_run_goes_on(tmp_path, monkeypatc
     assert weights.read_bytes() == whole
 
 
+def test_the_weights_of_an_ended_run_without_a_state_are_compared(tmp_path, monkeypatch):
+    accuracies = iter([40.0, 50.0])
+    validate = TrainingState.validate
+    monkeypatch.setattr(TrainingState, "validate", lambda self: validate(self) | {"valid_accuracy": next(accuracies)})
+    go(tmp_path, other(epochs=2))
+    (tmp_path / "state.pt").unlink()  # which had the weights of the best epoch, the last one
+    weights = tmp_path / "best.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-400] + bytes(400))
+    with pytest.raises(ValueError, match=r"cannot be resumed \(.*has been changed: .*; remove it and train again"):
+        go(tmp_path, other(epochs=2))
+
+
 def test_changed_weights_are_not_taken_for_those_of_the_run(tmp_path, monkeypatch):
     accuracies = iter([50.0, 40.0])
     validate = TrainingState.validate
