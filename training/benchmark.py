@@ -5,11 +5,11 @@ Suites: ``layers`` and ``models`` time a training step and a forward pass in eva
 ``files`` times inference of ONNX files against the network in torch, with its kernels and without;
 ``group_convolution`` times group convolutions against the plain ones with their planes, and
 ``group_convolution_networks`` networks against plain ones, each in the faster of the two layouts, also in torch's own
-operators alone; ``twins`` does so with plain networks of about as many parameters; ``group_convolution_shapes`` times
-every group convolution of the registered networks through the irreps of the group against the same expanded;
-``compiled`` times networks under torch.compile against themselves;
-``transformers`` times octic ViTs against timm's of the same width; ``memory`` is the peak memory of a training step,
-each in a process of its own. A subject and its baseline run in turn, so that other load on the machine slows both;
+operators alone; ``twins`` does so with plain networks of about as many parameters, these in torch's operators too;
+``group_convolution_shapes`` times every group convolution of the registered networks through the irreps of the group
+against the same expanded; ``compiled`` times networks under torch.compile against themselves; ``transformers`` times
+octic ViTs against timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its
+own. A subject and its baseline run in turn, so that other load on the machine slows both;
 the result is the ratio of the medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as
 JSON.
 """
@@ -222,11 +222,13 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
 def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Times a subject, the same in torch's own operators alone, and its baseline: a row a task.
 
-    All six forms run in turn, each of the three in both layouts; a row has the medians of the faster layouts.
+    All forms run in turn, each in both layouts; a row has the medians of the faster layouts.
     """
     forms = {"ours": case.ours, "theirs": case.theirs}
     if case.theirs.backend == "auto":  # what has no kernels of ours is the same in both
         forms["torch"] = replace(case.ours, backend="eager")
+    if args.suite == "twins":  # whose plain networks have kernels too, for batch norm and attention
+        forms["plain"] = replace(case.theirs, backend="eager")
     tasks = {
         "forward" if case.ours.is_layer else "inference": (inference_of, case.inference_batch, case.inference_target),
         "training step": (layer_step if case.ours.is_layer else training_step, None, case.target),
@@ -252,7 +254,8 @@ def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, 
             "layout against": best["theirs"][1].removeprefix("theirs, "),
             "ratio": round(ours / theirs, 3),
         }
-        row["torch's operators alone"] = round(best["torch"][0] / theirs, 3) if "torch" in best else ""
+        plain = best.get("plain", best["theirs"])[0]
+        row["torch's operators alone"] = round(best["torch"][0] / plain, 3) if "torch" in best else ""
         target = target if args.dtype == "float32" else None
         row["wanted"] = "" if target is None else f"<= {target[args.device.startswith('cuda')]:g}"
         yield row
