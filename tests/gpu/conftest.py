@@ -15,3 +15,10 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if reason and "/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _no_tf32(monkeypatch):
+    """Products of float32 in float32: TF32, torch's default in convolutions, has 10 bits behind the point."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)

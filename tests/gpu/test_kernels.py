@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from eqzoo.groups import P4, P4M, Z2, cyclic
+from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic
 from eqzoo.layers import (
     AffineSelfConv2d,
     AttentiveGroupConv2d,
     AttentiveLiftingConv2d,
     E4Layer2d,
+    GroupConv2d,
     GroupSelfAttention2d,
     LiftingSelfAttention2d,
     SimpleAffineSelfConv2d,
@@ -45,6 +46,13 @@ def with_gradients(layer, x, backend):
     return [t.double().cpu() for t in (y, *grads)]
 
 
+def assert_close(found, expected, bound):
+    """Relative to each tensor, or to a hundredth of the largest gradient: some, behind a softmax, are 0."""
+    largest = max(other.norm() for other in expected[1:])
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= bound * max(other.norm(), largest / 100)
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_are_the_reference(case, dtype, bound):
@@ -54,8 +62,7 @@ def test_kernels_are_the_reference(case, dtype, bound):
     on_gpu = x.detach().to("cuda", torch.float32).requires_grad_()
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
         found = with_gradients(layer.to("cuda", torch.float32), on_gpu, "auto")
-    for one, other in zip(found, expected, strict=True):
-        assert (one - other).norm() <= bound * (other.norm() + 1e-3 * other.numel() ** 0.5)
+    assert_close(found, expected, bound)
 
 
 def test_the_kernels_ran(monkeypatch):
@@ -74,5 +81,36 @@ def test_the_kernels_ran(monkeypatch):
 def test_results_do_not_change_from_run_to_run():
     layer, shape = CASES["gsa"]()
     layer, x = layer.to("cuda", torch.float32), torch.randn(2, *shape, device="cuda", dtype=torch.float32)
-    first, second = (with_gradients(layer, x.requires_grad_(), "auto") for _ in range(2))
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch's own convolutions around the kernels
+    try:
+        first, second = (with_gradients(layer, x.requires_grad_(), "auto") for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+GROUP_CONVOLUTIONS = {  # group, fields in and out, side of the filters, stride, padding, dilation
+    "p4": (P4, 8, 12, 3, 1, 1, 1),
+    "p4, stride 2": (P4, 8, 8, 3, 2, 1, 1),
+    "p4, 1 x 1": (P4, 24, 16, 1, 1, 0, 1),
+    "p4, dilated": (P4, 5, 7, 3, 1, 2, 2),
+    "p4m": (P4M, 6, 10, 3, 1, 1, 1),
+    "p4m, 5 x 5": (P4M, 4, 3, 5, 1, 2, 1),
+    "z2m": (Z2M, 8, 8, 3, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)], ids=str)
+@pytest.mark.parametrize("case", GROUP_CONVOLUTIONS)
+def test_group_convolutions_through_the_irreps_are_the_reference(case, dtype, bound, last):
+    group, channels, out, side, stride, padding, dilation = GROUP_CONVOLUTIONS[case]
+    layer = GroupConv2d(group, channels, out, side, stride=stride, padding=padding, dilation=dilation)
+    x = torch.randn(3, channels, group.order, 19, 17)
+    expected = with_gradients(layer, x.requires_grad_(), "reference")
+    on_gpu = x.detach().to("cuda", torch.float32)
+    if last:
+        on_gpu = on_gpu.flatten(1, 2).to(memory_format=torch.channels_last).unflatten(1, (channels, group.order))
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+        found = with_gradients(layer.to("cuda", torch.float32), on_gpu.requires_grad_(), "irreps")
+    assert_close(found, expected, bound)

@@ -275,7 +275,9 @@ def correlate(
     outs, (rows, columns) = out.shape[1], out.shape[-2:]
     side = filters.shape[-1]
     entries = filters.reshape(len(filters), -1, order * side**2).float()
-    kappa = entries[:, :, places.to(filters.device)] @ _scaled(order).to(filters.device).float().mT  # (C', C, k², |H|)
+    with torch.autocast(field.device.type, enabled=False):  # it would round them twice
+        kappa = entries[:, :, places.to(filters.device)] @ _scaled(order).to(filters.device).float().mT
+    # κ is (C', C, k², |H|).
     packed = kappa.permute(3, 2, 0, 1) if swapped else kappa.permute(3, 2, 1, 0)
     total = batch * rows * columns
     bp, bn, bc = _blocks(_BLOCKS[order], total, outs, channels)
@@ -356,7 +358,8 @@ def correlate_filters(
         num_warps=4 if order == 8 else 8,
         num_stages=1 if order == 8 else 2,
     )
-    kappa = torch.einsum("jecn,jh->nceh", sums.sum(0), _scaled(order).to(field.device).float())
+    with torch.autocast(field.device.type, enabled=False):  # it would round the sums to its type
+        kappa = torch.einsum("jecn,jh->nceh", sums.sum(0), _scaled(order).to(field.device).float())
     entries = sums.new_empty(outs, channels, order * side**2)
     entries[:, :, places.to(field.device)] = kappa
     filters.copy_(entries.reshape(filters.shape))

@@ -1,0 +1,43 @@
+"""Every network on a GPU: exact in float64, and in float32 what it is on a CPU in float64."""
+
+import pytest
+import torch
+
+import eqzoo
+from eqzoo.equivariance import equivariance_error, randomize_norms
+from tests.models.test_models import HEAVY, KINDS, NAMES, side
+
+
+def with_randomized_norms(name):
+    model = eqzoo.create_model(name)
+    size = side(name, model)
+    x = torch.randn(2, model.in_chans, size, size)
+    randomize_norms(model, torch.Generator().manual_seed(1), x)
+    return model.eval(), x
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HEAVY])
+def test_networks_are_those_of_the_cpu(name):
+    model, x = with_randomized_norms(name)
+    with torch.no_grad():
+        expected = model(x)
+        assert equivariance_error(model.cuda(), x.cuda()) < 1e-11
+        found = model.float()(x.cuda().float()).cpu().double()
+    assert (found - expected).norm() < 2e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_those_of_the_cpu(name):
+    model, x = with_randomized_norms(name)
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout | torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    found = {}
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        model.to(device, dtype).zero_grad()
+        logits = model(x.to(device, dtype))
+        logits.square().mean().backward()
+        found[device] = torch.cat([p.grad.double().cpu().flatten() for p in model.parameters() if p.grad is not None])
+    assert found["cpu"].norm() > 0
+    assert (found["cuda"] - found["cpu"]).norm() < 5e-3 * found["cpu"].norm()
