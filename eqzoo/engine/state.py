@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches, normalize
 from ..models import EquivariantNet, create_model
+from .cuda_graph import RecordedPass
 from .digests import split_differences, split_digests
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
@@ -64,6 +65,8 @@ class TrainingState:
             _load_start(self.model, recipe, splits)
         self.model = self.model.to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
+        if recipe.cuda_graphs and accelerator.num_processes > 1:
+            raise ValueError(f"cuda_graphs goes with one process, got {accelerator.num_processes}; set it to false")
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
         synchronized = accelerator.num_processes > 1 and self.device.type == "cuda"
@@ -75,6 +78,7 @@ class TrainingState:
         if recipe.compile:
             self.model.compile()
         self.half_size = False
+        self.recorded: RecordedPass | None = None
         self.net = accelerator.prepare_model(self.model)
         self.criterion = _criterion(recipe, self.device)
         classes, train = int(self.model.num_classes), splits["train"]  # type: ignore[arg-type]
@@ -86,6 +90,10 @@ class TrainingState:
     @functools.cached_property
     def _digests(self) -> dict[str, str]:
         return split_digests(self.splits)
+
+    @property
+    def _records(self) -> bool:
+        return self.recipe.cuda_graphs and self.device.type == "cuda"
 
     @property
     def eval_model(self) -> nn.Module:
@@ -107,7 +115,8 @@ class TrainingState:
 
     def begin_epoch(self, epoch: int, history: list[float]) -> None:
         """Sets training mode, except for frozen modules, the size of images, and the rate of a plateau schedule."""
-        self.half_size = epoch < self.recipe.half_size_epochs
+        if self.half_size != (epoch < self.recipe.half_size_epochs):
+            self.half_size, self.recorded = not self.half_size, None
         self.net.train()
         for module in self.frozen:
             module.eval()
@@ -122,11 +131,19 @@ class TrainingState:
             labels: Their classes.
             numbers: The random numbers of their augmentation, see `eqzoo.data.augment`.
         """
-        images = augment(self.recipe.augment, images.to(self.device, non_blocking=True), numbers)
+        inputs = [given.to(self.device, non_blocking=True) for given in (images, labels, numbers)]
+        if not self._records:
+            return self._run(*inputs)
+        if self.recorded is None or not self.recorded.fits(inputs):
+            self.recorded = RecordedPass(self._run, self.model, inputs)
+        return self.recorded(*inputs)
+
+    def _run(self, images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+        images = augment(self.recipe.augment, images, numbers)
         with self.autocast():
             logits = self.net(self.as_input(images))
         logits = logits if self.recipe.precision == "float32" else logits.float()
-        loss = self.criterion(logits, labels.to(self.device, non_blocking=True))
+        loss = self.criterion(logits, labels)
         if self.recipe.teachers:
             of_teachers = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
             loss = self.teachers.loss(loss, logits, of_teachers)

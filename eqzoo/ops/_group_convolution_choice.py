@@ -45,7 +45,7 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
     if forced("irreps"):
         return dtype in WITH_BFLOAT16 or (field.is_cuda and dtype == torch.float16)
     if not field.is_cpu or dtype not in WITH_BFLOAT16:
-        return False  # on a GPU nothing was measured yet
+        return False  # on an H200 p4_resnet29 trained at a third of its speed through the irreps
     fields, layout = (field.shape[1], len(filters)), (is_last(field), torch.is_grad_enabled())
     if dtype == torch.bfloat16 and multiplies_bfloat16():
         if multiplies():

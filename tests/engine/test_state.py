@@ -35,6 +35,15 @@ def test_passes_add_up_to_the_batch(tmp_path):
     assert same(plain, go(tmp_path / "checkpointed", other(checkpointing=True)))
 
 
+def test_recorded_passes_are_for_gpus(tmp_path):
+    """A CPU runs each pass itself; tests/gpu compares recorded ones with them."""
+    plain = go(tmp_path / "plain", other())
+    assert same(plain, go(tmp_path / "cuda_graphs", other(cuda_graphs=True)))
+    for values in ({"compile": True}, {"accumulate": 2}):
+        with pytest.raises(ValueError, match="cuda_graphs needs compile=false and accumulate=1"):
+            other(cuda_graphs=True, **values)
+
+
 def test_averaged_weights_are_the_ones_kept(tmp_path):
     go(tmp_path, other(ema_decay=0.5, epochs=4))
     state = torch.load(tmp_path / "state.pt", weights_only=True)

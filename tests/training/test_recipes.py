@@ -56,7 +56,11 @@ def test_names_say_network_and_data_set_and_texts_are_sentences():
         assert "  " not in text
         assert "\n" not in text
         assert len(text) > 80
-        assert ("_short" in name) == (recipe.compile and recipe.precision == "bfloat16")
+        if "_short" in name:
+            assert recipe.precision == "bfloat16"
+            assert recipe.compile or recipe.cuda_graphs
+        else:
+            assert not recipe.compile
 
 
 def test_recipes_survive_json():

@@ -1,0 +1,83 @@
+"""A pass of training, recorded once as a CUDA graph and replayed for each batch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RecordedPass"]
+
+_WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and chosen, workspaces allocated
+
+
+class RecordedPass:
+    """The kernels of a pass, launched all at once.
+
+    Small networks have more than a thousand kernels a step, most of them shorter than their launch from Python, so that
+    a GPU waits for its CPU. A replay launches the recorded kernels again, on the same memory: results are those of the
+    pass itself, up to the order of sums.
+
+    Args:
+        run: The pass: augmentation, network, loss and gradients; returns the loss. What it gives may depend on nothing
+            but tensors, and it may not wait for the GPU.
+        model: The network whose gradients ``run`` sets.
+        inputs: Arguments of ``run``, on the GPU; later ones have their shapes and types.
+
+    Raises:
+        ValueError: If the pass cannot be recorded.
+
+    References:
+        https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+    """
+
+    def __init__(self, run: Callable[..., Tensor], model: nn.Module, inputs: Sequence[Tensor]) -> None:
+        self._inputs = [given.clone() for given in inputs]
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        drawn = torch.cuda.get_rng_state()
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            self._warm_up(run)
+            self._clear()
+            # Threads that read images may use the device meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._loss = run(*self._inputs)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{type(model).__name__} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error}"
+            ) from error
+        self._gradients = [p.grad for p in self._parameters]
+        with torch.no_grad():  # the warm-up moved running statistics and drew numbers
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.cuda.set_rng_state(drawn)
+
+    def fits(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether these have the shapes and types of what was recorded."""
+        return all(
+            given.shape == recorded.shape and given.dtype == recorded.dtype
+            for given, recorded in zip(inputs, self._inputs, strict=True)
+        )
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Replays the pass; its gradients are in the parameters. The loss is overwritten by the next call."""
+        for recorded, given in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(given, non_blocking=True)
+        self._graph.replay()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        return self._loss
+
+    def _warm_up(self, run: Callable[..., Tensor]) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UPS):
+                self._clear()
+                run(*self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def _clear(self) -> None:
+        """Without gradients, so that a pass writes new ones and adds to none."""
+        for parameter in self._parameters:
+            parameter.grad = None
