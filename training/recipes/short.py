@@ -1,9 +1,9 @@
-"""Short recipes for one GPU; their accuracy and their time have not been measured."""
+"""Short recipes for one GPU; those of ResNet-29 on CIFAR-10 were measured, the others were not."""
 
 from typing import Any
 
 from ._entry import Entry, family
-from .asc import NETWORKS
+from .asc import NETWORKS, on_a_gpu
 from .attentive import ALLCNN_AUG, DENSENETS, RESNET_AUG
 from .e4 import RESNETS
 from .gsa import MNIST as GSA_MNIST
@@ -61,7 +61,7 @@ RECIPES: dict[str, Entry] = {
     **_mnist(("z2_cnn", "p4_cnn", *WIDER, *ATTENTIVE), lr=5e-3),
     **_mnist(("p4_e4net", "p4_e4net_large"), lr=2e-2),
     **_mnist(GSA_MNIST, lr=2e-3, batch=32),
-    **_cifar(_RESNET29, "cifar10", lr=0.2, decay=5e-4),
+    **on_a_gpu(_RESNET29, "short"),
     **_cifar(_RESNET29, "cifar100", lr=0.2, decay=5e-4),
     **_cifar(("z2_allcnn", *ALLCNN_AUG), "cifar10", lr=0.1, decay=1e-3, epochs=40),
     **_cifar(("z2_resnet44", *RESNET_AUG), "cifar10", lr=0.1, decay=5e-4),
