@@ -180,9 +180,10 @@ def test_a_config_says_the_number_of_classes_for_every_network(folder):
 
 
 def test_a_name_without_tag_takes_the_published_weights_that_are_typed_first():
-    assert published_checkpoints("p4m_resnet29") == ["p4m_resnet29.eurosat", "p4m_resnet29.chula_rbc12"]
-    assert sorted(published_checkpoints("p4m_resnet29")) != published_checkpoints("p4m_resnet29")
-    assert eqzoo.create_model("p4m_resnet29", pretrained=True).pretrained_cfg["tag"] == "eurosat"
+    names = [f"p4m_resnet29.{tag}" for tag in ("cifar10", "eurosat", "chula_rbc12")]
+    assert published_checkpoints("p4m_resnet29") == names != sorted(names)
+    assert eqzoo.create_model("p4m_resnet29", pretrained=True).pretrained_cfg["tag"] == "cifar10"
+    assert eqzoo.create_model("p4m_densenet", pretrained=True).pretrained_cfg["tag"] == "chula_rbc12"
     assert eqzoo.create_model("p4_resnet29", pretrained=True).pretrained_cfg["tag"] == "cifar10"
 
 
