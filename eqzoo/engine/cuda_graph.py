@@ -52,13 +52,6 @@ class RecordedPass:
                 buffer.copy_(before)
         torch.cuda.set_rng_state(drawn)
 
-    def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether these have the shapes and types of what was recorded."""
-        return all(
-            given.shape == recorded.shape and given.dtype == recorded.dtype
-            for given, recorded in zip(inputs, self._inputs, strict=True)
-        )
-
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Replays the pass; its gradients are in the parameters. The loss is overwritten by the next call."""
         for recorded, given in zip(self._inputs, inputs, strict=True):

@@ -78,7 +78,8 @@ class TrainingState:
         if recipe.compile:
             self.model.compile()
         self.half_size = False
-        self.recorded: RecordedPass | None = None
+        self._recorded: RecordedPass | None = None
+        self._recorded_for: object = None
         self.net = accelerator.prepare_model(self.model)
         self.criterion = _criterion(recipe, self.device)
         classes, train = int(self.model.num_classes), splits["train"]  # type: ignore[arg-type]
@@ -115,8 +116,7 @@ class TrainingState:
 
     def begin_epoch(self, epoch: int, history: list[float]) -> None:
         """Sets training mode, except for frozen modules, the size of images, and the rate of a plateau schedule."""
-        if self.half_size != (epoch < self.recipe.half_size_epochs):
-            self.half_size, self.recorded = not self.half_size, None
+        self.half_size = epoch < self.recipe.half_size_epochs
         self.net.train()
         for module in self.frozen:
             module.eval()
@@ -134,9 +134,12 @@ class TrainingState:
         inputs = [given.to(self.device, non_blocking=True) for given in (images, labels, numbers)]
         if not self._records:
             return self._run(*inputs)
-        if self.recorded is None or not self.recorded.fits(inputs):
-            self.recorded = RecordedPass(self._run, self.model, inputs)
-        return self.recorded(*inputs)
+        recorded_for = (self.recipe, self.half_size, [(given.shape, given.dtype) for given in inputs])
+        if recorded_for != self._recorded_for:
+            self._recorded, self._recorded_for = None, recorded_for  # first, to free its memory
+            self._recorded = RecordedPass(self._run, self.model, inputs)
+        assert self._recorded is not None
+        return self._recorded(*inputs)
 
     def _run(self, images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
         images = augment(self.recipe.augment, images, numbers)

@@ -1,5 +1,7 @@
 """What a recipe can ask of the loop: each option does what it says."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -42,6 +44,43 @@ def test_recorded_passes_are_for_gpus(tmp_path):
     for values in ({"compile": True}, {"accumulate": 2}):
         with pytest.raises(ValueError, match="cuda_graphs needs compile=false and accumulate=1"):
             other(cuda_graphs=True, **values)
+
+
+def of_any_size():
+    """A network that takes images of 14 pixels, which p4_cnn does not."""
+    model = build_without_batch_norm()
+    weight = model.head.weight
+    model.forward = lambda x: torch.stack([x.mean((1, 2, 3)) * weight.sum(), x.amax((1, 2, 3)) * weight.norm()], 1)
+    return model
+
+
+class Counted:
+    """Stands for a recorded pass where there is no GPU."""
+
+    made: ClassVar[list[torch.dtype]] = []
+
+    def __init__(self, run, model, inputs):
+        self.run = run
+        self.made.append(inputs[0].dtype)
+
+    def __call__(self, *inputs):
+        return self.run(*inputs)
+
+
+def test_a_pass_is_recorded_once_and_anew_at_another_size_or_format(tmp_path, monkeypatch):
+    recipe = other(epochs=3, half_size_epochs=1)
+    plain = go(tmp_path / "plain", recipe, of_any_size)
+    monkeypatch.setattr("eqzoo.engine.state.RecordedPass", Counted)
+    monkeypatch.setattr(TrainingState, "_records", True)
+    Counted.made.clear()
+    assert same(plain, go(tmp_path / "recorded", recipe, of_any_size))
+    assert len(Counted.made) == 2
+    train_split = SPLITS["train"]
+    state = TrainingState(other(), build, {"train": train_split}, accelerator_of("cpu"), 0)
+    for expected, changes in ((3, {}), (3, {}), (4, {"precision": "bfloat16"}), (5, {})):  # as finetune tries formats
+        state.recipe = other(**changes)
+        state.backward(train_split.images[:4], train_split.labels[:4], torch.zeros(4, 0))
+        assert len(Counted.made) == expected
 
 
 def test_averaged_weights_are_the_ones_kept(tmp_path):
