@@ -450,7 +450,8 @@ def render(report: dict[str, Any]) -> str:
     lines = [
         f"# {report['suite'].replace('_', ' ').capitalize()}{precision}, measured",
         "",
-        f"{kind}; {how}. {report['machine']}, {report['threads']} threads; {versions}.",
+        f"{kind}; {how}. {report['machine']}, {report['threads']} thread{'s' * (report['threads'] > 1)}; {versions}.",
+        *(["", "With torch's operators alone neither network has kernels."] if report["suite"] == "twins" else []),
         "",
         f"| {' | '.join(columns)} |",
         "|" + "---|" * len(columns),

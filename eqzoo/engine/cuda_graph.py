@@ -33,24 +33,19 @@ class RecordedPass:
     def __init__(self, run: Callable[..., Tensor], model: nn.Module, inputs: Sequence[Tensor]) -> None:
         self._inputs = [given.clone() for given in inputs]
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._graph = torch.cuda.CUDAGraph()
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         drawn = torch.cuda.get_rng_state()
-        self._graph = torch.cuda.CUDAGraph()
         try:
             self._warm_up(run)
             self._clear()
-            # Threads that read images may use the device meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._loss = run(*self._inputs)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{type(model).__name__} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error}"
-            ) from error
-        self._gradients = [p.grad for p in self._parameters]
-        with torch.no_grad():  # the warm-up moved running statistics and drew numbers
-            for buffer, before in buffers:
-                buffer.copy_(before)
-        torch.cuda.set_rng_state(drawn)
+            self._loss = self._record(run, type(model).__name__)
+            self._gradients = [p.grad for p in self._parameters]
+        finally:
+            with torch.no_grad():  # the warm-up moved running statistics and drew numbers
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            torch.cuda.set_rng_state(drawn)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Replays the pass; its gradients are in the parameters. The loss is overwritten by the next call."""
@@ -69,6 +64,19 @@ class RecordedPass:
                 self._clear()
                 run(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
+
+    def _record(self, run: Callable[..., Tensor], name: str) -> Tensor:
+        before = torch.cuda.current_stream()
+        try:
+            # Threads that read images may use the device meanwhile.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                return run(*self._inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
+            cause = error.__context__ or error
+            raise ValueError(f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}") from error
 
     def _clear(self) -> None:
         """Without gradients, so that a pass writes new ones and adds to none."""

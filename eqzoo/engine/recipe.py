@@ -76,7 +76,8 @@ class Recipe:
             Results change by round-off, and by the draws of dropout, which follow the memory.
         compile: Whether `torch.compile` compiles the network.
         cuda_graphs: Whether the pass of a batch is recorded once as a CUDA graph and replayed, which spares small
-            networks the launch of a thousand kernels from Python; of no effect on a CPU. It goes with one process.
+            networks the launch of a thousand kernels from Python; of no effect on a CPU. It goes with one process,
+            and without ``compile``, ``accumulate``, ``checkpointing``, ``freeze`` and ``teachers``.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
         full_size_lr: The learning rate at which a cosine schedule starts anew behind them, after it has
@@ -268,10 +269,12 @@ class Recipe:
                 "full_size_lr needs a cosine schedule, and more epochs at half size than in the warm-up; got "
                 f"{self.schedule!r}, {self.half_size_epochs} and {self.warmup_epochs}"
             )
-        if self.cuda_graphs and (self.compile or self.accumulate > 1):
-            raise ValueError(
-                f"cuda_graphs needs compile=false and accumulate=1, got {self.compile} and {self.accumulate}"
-            )
+        without = ("compile", "accumulate", "checkpointing", "freeze", "teachers")
+        if self.cuda_graphs and (
+            others := [name for name in without if getattr(self, name) != getattr(type(self), name)]
+        ):
+            got = ", ".join(f"{name}={getattr(self, name)!r}" for name in others)
+            raise ValueError(f"cuda_graphs goes without {', '.join(without)}; got {got}; set it to false")
         self._check_restarts()
         if self.class_weights and self.loss != "ce":
             raise ValueError(f"class_weights go with loss='ce', got {self.loss!r}")

@@ -136,8 +136,8 @@ class TrainingState:
             return self._run(*inputs)
         recorded_for = (self.recipe, self.half_size, [(given.shape, given.dtype) for given in inputs])
         if recorded_for != self._recorded_for:
-            self._recorded, self._recorded_for = None, recorded_for  # first, to free its memory
-            self._recorded = RecordedPass(self._run, self.model, inputs)
+            self._recorded = self._recorded_for = None  # first, to free its memory
+            self._recorded, self._recorded_for = RecordedPass(self._run, self.model, inputs), recorded_for
         assert self._recorded is not None
         return self._recorded(*inputs)
 

@@ -41,9 +41,9 @@ def test_recorded_passes_are_for_gpus(tmp_path):
     """A CPU runs each pass itself; tests/gpu compares recorded ones with them."""
     plain = go(tmp_path / "plain", other())
     assert same(plain, go(tmp_path / "cuda_graphs", other(cuda_graphs=True)))
-    for values in ({"compile": True}, {"accumulate": 2}):
-        with pytest.raises(ValueError, match="cuda_graphs needs compile=false and accumulate=1"):
-            other(cuda_graphs=True, **values)
+    for name, value in {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",)}.items():
+        with pytest.raises(ValueError, match=f"cuda_graphs goes without .*; got {name}="):
+            other(cuda_graphs=True, **{name: value})
 
 
 def of_any_size():
