@@ -65,7 +65,7 @@ class TrainingState:
             _load_start(self.model, recipe, splits)
         self.model = self.model.to(self.device)
         _check_splits(recipe, splits, self.model, accelerator.num_processes)
-        if recipe.cuda_graphs and accelerator.num_processes > 1:
+        if self._records and accelerator.num_processes > 1:
             raise ValueError(f"cuda_graphs goes with one process, got {accelerator.num_processes}; set it to false")
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size

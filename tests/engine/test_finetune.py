@@ -528,16 +528,16 @@ def test_a_streamed_test_image_that_breaks_is_named_after_the_training(tmp_path,
 
 
 def test_a_name_without_tag_is_fine_tuned_as_the_checkpoint_whose_weights_it_takes(tmp_path, monkeypatch):
-    """Weights of CIFAR-10, the first entry of p4m_resnet29, are not published: it takes those of EuroSAT."""
+    """Weights of PatchCamelyon, the first entry of p4m_densenet, are not published: it takes those of blood cells."""
     monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.1)
-    x, y = arrays(24, 3, 24)
+    x, y = arrays(12, 3, 80)
     splits = {"train": Split(torch.from_numpy(x).movedim(-1, 1), torch.from_numpy(y))}
-    call = {"size": 24, "freeze": True, "epochs": 1, "device": "cpu", "precision": "float32"}
-    result = eqzoo.finetune("p4m_resnet29", splits, tmp_path / "out", **call)
-    own = timm.get_pretrained_cfg("p4m_resnet29.eurosat")
-    assert result.report["start"] == "p4m_resnet29.eurosat"
+    call = {"size": 80, "freeze": True, "epochs": 1, "device": "cpu", "precision": "float32"}
+    result = eqzoo.finetune("p4m_densenet", splits, tmp_path / "out", **call)
+    own = timm.get_pretrained_cfg("p4m_densenet.chula_rbc12")
+    assert result.report["start"] == "p4m_densenet.chula_rbc12"
     assert result.model.pretrained_cfg["mean"] == own.mean
-    assert own.mean != timm.get_pretrained_cfg("p4m_resnet29").mean
+    assert own.mean != timm.get_pretrained_cfg("p4m_densenet").mean
 
 
 def test_colors_and_channels(tmp_path):

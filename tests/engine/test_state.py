@@ -1,5 +1,6 @@
 """What a recipe can ask of the loop: each option does what it says."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -44,6 +45,15 @@ def test_recorded_passes_are_for_gpus(tmp_path):
     for name, value in {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",)}.items():
         with pytest.raises(ValueError, match=f"cuda_graphs goes without .*; got {name}="):
             other(cuda_graphs=True, **{name: value})
+
+
+def test_recorded_passes_go_with_one_process(monkeypatch):
+    two = SimpleNamespace(device=torch.device("cpu"), num_processes=2)
+    with pytest.raises(AttributeError):  # the stand-in can do no more: a CPU records nothing, and goes on
+        TrainingState(other(cuda_graphs=True), build, SPLITS, two, 0)
+    monkeypatch.setattr(TrainingState, "_records", True)
+    with pytest.raises(ValueError, match="cuda_graphs goes with one process, got 2; set it to false"):
+        TrainingState(other(cuda_graphs=True), build, SPLITS, two, 0)
 
 
 def of_any_size():
