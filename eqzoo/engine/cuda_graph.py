@@ -13,9 +13,10 @@ _WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and cho
 class RecordedPass:
     """The kernels of a pass, launched all at once.
 
-    Small networks have more than a thousand kernels a step, most of them shorter than their launch from Python, so that
-    a GPU waits for its CPU. A replay launches the recorded kernels again, on the same memory: results are those of the
-    pass itself, up to the order of sums.
+    Most kernels of a small network take less time than their launch from Python, so that the GPU waits for the CPU. A
+    replay launches the recorded kernels again, on the same memory: results are those of the pass itself, up to the
+    order of sums. `torch.cuda.make_graphed_callables` would record the network alone, without augmentation and loss,
+    and leave the running statistics of its warm-up.
 
     Args:
         run: The pass: augmentation, network, loss and gradients; returns the loss. What it gives may depend on nothing

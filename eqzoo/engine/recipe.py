@@ -76,7 +76,7 @@ class Recipe:
             Results change by round-off, and by the draws of dropout, which follow the memory.
         compile: Whether `torch.compile` compiles the network.
         cuda_graphs: Whether the pass of a batch is recorded once as a CUDA graph and replayed, which spares small
-            networks the launch of a thousand kernels from Python; of no effect on a CPU. It goes with one process,
+            networks the launch of their many kernels from Python; of no effect on a CPU. It goes with one process,
             and without ``compile``, ``accumulate``, ``checkpointing``, ``freeze`` and ``teachers``.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.

@@ -42,14 +42,15 @@ def test_recorded_passes_are_for_gpus(tmp_path):
     """A CPU runs each pass itself; tests/gpu compares recorded ones with them."""
     plain = go(tmp_path / "plain", other())
     assert same(plain, go(tmp_path / "cuda_graphs", other(cuda_graphs=True)))
-    for name, value in {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",)}.items():
+    others = {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",), "teachers": ("p4_cnn",)}
+    for name, value in others.items():
         with pytest.raises(ValueError, match=f"cuda_graphs goes without .*; got {name}="):
             other(cuda_graphs=True, **{name: value})
 
 
 def test_recorded_passes_go_with_one_process(monkeypatch):
     two = SimpleNamespace(device=torch.device("cpu"), num_processes=2)
-    with pytest.raises(AttributeError):  # the stand-in can do no more: a CPU records nothing, and goes on
+    with pytest.raises(AttributeError, match="prepare_model"):  # a CPU records nothing, and gets as far as this
         TrainingState(other(cuda_graphs=True), build, SPLITS, two, 0)
     monkeypatch.setattr(TrainingState, "_records", True)
     with pytest.raises(ValueError, match="cuda_graphs goes with one process, got 2; set it to false"):

@@ -54,7 +54,7 @@ def test_recorded_passes_of_the_recipes_for_a_gpu_learn_as_others(tmp_path):
         assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
 
-def test_a_pass_that_waits_for_the_gpu_cannot_be_recorded(tmp_path):
+def test_a_pass_that_waits_for_the_gpu_cannot_be_recorded():
     torch.set_default_dtype(torch.float32)
     model = torch.nn.Linear(2, 2).cuda()
     x = torch.ones(1, 2, device="cuda")

@@ -229,7 +229,7 @@ def test_shapes_that_do_not_belong_together_are_refused():
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], (2, 33, 17, 3, 1, 1, 1, 6, 5), SHAPES[6]], ids=str)
 def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
-    """Under Triton's interpreter, in single precision, with several parts of the pixels."""
+    """Under Triton's interpreter, in single precision, with several parts of the pixels; autocast changes nothing."""
     pytest.importorskip("triton")
     from eqzoo.ops.triton import group_conv2d as triton
 
@@ -239,10 +239,12 @@ def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
     x, weight, bias, side = x.detach(), weight.detach(), bias.detach(), weight.shape[-1]
     tables, grad = MODULE._tables(group, side, False), torch.empty_like(expected[0])
     out, grad_weight = torch.empty_like(expected[0]), torch.empty_like(weight)
-    triton.correlate(x, weight, bias, out, *tables, *options, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        triton.correlate(x, weight, bias, out, *tables, *options, False)
     assert_near([out], expected[:1], 1e-5)
     grad.copy_(torch.linspace(-1, 2, out.numel(), dtype=torch.float64).cos().reshape(out.shape))
-    triton.correlate_filters(x, grad, grad_weight, *tables, *options)
+    with torch.autocast("cpu", torch.bfloat16):
+        triton.correlate_filters(x, grad, grad_weight, *tables, *options)
     assert_near([grad_weight], expected[2:3], 1e-5)
     stride, padding, dilation = options
     if stride == 1:

@@ -193,12 +193,12 @@ _ON_A_GPU = (
     "for validation, as in the paper, drawn with a fixed seed. The paper uses SGD and 100 epochs. On an H200, which "
     "trained p4_resnet29, p4_se_resnet29 and p4m_resnet29 at the same time, the three took 5 to 6 minutes and had "
     "8.00, 8.08 and 7.56 % validation error. The validation loss of p4_se_resnet29 and p4m_resnet29 was lowest in "
-    "epochs 21 and 20 and rose from there on, by 0.005 and 0.014; longer training by it was not tried. Its sums have "
-    "no fixed order on a GPU (deterministic=false), so that a second run has other weights. "
+    "epochs 21 and 20 and rose from there on, by 0.005 and 0.014; longer training was not tried. On the GPU "
+    "sums have no fixed order (deterministic=false), so that a second run gives other weights. "
 )
 _P4M = (
-    "The paper has no network with reflections. p4_resnet29.cifar10 has a lower error, after 51 epochs with a batch "
-    "size of 64; by this recipe its error is higher."
+    "The paper has no network with reflections. The published p4_resnet29.cifar10 has a lower error than this one: it "
+    "was trained for 51 epochs, with a batch size of 64."
 )
 
 
