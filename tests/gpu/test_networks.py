@@ -23,7 +23,10 @@ def test_networks_are_those_of_the_cpu(name):
         expected = model(x)
         assert equivariance_error(model.cuda(), x.cuda()) < 1e-11
         found = model.float()(x.cuda().float()).cpu().double()
-    assert (found - expected).norm() < 2e-4 * expected.norm()
+        in_float32 = model.cpu()(x.float()).double()
+    # Up to 8e-4 on a CPU too in p4_asc_resnet83, whose 27 softmax layers amplify round-off; 2e-4 is ample elsewhere.
+    bound = max(2e-4 * expected.norm(), 5 * (in_float32 - expected).norm())
+    assert (found - expected).norm() < bound < 1e-2 * expected.norm()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -33,6 +36,8 @@ def test_gradients_are_those_of_the_cpu(name):
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout | torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        if hasattr(module, "attn_drop"):
+            module.attn_drop = 0.0
     found = {}
     for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
         model.to(device, dtype).zero_grad()

@@ -1,11 +1,13 @@
-"""Short recipes for one GPU; on CIFAR-10 those of p4_resnet29 and p4_se_resnet29 were measured, the others were not."""
+"""Short recipes for one GPU.
+
+On CIFAR-10 those of p4_resnet29, p4_se_resnet29 and p4_e4_resnet18 were measured, the others were not.
+"""
 
 from typing import Any
 
+from . import asc, e4
 from ._entry import Entry, family
-from .asc import NETWORKS, on_a_gpu
 from .attentive import ALLCNN_AUG, DENSENETS, RESNET_AUG
-from .e4 import RESNETS
 from .gsa import MNIST as GSA_MNIST
 from .rotmnist import ATTENTIVE, WIDER
 
@@ -56,19 +58,20 @@ def _pcam(models: tuple[str, ...], augment: str) -> dict[str, Entry]:
 
 
 _MEASURED = ("p4_resnet29", "p4_se_resnet29")
-_RESNET29 = tuple(f"{name}_resnet29" for name in NETWORKS)
+_RESNET29 = tuple(f"{name}_resnet29" for name in asc.NETWORKS)
+_NOT = "This network was not trained by it."
 
 RECIPES: dict[str, Entry] = {
     **_mnist(("z2_cnn", "p4_cnn", *WIDER, *ATTENTIVE), lr=5e-3),
     **_mnist(("p4_e4net", "p4_e4net_large"), lr=2e-2),
     **_mnist(GSA_MNIST, lr=2e-3, batch=32),
-    **on_a_gpu(_MEASURED, "short"),
-    **on_a_gpu([name for name in _RESNET29 if name not in _MEASURED], "short", "This network was not trained by it."),
+    **asc.gpu_resnets(_MEASURED, "short"),
+    **asc.gpu_resnets([name for name in _RESNET29 if name not in _MEASURED], "short", _NOT),
     **_cifar(_RESNET29, "cifar100", lr=0.2, decay=5e-4),
     **_cifar(("z2_allcnn", *ALLCNN_AUG), "cifar10", lr=0.1, decay=1e-3, epochs=40),
     **_cifar(("z2_resnet44", *RESNET_AUG), "cifar10", lr=0.1, decay=5e-4),
-    **_cifar(RESNETS, "cifar10", lr=0.2, decay=5e-4),
-    **_cifar(RESNETS, "cifar100", lr=0.2, decay=5e-4),
+    **e4.gpu_resnets([name for name in e4.RESNETS if name != "p4_e4_resnet18"], "short", _NOT),
+    **_cifar(e4.RESNETS, "cifar100", lr=0.2, decay=5e-4),
     **_pcam(tuple(name for name in DENSENETS if not name.startswith("p4m")), "quarter_rotations_flips"),
     **_pcam(tuple(name for name in DENSENETS if name.startswith("p4m")), "none"),
 }
