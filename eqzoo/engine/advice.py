@@ -122,7 +122,13 @@ def advice_after(
     """
     found = []
     longer = f"train for longer with --epochs {2 * recipe.epochs} and another --output"
-    missed = [row["name"] for i, row in enumerate(report["classes"]) if row["images"] and not _predicted(report, i)]
+    rows = report["classes"]
+    missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(report, i)]
+    given = [row["name"] for i, row in enumerate(rows) if _predicted(report, i)]
+    if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
+        more = "" if recipe.class_weights else "--balance, "
+        rate = f"a lower learning rate, such as --lr {recipe.lr / 10:g}"
+        return [f"{given[0]!r} is the only class ever predicted: try {rate}, or {more}or {longer}"]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
         found.append(f"{_listed(missed)} never predicted: {more} {longer}")

@@ -386,6 +386,8 @@ def test_advice_on_the_result():
     assert advice_after(fine, 95.0, 93.0, recipe) == []
     (missed,) = advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 95.0, 93.0, recipe)
     assert missed == "'b' is never predicted: try --balance, or train for longer with --epochs 10 and another --output"
+    (collapsed,) = advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 55.0, 50.0, recipe)
+    assert collapsed.startswith("'a' is the only class ever predicted: try a lower learning rate, such as --lr 0.0001,")
     (over,) = advice_after(fine, 99.0, 85.0, recipe)
     assert "99.0 % on training and 85.0 % on validation images" in over
     assert over.endswith("or, if they mean the same rotated and reflected, augment them more with --augment affine")
