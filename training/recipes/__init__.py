@@ -1,9 +1,9 @@
 """Training recipes by name: one for each row of the papers' tables, and shorter ones.
 
 A name is ``<model>.<data set>[_<variant>]``. The recipe without variant is the default of this zoo. If it differs from
-the recipe of the paper, that has the variant ``paper``: for the networks on rotated MNIST, and for some ResNet-29s on
-CIFAR-10. The variant ``first`` is the run with whose weights the recipe without a variant goes on, or the variant
-``second`` where there is one. The variant ``aug`` has the paper's augmentation, and ``short`` takes minutes on a GPU.
+the recipe of the paper, that has the variant ``paper``: for the networks on rotated MNIST, and for some on CIFAR-10.
+The variant ``first`` is the run with whose weights the recipe without a variant goes on, or the variant ``second``
+where there is one. The variant ``aug`` has the paper's augmentation, and ``short`` takes minutes on a GPU.
 """
 
 from . import asc, attentive, e4, gsa, land_and_cells, rotmnist, short
