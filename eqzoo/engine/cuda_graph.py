@@ -5,9 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RecordedPass"]
+__all__ = ["NotRecordedError", "RecordedPass"]
 
 _WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and chosen, workspaces allocated
+
+
+class NotRecordedError(ValueError):
+    """A pass cannot be recorded."""
 
 
 class RecordedPass:
@@ -25,7 +29,7 @@ class RecordedPass:
         inputs: Arguments of ``run``, on the GPU; later ones have their shapes and types.
 
     Raises:
-        ValueError: If the pass cannot be recorded.
+        NotRecordedError: If the pass cannot be recorded.
 
     References:
         https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
@@ -77,7 +81,8 @@ class RecordedPass:
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
             cause = error.__context__ or error
-            raise ValueError(f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}") from error
+            said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}"
+            raise NotRecordedError(said) from error
 
     def _clear(self) -> None:
         """Without gradients, so that a pass writes new ones and adds to none."""
