@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs that differ by their seeds")
     parser.add_argument("--rotated", type=int, metavar="N", help="test images rotated by 90 degrees too (default: all)")
-    parser.add_argument("--half", action="store_true", help="round the weights to float16 before they are evaluated")
+    parser.add_argument("--half", action="store_true", help="round the parameters to float16 before they are evaluated")
     parser.add_argument(
         "--curve", type=int, default=SAMPLE_SIZE, metavar="N", help=f"images of the rotation curve ({SAMPLE_SIZE})"
     )

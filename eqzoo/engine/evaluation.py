@@ -64,7 +64,7 @@ def evaluate_run(
         checkpoint: The name of their recipe, ``<model>.<data set>[_<variant>]``.
         arguments: What follows training/train.py in the command of the run; None for the name and the seed.
         device: Where the networks run.
-        half: Whether weights are rounded to float16 before they are evaluated; best.half.safetensors then holds them.
+        half: Whether parameters are rounded to float16 before they are evaluated; best.half.safetensors then holds them.
         rotated: The number of test images that are rotated by multiples of 90° too; None for all.
         curve: The number of test images of the rotation curve.
         workers: The processes that read images that are not in memory.
@@ -158,14 +158,24 @@ def _started_from(recipe: Recipe) -> str | None:
 
 
 def _weights(run: FinishedRun, half: bool) -> Path:
-    """The file of a run's weights, rounded to float16 on request."""
+    """The file of a run's weights, with parameters rounded to float16 on request.
+
+    Running statistics keep float32, as do parameters beyond the range of float16: variances of deep networks are beyond
+    65,504, or below the smallest number of float16.
+    """
     if not half:
         return run.weights
-    rounded = {
-        name: value.half() if value.is_floating_point() else value for name, value in load_file(run.weights).items()
-    }
+    parameters = {name for name, _ in build_network(run.recipe).named_parameters()}
+    weights = load_file(run.weights)
+    rounded = {name: _rounded(value) if name in parameters else value for name, value in weights.items()}
     atomic(run.folder / "best.half.safetensors", functools.partial(save_file, rounded))
     return run.folder / "best.half.safetensors"
+
+
+def _rounded(value: Tensor) -> Tensor:
+    """A tensor in float16, or as it is if a number of it would become infinite."""
+    half = value.half()
+    return half if half.isfinite().all() else value
 
 
 def _network(run: FinishedRun, half: bool, device: str | torch.device) -> EquivariantNet:
