@@ -64,7 +64,7 @@ def evaluate_run(
         checkpoint: The name of their recipe, ``<model>.<data set>[_<variant>]``.
         arguments: What follows training/train.py in the command of the run; None for the name and the seed.
         device: Where the networks run.
-        half: Whether parameters are rounded to float16 before they are evaluated; best.half.safetensors then holds them.
+        half: Whether parameters are rounded to float16 before the evaluation; best.half.safetensors then holds them.
         rotated: The number of test images that are rotated by multiples of 90° too; None for all.
         curve: The number of test images of the rotation curve.
         workers: The processes that read images that are not in memory.

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.engine.evaluation import _rounded
 from eqzoo.engine.results import _of_epochs as of_epochs
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
@@ -107,7 +108,10 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     r = results(runs, 0)
     half, full = (load_file(folder / f"best{kind}.safetensors") for kind in (".half", ""))
     assert r["weights_dtype"] == "float16"
-    assert all(value.dtype == torch.float16 for value in half.values() if value.is_floating_point())
+    floats = {name: value for name, value in half.items() if value.is_floating_point()}
+    kept = {name for name, value in floats.items() if value.dtype == torch.float32}
+    assert kept == {name for name in floats if "running_" in name} != set()
+    assert {value.dtype for name, value in floats.items() if name not in kept} == {torch.float16}
     assert torch.equal(half["stem.conv.weight"], full["stem.conv.weight"].half())
     output = runs / "published"
     ran = script("publish", folder, "--output", output, "--label-names", "dark", "light", cwd=runs)
@@ -115,6 +119,13 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     model = eqzoo.create_model("p4_cnn", num_classes=2, checkpoint_path=output / "model.safetensors")
     assert torch.equal(model.state_dict()["stem.conv.weight"].half(), half["stem.conv.weight"])
     assert "Weights" in (output / "README.md").read_text()
+
+
+def test_parameters_beyond_the_range_of_half_precision_keep_theirs():
+    """A variance of 1e5 in float16 is infinite, and the network useless."""
+    small, large = torch.tensor([1e-3, 6e4]), torch.tensor([1.0, 1e5])
+    assert _rounded(small).dtype == torch.float16
+    assert torch.equal(_rounded(large), large)
 
 
 def test_a_run_is_evaluated_with_the_images_that_it_was_trained_on(runs):
