@@ -1,6 +1,7 @@
 """Evaluation of finished runs on the test split."""
 
 import functools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from .results import checkpoint_results
 from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
+
+_CHECKED = 500  # validation images, before the test images are read
 
 
 def best_run(runs: Sequence[FinishedRun]) -> FinishedRun:
@@ -74,7 +77,8 @@ def evaluate_run(
 
     Raises:
         ValueError: If a run is a fine-tuning, the data set has no test split, its training or validation images are not
-            those of the run, or the folder of a run that it goes on with is missing.
+            those of the run, the folder of a run that it goes on with is missing, or a network has lost the accuracy
+            that its run had on validation images.
     """
     check_no_fine_tuning(runs)
     if "test" not in splits:
@@ -84,7 +88,10 @@ def evaluate_run(
         )
     _check_images(runs, splits)
     earlier = _runs_before(run.recipe)
-    model, test = _network(run, half, device), splits["test"]
+    networks = [_network(each, half, device) for each in runs]
+    for each, network in zip(runs, networks, strict=True):
+        _check_accuracy(each, network, splits, workers)
+    model, test = networks[runs.index(run)], splits["test"]
     of_rotated = test if rotated is None else sample(test, rotated)
     rotations = predict_quarter_rotations(model, of_rotated, workers)
     predicted = rotations[0] if of_rotated is test else predict_split(model, test, workers)
@@ -92,8 +99,8 @@ def evaluate_run(
     found = scores(test.labels, predicted, test.classes or tuple(map(str, range(model.num_classes))))
     found |= quarter_rotation_metrics(rotations, of_rotated.labels)
     errors = [
-        error if other is run else _error(predict_split(_network(other, half, device), test, workers), test)
-        for other in runs
+        error if other is run else _error(predict_split(network, test, workers), test)
+        for other, network in zip(runs, networks, strict=True)
     ]
     over_angles = accuracy_over_rotations(model, test, curve, BATCH_SIZE, workers)
     return checkpoint_results(
@@ -127,6 +134,24 @@ def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -
                 f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir "
                 f"FOLDER, or, if they are the same files, read by other versions, remove {state}"
             )
+
+
+def _check_accuracy(run: FinishedRun, model: EquivariantNet, splits: Mapping[str, AnySplit], workers: int) -> None:
+    """Raises ValueError if a network is far less accurate on validation images than the record of its run says.
+
+    Numbers of another format, kernels of another device or other settings must not change what it predicts.
+    """
+    expected = run.best.get("valid_accuracy")
+    if expected is None or "valid" not in splits:
+        return
+    some = sample(splits["valid"], _CHECKED)
+    found = top1(predict_split(model, some, workers), some.labels)
+    if found < expected - 1 - 5 * 100 * math.sqrt(0.25 / len(some)):  # five standard deviations at most
+        raise ValueError(
+            f"the network of {run.folder} recognizes {found:.1f} % of {len(some)} validation images, and "
+            f"{expected:.1f} % when it was trained: the test images were not read; compare --device cpu, and without "
+            "--half, and report it"
+        )
 
 
 def _runs_before(recipe: Recipe, seen: tuple[Path, ...] = ()) -> list[Recipe]:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 import eqzoo
+from eqzoo.data import Split
 from eqzoo.engine import FinishedRun, Recipe
-from eqzoo.engine.evaluation import _rounded
+from eqzoo.engine.evaluation import _check_accuracy, _rounded
+from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.results import _of_epochs as of_epochs
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
@@ -126,6 +129,19 @@ def test_parameters_beyond_the_range_of_half_precision_keep_theirs():
     small, large = torch.tensor([1e-3, 6e4]), torch.tensor([1.0, 1e5])
     assert _rounded(small).dtype == torch.float16
     assert torch.equal(_rounded(large), large)
+
+
+def test_a_network_that_has_lost_its_accuracy_is_not_tested():
+    torch.manual_seed(0)
+    model, run = eqzoo.create_model("p4_cnn").eval(), SimpleNamespace(best={"valid_accuracy": 90.0}, folder="runs/a")
+    images = torch.randint(0, 256, (200, 1, 28, 28), dtype=torch.uint8)
+    labels = predict_split(model, Split(images, torch.zeros(200, dtype=torch.long)), 0)
+    _check_accuracy(run, model, {"valid": Split(images, labels)}, 0)
+    shifted = {"valid": Split(images, (labels + 1) % 10)}
+    with pytest.raises(ValueError, match=r"runs/a recognizes 0.0 % of 200 validation images, and 90.0 % when it was"):
+        _check_accuracy(run, model, shifted, 0)
+    run.best["valid_accuracy"] = None  # there were no validation images
+    _check_accuracy(run, model, shifted, 0)
 
 
 def test_a_run_is_evaluated_with_the_images_that_it_was_trained_on(runs):
