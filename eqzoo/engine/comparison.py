@@ -140,7 +140,7 @@ def train_baseline(
         workers: The processes that read images that are not in memory.
         evaluated: The split that is evaluated.
         metrics: The metrics of the fine-tuned network: the same images are rotated by the same angles.
-        formats: ``precision``, ``channels_last`` and ``cuda_graphs`` of the recipe; what is left out is measured.
+        formats: ``precision`` and ``channels_last`` of the recipe; what is left out is measured.
 
     Returns:
         What report.json holds as ``against``: ``model``, ``start``, ``lr``, ``augment``, ``epochs``,
@@ -168,9 +168,10 @@ def train_baseline(
         shutil.rmtree(folder.path.rename(aside))
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
+    chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     nearest = speed.epochs_nearest(seconds, splits)
     epochs = Recipe.read(folder.recipe).epochs if folder.recipe.is_file() else nearest
-    recipe = baseline_recipe(name, own, epochs=epochs, **speed.formats)
+    recipe = baseline_recipe(name, own, epochs=epochs, **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     try:
         model = train(recipe, build, parts, folder.path, device, workers).eval()

@@ -5,13 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NotRecordedError", "RecordedPass"]
+__all__ = ["RecordedPass"]
 
 _WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and chosen, workspaces allocated
-
-
-class NotRecordedError(ValueError):
-    """A pass cannot be recorded."""
 
 
 class RecordedPass:
@@ -29,7 +25,7 @@ class RecordedPass:
         inputs: Arguments of ``run``, on the GPU; later ones have their shapes and types.
 
     Raises:
-        NotRecordedError: If the pass cannot be recorded.
+        ValueError: If the pass cannot be recorded.
 
     References:
         https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
@@ -81,8 +77,7 @@ class RecordedPass:
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
             cause = error.__context__ or error
-            said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}"
-            raise NotRecordedError(said) from error
+            raise ValueError(f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}") from error
 
     def _clear(self) -> None:
         """Without gradients, so that a pass writes new ones and adds to none."""

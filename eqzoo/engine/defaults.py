@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # Measured on the machine, see `eqzoo.engine.speed`.
-AUTOMATIC = ("precision", "channels_last", "cuda_graphs")
+AUTOMATIC = ("precision", "channels_last")
 _OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}

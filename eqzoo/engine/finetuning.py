@@ -113,8 +113,8 @@ def finetune(
         **recipe: Anything else of `eqzoo.engine.Recipe`, such as ``epochs``, ``batch_size``, ``lr``, ``precision``,
             ``channels_last``, ``patience``, ``layer_decay``, ``ema_decay``, ``seed`` or ``augment``, where
             ``"missing"`` is the 90° rotations and reflections that are not in the network's group. What is left out or
-            None follows the rules of `eqzoo.engine.defaults`; ``precision``, ``channels_last`` and ``cuda_graphs`` are
-            what is fastest in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
+            None follows the rules of `eqzoo.engine.defaults`; ``precision`` and ``channels_last`` are what is fastest
+            in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
 
     Returns:
         The network, the report and the folder.
@@ -169,7 +169,7 @@ def finetune(
 
     with directory.locked(), limited_threads():
         speed = recorded_speed(directory, settings, plan, build, splits, given, device, workers)
-        measured = speed.formats
+        measured = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
@@ -192,7 +192,7 @@ def finetune(
             "test": test_fraction,
         }
         # What was measured here may be measured otherwise on another machine.
-        usual = {key: getattr(Recipe, key) for key in AUTOMATIC}
+        usual = {"precision": "float32", "channels_last": False}
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
         line = command(settings["name"], _given(data), options, made_by)
         report = write_report(

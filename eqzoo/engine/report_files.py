@@ -64,7 +64,7 @@ def write_report(
         made_by: The command of the run.
         advice: What was said before the run.
         against: A network to train in the same time and to compare with; None for none.
-        formats: ``precision``, ``channels_last`` and ``cuda_graphs`` of that one; what is left out is measured.
+        formats: ``precision`` and ``channels_last`` of that one; what is left out is measured.
         device: Where that one is trained; None for a GPU where there is one.
 
     Returns:

@@ -1,6 +1,5 @@
-"""The fastest number format, memory format and launch of a training run, measured on a few steps."""
+"""The fastest number format and memory format for a training run, measured on a few steps."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
-from .cuda_graph import NotRecordedError
 from .defaults import AUTOMATIC
 from .loop import accelerator_of
 from .processor import flushed_subnormals, has_bfloat16
@@ -24,8 +22,7 @@ __all__ = ["Speed", "measure", "recorded_speed"]
 
 WORTH_IT = 60.0  # seconds of training in plain float32; shorter runs stay with it, and give the same weights everywhere
 _GAIN = 1.05  # that another format must bring
-_LOSS_TOLERANCE = 0.02  # of bfloat16 and of recorded passes, relative to 1 + the loss without
-_GRADIENT_TOLERANCE = 0.02  # of recorded passes, relative to the norm of the gradient
+_LOSS_TOLERANCE = 0.02  # of bfloat16, relative to 1 + the loss in float32
 _TRIAL = 4  # a trial has this fraction of a batch
 _VALIDATION = 3  # images that are evaluated in the time in which one is trained
 _MOST_EPOCHS = 1_000  # of a run by time
@@ -40,13 +37,11 @@ class Speed:
         precision: The ``precision`` of a recipe.
         channels_last: The ``channels_last`` of a recipe.
         images_per_second: The training images in a second.
-        cuda_graphs: The ``cuda_graphs`` of a recipe.
     """
 
     precision: str
     channels_last: bool
     images_per_second: float
-    cuda_graphs: bool = False
 
     @classmethod
     def read(cls, values: object, path: Path) -> "Speed":
@@ -55,11 +50,6 @@ class Speed:
             return cls(**values)  # type: ignore[arg-type]
         except TypeError as error:
             raise ValueError(f"{path}: speed is no measured speed, got {values!r}; remove the folder") from error
-
-    @property
-    def formats(self) -> dict[str, Any]:
-        """The keys of a recipe that were chosen."""
-        return {key: getattr(self, key) for key in AUTOMATIC}
 
     def epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
         """The expected seconds of an epoch, validation included."""
@@ -92,15 +82,14 @@ def measure(
 ) -> Speed:
     """Times training steps in float32, with channels last, and in bfloat16 where the device multiplies it.
 
-    On a GPU passes are recorded first (`eqzoo.engine.cuda_graph`), where the recipe allows it. What is at least 5 %
-    faster is chosen; bfloat16 and recorded passes also only if the loss of the same images stays within 2 %, and
-    recorded ones if the norm of its gradient does. The network that is timed is discarded.
+    A format is chosen if it is at least 5 % faster; bfloat16 also only if the loss of the same images stays within 2 %.
+    The network that is timed is discarded.
 
     Args:
         recipe: The recipe.
         build: Builds the network.
         splits: ``train``, and ``valid`` if there are validation images.
-        given: ``precision``, ``channels_last`` and ``cuda_graphs``, where they are not to be chosen.
+        given: ``precision`` and ``channels_last``, where they are not to be chosen.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         seconds: The time that the run will take, if that is known; None for what its epochs take.
         clock: The clock, in seconds; `time.process_time` for one thread on a core that it shares.
@@ -108,26 +97,23 @@ def measure(
     """
     trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
-    if recipe.compile or trial.on_gpu:  # it is compiled for each size of a batch; a GPU is not filled by a part of one
+    if recipe.compile:  # it is compiled for each size of a batch
         trial.grow()
     each = trial.seconds(chosen, 2)
     worth_it = (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT
     if not recipe.compile and worth_it:
-        for key, value in (("cuda_graphs", True), ("channels_last", True), ("precision", "bfloat16")):
-            if key in given:
+        for key, value in (("channels_last", True), ("precision", "bfloat16")):
+            candidate = replace(chosen, **{key: value})  # type: ignore[arg-type]
+            if key in given or (key == "precision" and not trial.takes_bfloat16(chosen)):
                 continue
-            try:
-                if (timed := trial.candidate_seconds(chosen, key, value)) * _GAIN < each:
-                    chosen, each = replace(chosen, **{key: value}), timed  # type: ignore[arg-type]
-            except (NotRecordedError, torch.OutOfMemoryError):
-                if "cuda_graphs" in given:
-                    raise
+            if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
+                chosen, each = candidate, timed
     if not recipe.compile and (worth_it or seconds is not None):  # the number of epochs follows from it
         trial.grow()
         each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])
     each = max(each, reading / workers) if workers else each + reading
-    return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"), chosen.cuda_graphs)
+    return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))
 
 
 def recorded_speed(
@@ -224,37 +210,18 @@ class _Trial:
             found.append(self.clock() - began)
         return min(found[1:]) / len(self.batch[1])
 
-    def candidate_seconds(self, recipe: Recipe, key: str, value: object) -> float:
-        """The same with another format; infinite where the recipe, the device or the numbers do not allow it."""
-        try:
-            candidate = replace(recipe, **{key: value})  # type: ignore[arg-type]
-        except ValueError:  # recorded passes do not go with frozen parts, for one
-            return math.inf
-        if key == "cuda_graphs" and not (self.on_gpu and self._agree(recipe, candidate, gradients=True)):
-            return math.inf
-        if key == "precision" and not (has_bfloat16(self.state.device) and self._agree(recipe, candidate)):
-            return math.inf
-        return self.seconds(candidate, 2)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the steps are those of a GPU."""
-        return self.state.device.type == "cuda"
-
     def _backward(self, recipe: Recipe) -> float:
         self.state.recipe = recipe  # says the formats; the rest is the same
         self.state.begin_epoch(recipe.half_size_epochs, [])
         return float(self.state.backward(*self.batch))
 
-    def _agree(self, one: Recipe, other: Recipe, gradients: bool = False) -> bool:
-        """Whether two recipes give nearly the same loss of the same images, and the same norm of the gradient."""
-        losses, norms = [], []
-        for recipe in (one, other):
-            self.state.optimizer.zero_grad()
+    def takes_bfloat16(self, recipe: Recipe) -> bool:
+        """Whether the device multiplies bfloat16, and the loss of the images is nearly that in float32."""
+        if not has_bfloat16(self.state.device):
+            return False
+        losses = []
+        for precision in ("float32", "bfloat16"):
             torch.manual_seed(0)  # of dropout
-            losses.append(self._backward(recipe))
-            found = [p.grad.norm() for p in self.state.model.parameters() if p.grad is not None]
-            norms.append(float(torch.stack(found).norm()))
+            losses.append(self._backward(replace(recipe, precision=precision)))
         self.state.optimizer.zero_grad()
-        near = abs(losses[1] - losses[0]) <= _LOSS_TOLERANCE * (1 + losses[0])
-        return near and (not gradients or abs(norms[1] - norms[0]) <= _GRADIENT_TOLERANCE * norms[0])
+        return abs(losses[1] - losses[0]) <= _LOSS_TOLERANCE * (1 + losses[0])

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from eqzoo.data import Split, Streamed, native_side
 from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, duplicates
 from eqzoo.engine.comparison import baseline_recipe
-from eqzoo.engine.cuda_graph import NotRecordedError
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
@@ -167,8 +165,7 @@ def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
 def measured(monkeypatch, seconds, same_loss=True):
     """The formats that are chosen where a step takes these seconds, by precision and memory format."""
     monkeypatch.setattr(speed._Trial, "seconds", lambda _, r, times: seconds[r.precision, r.channels_last])
-    monkeypatch.setattr(speed._Trial, "_agree", lambda *_, **__: same_loss)
-    monkeypatch.setattr(speed, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(speed._Trial, "takes_bfloat16", lambda _, recipe: same_loss)
 
     def choose(given, wanted=3600.0):
         recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
@@ -190,79 +187,6 @@ def test_the_fastest_formats_are_chosen(monkeypatch):
     assert measured(monkeypatch, fast, same_loss=False)({}) == ("float32", True)
     slow = {("float32", False): 2.0, ("float32", True): 2.0, ("bfloat16", False): 1.95, ("bfloat16", True): 1.0}
     assert measured(monkeypatch, slow)({}) == ("float32", False)  # 2.5 % are no gain
-
-
-class Recorded:
-    """Stands for a recorded pass where there is no GPU: it takes no time in the network's hook, which sleeps."""
-
-    error: ClassVar[type[Exception] | None] = None
-    runs, scale = False, 1.0
-
-    def __init__(self, run, model, inputs):
-        if Recorded.error:
-            raise Recorded.error("cannot be recorded")
-        self.run, self.model = run, model
-
-    def __call__(self, *inputs):
-        Recorded.runs = True
-        loss = self.run(*inputs)
-        Recorded.runs = False
-        for parameter in self.model.parameters():
-            parameter.grad.mul_(Recorded.scale)
-        return loss
-
-
-@pytest.fixture
-def choose_on_gpu(monkeypatch):
-    """What is chosen for a network that is slow unless its passes are recorded."""
-    monkeypatch.setattr("eqzoo.engine.state.RecordedPass", Recorded)
-    monkeypatch.setattr(TrainingState, "_records", property(lambda state: state.recipe.cuda_graphs))
-    monkeypatch.setattr(speed._Trial, "on_gpu", True)
-    monkeypatch.setattr(speed, "has_bfloat16", lambda device: False)
-    for key, value in (("error", None), ("scale", 1.0)):
-        monkeypatch.setattr(Recorded, key, value)
-
-    def build():
-        model = build_three()
-        model.register_forward_pre_hook(lambda *_: None if Recorded.runs else time.sleep(0.3))
-        return model
-
-    def choose(given, **recipe):
-        plan = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3}, **recipe)
-        return speed.measure(plan, build, shapes(), {"channels_last": False} | given, "cpu", 3600.0)
-
-    return choose
-
-
-def test_passes_are_recorded_on_a_gpu_where_that_is_faster_and_the_same(choose_on_gpu, monkeypatch):
-    found = choose_on_gpu({})
-    assert found.formats == {"precision": "float32", "channels_last": False, "cuda_graphs": True}
-    assert found.images_per_second > 8 / 0.3
-    assert not choose_on_gpu({"cuda_graphs": False}).cuda_graphs
-    assert not choose_on_gpu({}, freeze=("blocks",)).cuda_graphs  # refused by the recipe
-    monkeypatch.setattr(Recorded, "scale", 1.1)
-    assert not choose_on_gpu({}).cuda_graphs  # other gradients
-    monkeypatch.setattr(Recorded, "scale", 1.0)
-    for error in (NotRecordedError, torch.OutOfMemoryError):
-        monkeypatch.setattr(Recorded, "error", error)
-        assert not choose_on_gpu({}).cuda_graphs
-    with pytest.raises(torch.OutOfMemoryError, match="cannot be recorded"):
-        choose_on_gpu({"cuda_graphs": True})
-    monkeypatch.setattr(speed._Trial, "on_gpu", False)
-    assert not choose_on_gpu({}).cuda_graphs
-
-
-def test_a_fine_tuning_keeps_the_recorded_passes_that_were_chosen(tmp_path, monkeypatch):
-    fast = Speed("float32", False, 1e9, True)
-    monkeypatch.setattr(speed, "measure", lambda *_, **__: fast)
-    result = tune(tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["cuda_graphs"] is True
-    assert result.report["settings"]["cuda_graphs"] is True
-    assert "--set cuda_graphs=true" in json.loads((tmp_path / "out" / "results.json").read_text())["command"]
-    old = json.loads((tmp_path / "out" / "finetune.json").read_text())
-    assert Speed.read(old["speed"], tmp_path) == fast
-    del old["speed"]["cuda_graphs"]  # as before passes were recorded
-    assert not Speed.read(old["speed"], tmp_path).cuda_graphs
 
 
 def build_three():

@@ -1,7 +1,6 @@
 """Training on a GPU: recorded passes are the passes themselves."""
 
 import json
-import time
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from eqzoo.data import Split
 from eqzoo.engine import Recipe, build_network, train
 from eqzoo.engine.cuda_graph import RecordedPass
-from eqzoo.engine.speed import _Trial
 
 
 def trained(tmp_path, name, model, **values):
@@ -54,20 +52,6 @@ def test_recorded_passes_of_the_recipes_for_a_gpu_learn_as_others(tmp_path):
             for kind in ("plain", "recorded")
         ]
         assert losses[1] == pytest.approx(losses[0], rel=0.05)
-
-
-@pytest.mark.parametrize("name", ["p4_cnn", "p4_asc_resnet29", "p4_e4_resnet18", "p4m_convnext_atto", "r4_gsanet_t"])
-def test_fine_tuning_may_record_the_passes_of_every_kind_of_network(name):
-    """Dropout, layer norms and attention among them: recorded passes have the loss and the gradient of others."""
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    recipe = Recipe(model=name, dataset="own", epochs=1, batch_size=8, augment="affine_color")
-    model = build_network(recipe)
-    side = 28 if model.in_chans == 1 else 32
-    images = torch.randint(0, 256, (8, model.in_chans, side, side), dtype=torch.uint8)
-    splits = {"train": Split(images, torch.arange(8))}
-    trial = _Trial(recipe, lambda: build_network(recipe), splits, "cuda", time.perf_counter)
-    assert trial.candidate_seconds(recipe, "cuda_graphs", True) < float("inf")
 
 
 def test_a_pass_that_waits_for_the_gpu_cannot_be_recorded():
