@@ -126,9 +126,9 @@ def advice_after(
     missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(report, i)]
     given = [row["name"] for i, row in enumerate(rows) if _predicted(report, i)]
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
-        more = "" if recipe.class_weights else "--balance, "
-        rate = f"a lower learning rate, such as --lr {recipe.lr / 10:g}"
-        return [f"{given[0]!r} is the only class ever predicted: try {rate}, or {more}or {longer}"]
+        more = "" if recipe.class_weights else ", --balance"
+        other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --epochs, with another --output"
+        return [f"{given[0]!r} is the only class ever predicted: try {other}"]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
         found.append(f"{_listed(missed)} never predicted: {more} {longer}")

@@ -1,6 +1,7 @@
 """Training on a GPU: recorded passes are the passes themselves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from eqzoo.data import Split
 from eqzoo.engine import Recipe, build_network, train
 from eqzoo.engine.cuda_graph import RecordedPass
+from eqzoo.engine.loop import accelerator_of
+from eqzoo.engine.state import TrainingState
 
 
 def trained(tmp_path, name, model, **values):
@@ -52,6 +55,34 @@ def test_recorded_passes_of_the_recipes_for_a_gpu_learn_as_others(tmp_path):
             for kind in ("plain", "recorded")
         ]
         assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "name", ["p4_cnn", "p4_alpha_f_cnn", "p4_asc_resnet29", "p4_e4_resnet18", "p4m_convnext_atto", "r4_gsanet_t"]
+)
+def test_recorded_passes_have_the_losses_and_gradients_of_others(name):
+    """Of every kind of network, with dropout, and for other images than those that were recorded."""
+    torch.set_default_dtype(torch.float32)
+    plain = Recipe(model=name, dataset="own", epochs=1, batch_size=8, augment="affine_color")
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for recipe in (plain, replace(plain, cuda_graphs=True)):
+        torch.manual_seed(0)
+        model = build_network(recipe)
+        side = 28 if model.in_chans == 1 else 32
+        images = torch.randint(0, 256, (2, 8, model.in_chans, side, side), dtype=torch.uint8, generator=draw)
+        draw.manual_seed(0)
+        split = Split(images[0], torch.arange(8))
+        state = TrainingState(recipe, lambda model=model: model, {"train": split}, accelerator_of("cuda"), 0)
+        state.begin_epoch(0, [])
+        for batch in images:
+            torch.manual_seed(1)
+            state.optimizer.zero_grad()
+            loss = state.backward(batch, split.labels, torch.full((8, 7), 0.3)).item()
+        gradients = torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
+        found.append((loss, gradients))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
+    assert (found[1][1] - found[0][1]).norm() < 1e-2 * found[0][1].norm()
 
 
 def test_a_pass_that_waits_for_the_gpu_cannot_be_recorded():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.engine import FinishedRun, Recipe, evaluation
 from eqzoo.engine.evaluation import _check_accuracy, _rounded
 from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.results import _of_epochs as of_epochs
@@ -138,10 +138,34 @@ def test_a_network_that_has_lost_its_accuracy_is_not_tested():
     labels = predict_split(model, Split(images, torch.zeros(200, dtype=torch.long)), 0)
     _check_accuracy(run, model, {"valid": Split(images, labels)}, 0)
     shifted = {"valid": Split(images, (labels + 1) % 10)}
-    with pytest.raises(ValueError, match=r"runs/a recognizes 0.0 % of 200 validation images, and 90.0 % when it was"):
+    with pytest.raises(
+        ValueError, match=r"runs/a recognizes 0.0 % of 200 validation images, and its record says 90.0 %; it was not"
+    ):
         _check_accuracy(run, model, shifted, 0)
     run.best["valid_accuracy"] = None  # there were no validation images
     _check_accuracy(run, model, shifted, 0)
+
+
+@pytest.mark.parametrize("check", ["_check_accuracy", "_check_rounding"])
+def test_test_images_are_not_evaluated_before_the_checks(runs, monkeypatch, check):
+    def fails(*_):
+        raise ValueError("the check failed")
+
+    monkeypatch.setattr(evaluation, check, fails)
+    monkeypatch.setattr(evaluation, "predict_quarter_rotations", lambda *_: pytest.fail("test images were evaluated"))
+    ran = evaluate(runs, runs / "runs" / "p4_cnn.blobs" / "seed0", "--half")
+    assert ran.returncode == 1
+    assert "the check failed" in ran.stderr
+
+
+def test_rounding_that_changes_predictions_is_an_error(runs, monkeypatch):
+    folder = runs / "runs" / "p4_cnn.blobs" / "seed0"
+    monkeypatch.setattr(evaluation, "_rounded", lambda value: value.round().half())
+    monkeypatch.setattr(evaluation, "_check_accuracy", lambda *_: None)
+    ran = evaluate(runs, folder, "--half")
+    assert ran.returncode == 1
+    assert "to float16 changes the class of" in ran.stderr
+    assert "evaluate it without --half" in ran.stderr
 
 
 def test_a_run_is_evaluated_with_the_images_that_it_was_trained_on(runs):

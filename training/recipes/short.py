@@ -1,7 +1,4 @@
-"""Short recipes for one GPU.
-
-On CIFAR-10 those of p4_resnet29, p4_se_resnet29 and p4_e4_resnet18 were measured, the others were not.
-"""
+"""Short recipes for one GPU; on CIFAR-10 those of p4_resnet29 and p4_se_resnet29 were measured, the others were not."""
 
 from typing import Any
 
@@ -70,7 +67,7 @@ RECIPES: dict[str, Entry] = {
     **_cifar(_RESNET29, "cifar100", lr=0.2, decay=5e-4),
     **_cifar(("z2_allcnn", *ALLCNN_AUG), "cifar10", lr=0.1, decay=1e-3, epochs=40),
     **_cifar(("z2_resnet44", *RESNET_AUG), "cifar10", lr=0.1, decay=5e-4),
-    **e4.gpu_resnets([name for name in e4.RESNETS if name != "p4_e4_resnet18"], "short", _NOT),
+    **e4.gpu_resnets([name for name in e4.RESNETS if name not in e4.TRAINED], "short", _NOT),
     **_cifar(e4.RESNETS, "cifar100", lr=0.2, decay=5e-4),
     **_pcam(tuple(name for name in DENSENETS if not name.startswith("p4m")), "quarter_rotations_flips"),
     **_pcam(tuple(name for name in DENSENETS if name.startswith("p4m")), "none"),
