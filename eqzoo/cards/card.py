@@ -298,7 +298,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         note += f"Distilled: the network also learned from the predictions of other networks{other}. "
     image = f"\n\n![Accuracy of {r['checkpoint']} over the angle of rotation](rotation_curve.svg)" if curve else ""
     half = (
-        " The weights were rounded to half precision before they were evaluated; the numbers are of the rounded ones."
+        " The parameters were rounded to half precision before the evaluation; the numbers are of the rounded ones."
         if r.get("weights_dtype", "float32") != "float32"
         else ""
     )
