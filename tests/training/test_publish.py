@@ -260,7 +260,7 @@ def test_half_precision_is_what_was_evaluated(tmp_path, cards):
     assert (folder / "model.safetensors").stat().st_size < 0.6 * (SHIPPED / "model.safetensors").stat().st_size
     assert json.loads((folder / "config.json").read_text())["eqzoo"]["weights_dtype"] == "float16"
     card = " ".join((folder / "README.md").read_text().split())
-    assert "rounded to half precision before they were evaluated" in card
+    assert "rounded to half precision before the evaluation" in card
     torch.set_default_dtype(torch.float32)
     for model in (
         timm.create_model(f"local-dir:{folder}", pretrained=True),
