@@ -76,8 +76,8 @@ class RecordedPass:
             raise
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
-            cause = error.__context__ or error
-            raise ValueError(f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {cause}") from error
+            said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error.__context__ or error}"
+            raise ValueError(said) from error
 
     def _clear(self) -> None:
         """Without gradients, so that a pass writes new ones and adds to none."""

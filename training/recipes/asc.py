@@ -93,7 +93,10 @@ _SE_TAUGHT = _TEACHERS + (
     "teachers, 8.62 % validation error and 9.61 % test error. The command reads them from the folder of that run, so "
     "train p4_se_resnet29.cifar10_first before. Each batch was divided between two processes, whose batch norms see "
     "32 images each. Whether the teachers or the length helped was not separated. No network of the paper was "
-    "distilled, and it was trained for 100 epochs, this one for 32."
+    "distilled, and it was trained for 100 epochs, this one for 32. More epochs alone need not help: on a GPU, without "
+    "teachers and with batches of 256, 30 epochs with Muon had 8.08 % validation error and 79 epochs with SGD 8.66 %, "
+    "where this network has 7.82 %. The size of the batches, the weight decay and the label smoothing differ from the "
+    "paper's as well."
 )
 _PLAIN_LONGER = (
     "A square of each training image, a quarter of the side wide, gets the image's mean color (Cutout). The run "
