@@ -26,7 +26,7 @@ from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
 
-_CHECKED = 500  # validation images, before the network sees test images
+_CHECKED = 500  # images on which a network is checked before the test
 _CHANGED = 2.0  # percent of them that rounding may change
 
 
@@ -78,8 +78,8 @@ def evaluate_run(
 
     Raises:
         ValueError: If a run is a fine-tuning, the data set has no test split, its training or validation images are not
-            those of the run, the folder of a run that it goes on with is missing, or a network has lost the accuracy
-            that its run had on validation images.
+            those of the run, the folder of a run that it goes on with is missing, a network has lost the accuracy that
+            its run had on validation images, or rounding to float16 changes its predictions.
     """
     check_no_fine_tuning(runs)
     if "test" not in splits:
@@ -142,8 +142,8 @@ def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -
 def _check_accuracy(run: FinishedRun, model: EquivariantNet, splits: Mapping[str, AnySplit], workers: int) -> None:
     """Raises ValueError if a network is far less accurate on validation images than the record of its run says.
 
-    That is by more than five standard deviations of the accuracy on as many images, at most 12 percentage points on
-    500: what finds another network, device or number format that does not compute what was trained.
+    The margin is one percentage point and five standard deviations of an accuracy of 50 % on as many images, together
+    12 points on 500: a network that no longer computes what was trained is further off.
     """
     expected = run.best.get("valid_accuracy")
     if expected is None or "valid" not in splits:
@@ -159,7 +159,7 @@ def _check_accuracy(run: FinishedRun, model: EquivariantNet, splits: Mapping[str
 
 
 def _check_rounding(run: FinishedRun, model: EquivariantNet, splits: Mapping[str, AnySplit], workers: int) -> None:
-    """Raises ValueError if rounding to float16 changes the class of more than 2 % of the validation images."""
+    """Raises ValueError if rounding to float16 changes the class of more than 2 % of validation or training images."""
     some = sample(splits["valid" if "valid" in splits else "train"], _CHECKED)
     whole = _network(run, False, next(model.parameters()).device)
     changed = 100 - top1(predict_split(model, some, workers), predict_split(whole, some, workers))
@@ -201,8 +201,8 @@ def _started_from(recipe: Recipe) -> str | None:
 def _weights(run: FinishedRun, half: bool) -> Path:
     """The file of a run's weights, with parameters rounded to float16 on request.
 
-    Running statistics keep float32, as do parameters beyond the range of float16: variances of deep networks are beyond
-    65,504, or below the smallest number of float16.
+    Running statistics keep float32, as do parameters beyond the range of float16: variances of deep networks can be
+    larger than 65,504, the largest number of float16.
     """
     if not half:
         return run.weights

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ._entry import Entry, family
+from ._entry import MUON, Entry, family
 
 __all__ = ["on_a_gpu"]
 
@@ -15,14 +15,10 @@ _TEXT = (
     "for validation, drawn with a fixed seed. On the GPU sums have no fixed order (deterministic=false), so that a "
     "second run gives other weights. {more}"
 )
-_VALUES: dict[str, Any] = {
+_VALUES: dict[str, Any] = MUON | {
     "batch_size": 256,
-    "optimizer": "nmuon",
-    "optimizer_args": {"fallback_lr_scale": 0.3},
     "lr": 0.04,
-    "weight_decay": 1e-2,
     "warmup_epochs": 1,
-    "label_smoothing": 0.1,
     "augment": "standard_cutout",
     "ema_decay": 0.998,
     "precision": "bfloat16",

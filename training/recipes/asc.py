@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from ._entry import Entry, family
+from ._entry import MUON, Entry, family
 from ._gpu import on_a_gpu
 
 __all__ = ["NETWORKS", "OURS", "RECIPES", "gpu_resnets"]
@@ -113,13 +113,9 @@ _FEW = (
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _AFTER = "run:runs/{model}.cifar10_first/seed{{seed}}"  # goes on with the weights of a first run
-_CIFAR_VALUES: dict[str, Any] = {
+_CIFAR_VALUES: dict[str, Any] = MUON | {
     "batch_size": 64,
-    "optimizer": "nmuon",
-    "optimizer_args": {"fallback_lr_scale": 0.3},
     "lr": 0.03,
-    "weight_decay": 1e-2,
-    "label_smoothing": 0.1,
     "augment": "standard",
     "ema_decay": 0.999,
     "precision": "bfloat16",

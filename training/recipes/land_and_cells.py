@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ._entry import Entry, family
+from ._entry import MUON, Entry, family
 
 __all__ = ["RECIPES"]
 
@@ -49,13 +49,9 @@ _SPLITS = {
         "3,028 cells, of a fifth of the smears, select the epoch; 10,184 are for training and 3,202 for the test"
     ),
 }
-_VALUES: dict[str, Any] = {
+_VALUES: dict[str, Any] = MUON | {
     "batch_size": 64,
-    "optimizer": "nmuon",
-    "optimizer_args": {"fallback_lr_scale": 0.3},
-    "weight_decay": 1e-2,
     "warmup_epochs": 1,
-    "label_smoothing": 0.1,
     "augment": "affine",
     "ema_decay": 0.99,
     "channels_last": True,

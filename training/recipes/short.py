@@ -56,18 +56,18 @@ def _pcam(models: tuple[str, ...], augment: str) -> dict[str, Entry]:
 
 _MEASURED = ("p4_resnet29", "p4_se_resnet29")
 _RESNET29 = tuple(f"{name}_resnet29" for name in asc.NETWORKS)
-_NOT = "This network was not trained by it."
+_NOT_TRAINED = "This network was not trained by it."
 
 RECIPES: dict[str, Entry] = {
     **_mnist(("z2_cnn", "p4_cnn", *WIDER, *ATTENTIVE), lr=5e-3),
     **_mnist(("p4_e4net", "p4_e4net_large"), lr=2e-2),
     **_mnist(GSA_MNIST, lr=2e-3, batch=32),
     **asc.gpu_resnets(_MEASURED, "short"),
-    **asc.gpu_resnets([name for name in _RESNET29 if name not in _MEASURED], "short", _NOT),
+    **asc.gpu_resnets([name for name in _RESNET29 if name not in _MEASURED], "short", _NOT_TRAINED),
     **_cifar(_RESNET29, "cifar100", lr=0.2, decay=5e-4),
     **_cifar(("z2_allcnn", *ALLCNN_AUG), "cifar10", lr=0.1, decay=1e-3, epochs=40),
     **_cifar(("z2_resnet44", *RESNET_AUG), "cifar10", lr=0.1, decay=5e-4),
-    **e4.gpu_resnets([name for name in e4.RESNETS if name not in e4.TRAINED], "short", _NOT),
+    **e4.gpu_resnets([name for name in e4.RESNETS if name not in e4.TRAINED], "short", _NOT_TRAINED),
     **_cifar(e4.RESNETS, "cifar100", lr=0.2, decay=5e-4),
     **_pcam(tuple(name for name in DENSENETS if not name.startswith("p4m")), "quarter_rotations_flips"),
     **_pcam(tuple(name for name in DENSENETS if name.startswith("p4m")), "none"),
