@@ -72,10 +72,11 @@ class RecordedPass:
             # Threads that read images may use the device meanwhile.
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 return run(*self._inputs)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
+            _end_recording()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error.__context__ or error}"
             raise ValueError(said) from error
 
@@ -83,3 +84,12 @@ class RecordedPass:
         """Without gradients, so that a pass writes new ones and adds to none."""
         for parameter in self._parameters:
             parameter.grad = None
+
+
+def _end_recording() -> None:
+    """Makes torch draw numbers again, as for dropout: where it could not end a recording, its generator refuses.
+
+    The end of any later recording releases the generator.
+    """
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device="cuda").add_(1)

@@ -92,3 +92,6 @@ def test_a_pass_that_waits_for_the_gpu_cannot_be_recorded():
     with pytest.raises(ValueError, match="Linear cannot be recorded as a CUDA graph; set cuda_graphs=false"):
         RecordedPass(lambda x: model(x).sum() * model(x).sum().item(), model, [x])
     assert model(x).isfinite().all()  # the GPU is usable
+    assert (torch.nn.functional.dropout(x.new_ones(1_000), 0.5) == 0).any()  # and its generator
+    recorded = RecordedPass(lambda x: torch.nn.functional.dropout(model(x).sum() * x, 0.5).sum(), model, [x])
+    assert len({recorded(x).item() for _ in range(20)}) > 1
