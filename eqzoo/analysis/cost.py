@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
-from .._common import torch_benchmark
+from .._common import __version__, torch_benchmark
 from ._mode import evaluation_mode
 
-__all__ = ["machine", "multiply_adds", "throughput"]
+__all__ = ["machine", "multiply_adds", "throughput", "versions"]
 
 Shape = Sequence[int]
 BATCH_SIZE, MIN_SECONDS = 64, 3.0  # of the measurement of throughput
@@ -87,6 +88,12 @@ def machine(device: torch.device) -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, torch, timm and eqzoo."""
+    found = {"torch": str(torch.__version__), "timm": timm.__version__, "eqzoo": __version__}
+    return {"python": platform.python_version()} | found
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..analysis.cost import machine
+from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
@@ -192,7 +192,7 @@ def _finish_epoch(
     row |= {"lr": state.base_rate(epoch + 1, history)}
     if accelerator.is_main_process:
         seconds = round(time.perf_counter() - began, 2)
-        made = {"machine": machine(state.device), "torch": str(torch.__version__)}
+        made = {"machine": machine(state.device)} | versions()
         line = row | {"processes": accelerator.num_processes, "seconds": seconds, **made}
         if improved:
             weights = weights_file(state.eval_model.state_dict())

@@ -1,16 +1,13 @@
 """The results.json and config.json of a checkpoint."""
 
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import timm
-import torch
 from torch import Tensor
 
 from .._common import __version__
-from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput
+from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput, versions
 from ..equivariance import equivariance_error
 from ..groups import P4
 from ..models import EquivariantNet
@@ -72,9 +69,8 @@ def checkpoint_results(
         x: The images on which the equivariance error is measured; None for noise.
 
     Returns:
-        JSON values; errors and accuracies in percent. The machine and the version of torch are those of the training,
-        where the rows have them. ``valid_accuracies`` has a value for each epoch, those on images
-        at half size too.
+        JSON values; errors and accuracies in percent. The machine and the versions are those of the training, where the
+        rows have them. ``valid_accuracies`` has a value for each epoch, those on images at half size too.
     """
     best = best_row(rows)
     accuracies = [row["valid_accuracy"] for row in rows]
@@ -104,12 +100,7 @@ def checkpoint_results(
         "equivariance_error_p4": equivariance_error(model, x, P4),
         "training_seconds": training_seconds,
         "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": _of_epochs(rows, "torch") or torch.__version__,
-            "timm": timm.__version__,
-            "eqzoo": __version__,
-        },
+        "versions": {name: _of_epochs(rows, name) or here for name, here in versions().items()},
     }
     found |= {"base_model": base_model} if base_model else {}
     found |= {"distilled": True} if any(each.teachers for each in (recipe, *earlier)) else {}

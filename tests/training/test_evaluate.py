@@ -69,7 +69,9 @@ def test_seeds_have_a_mean_and_the_best_on_validation_images_is_evaluated(runs):
     assert r["seeds"] == 2
     assert "base_model" not in r
     assert {row["machine"] for rows in records for row in rows} == {r["machine"]}
-    assert {row["torch"] for rows in records for row in rows} == {r["versions"]["torch"]}
+    for name, version in r["versions"].items():
+        assert {row[name] for rows in records for row in rows} == {version}
+    assert set(r["versions"]) == {"python", "torch", "timm", "eqzoo"}
     assert len(r["test_errors"]) == 2
     assert r["test_error"] in r["test_errors"]
     assert r["test_error_std"] == pytest.approx(np.std(r["test_errors"], ddof=1), abs=1e-3)
