@@ -1,5 +1,6 @@
 """A pass of training, recorded once as a CUDA graph and replayed for each batch."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -74,7 +75,8 @@ class RecordedPass:
                 return run(*self._inputs)
         except RuntimeError as error:
             torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
-            _end_recording()
+            with contextlib.suppress(RuntimeError):  # the error that is told is the first
+                _end_recording()
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error.__context__ or error}"
