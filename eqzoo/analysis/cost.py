@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
-from .._common import __version__, torch_benchmark
+from .._common import torch_benchmark
 from ._mode import evaluation_mode
 
 __all__ = ["machine", "multiply_adds", "throughput", "versions"]
@@ -91,9 +91,8 @@ def machine(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, torch, timm and eqzoo."""
-    found = {"torch": str(torch.__version__), "timm": timm.__version__, "eqzoo": __version__}
-    return {"python": platform.python_version()} | found
+    """The versions of Python, torch and timm."""
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "timm": timm.__version__}
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:

@@ -69,8 +69,9 @@ def checkpoint_results(
         x: The images on which the equivariance error is measured; None for noise.
 
     Returns:
-        JSON values; errors and accuracies in percent. The machine and the versions are those of the training, where the
-        rows have them. ``valid_accuracies`` has a value for each epoch, those on images at half size too.
+        JSON values; errors and accuracies in percent. The machine and the versions of Python, torch and timm are those
+        of the training, where the rows have them. ``valid_accuracies`` has a value for each epoch, those on images at
+        half size too.
     """
     best = best_row(rows)
     accuracies = [row["valid_accuracy"] for row in rows]
@@ -100,7 +101,8 @@ def checkpoint_results(
         "equivariance_error_p4": equivariance_error(model, x, P4),
         "training_seconds": training_seconds,
         "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),
-        "versions": {name: _of_epochs(rows, name) or here for name, here in versions().items()},
+        "versions": {name: _of_epochs(rows, name) or here for name, here in versions().items()}
+        | {"eqzoo": __version__},
     }
     found |= {"base_model": base_model} if base_model else {}
     found |= {"distilled": True} if any(each.teachers for each in (recipe, *earlier)) else {}
