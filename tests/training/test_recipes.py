@@ -14,7 +14,7 @@ from tests.conftest import NETWORKS, ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 from common import input_size, load_recipe, recipe_names, recipe_text
-from recipes import asc
+from recipes import asc, e4
 from train import changed
 
 BASE = {"model": "p4_cnn", "dataset": "bars", "epochs": 3}
@@ -58,7 +58,7 @@ def test_names_say_network_and_data_set_and_texts_are_sentences():
         assert len(text) > 80
         if "_short" in name:
             assert recipe.precision == "bfloat16"
-            assert recipe.compile or recipe.cuda_graphs
+            assert recipe.compile or recipe.cuda_graphs or recipe.model in ("z2_resnet18", "p4m_resnet18")
         else:
             assert not recipe.compile
 
@@ -88,8 +88,11 @@ def test_the_papers_numbers():
     for name in asc.OURS:
         model, _, dataset = name.partition(".")
         assert load_recipe(f"{name}_paper") == replace(cifar, model=model, dataset=dataset)
-    e4 = load_recipe("p4m_e4_resnet18.cifar10_1k")
-    assert (e4.samples_per_class, e4.valid_size, e4.rate(61)) == (1_000, 0, pytest.approx(0.02))
+    assert load_recipe("p4_allcnn.cifar10_aug_paper") == replace(allcnn, model="p4_allcnn")
+    for model in e4.TRAINED:
+        assert load_recipe(f"{model}.cifar10_paper") == replace(load_recipe("p4m_resnet18.cifar10"), model=model)
+    fewer = load_recipe("p4m_e4_resnet18.cifar10_1k")
+    assert (fewer.samples_per_class, fewer.valid_size, fewer.rate(61)) == (1_000, 0, pytest.approx(0.02))
     pcam = load_recipe("p4m_densenet.pcam")
     assert (pcam.schedule, pcam.decay_rate, pcam.plateau_patience, pcam.batch_size) == ("plateau", 0.5, 20, 64)
     gsa = load_recipe("r4m_gsanet_s.pcam")

@@ -3,10 +3,13 @@
 from typing import Any
 
 from ._entry import Entry, family
+from ._gpu import on_a_gpu
 
-__all__ = ["RECIPES"]
+__all__ = ["ALLCNN_AUG", "DENSENETS", "RECIPES", "RESNET_AUG"]
 
 ALLCNN_AUG = ("p4_allcnn", "p4_alpha_f_allcnn", "p4m_allcnn", "p4m_alpha_f_allcnn")
+ALLCNN_TRAINED = ("p4_allcnn",)  # by our recipe
+_ALLCNN_REST = tuple(name for name in ALLCNN_AUG if name not in ALLCNN_TRAINED)
 RESNET_AUG = ("p4m_resnet44", "p4m_alpha_f_resnet44")
 DENSENETS = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "p4m_alpha_f_densenet")
 
@@ -32,6 +35,13 @@ _PCAM = (
     "rate is halved after 20 epochs without a lower validation loss, in the authors' code without a higher validation "
     "accuracy. The official splits of 262,144 training, 32,768 validation and 32,768 test images; no augmentation."
 )
+_GPU = (
+    "The paper has SGD, a batch size of 128, 350 epochs, flips and shifts without Cutout, and 40,000 images for "
+    "training; the authors' code trains on all 50,000 and selects the epoch with the best test accuracy. On an H200, "
+    "which trained two or three other networks at the same time, the run took 9.4 minutes, in 2.6 of which it was "
+    "paused. The validation loss was lowest in epoch 56, the selected one. A run of 23 epochs with weight decay 0.01 "
+    "had 11.70 % validation error."
+)
 
 
 def _sgd(**values: Any) -> dict[str, Any]:
@@ -44,7 +54,9 @@ _RESNET_VALUES = _sgd(epochs=300, weight_decay=0.0, milestones=(50, 100, 150))
 
 RECIPES: dict[str, Entry] = {
     **family(("z2_allcnn", *ALLCNN_AUG), "cifar10", _ALLCNN, **_ALLCNN_VALUES),
-    **family(ALLCNN_AUG, "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
+    **on_a_gpu(ALLCNN_TRAINED, "aug", _GPU, epochs=57, weight_decay=3e-2, channels_last=True),
+    **family(ALLCNN_TRAINED, "cifar10", _ALLCNN + _AUG, "aug_paper", augment="standard", **_ALLCNN_VALUES),
+    **family(_ALLCNN_REST, "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
     **family(("z2_resnet44", *RESNET_AUG), "cifar10", _RESNET, **_RESNET_VALUES),
     **family(RESNET_AUG, "cifar10", _RESNET + _AUG, "aug", augment="standard", **_RESNET_VALUES),
     **family(
