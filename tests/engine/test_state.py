@@ -1,5 +1,6 @@
 """What a recipe can ask of the loop: each option does what it says."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import RunDirectory, best_row, build_network, predictions, train
+from eqzoo.engine.cuda_graph import RecordedPass
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _with_options
 from tests.engine.test_training import (
@@ -55,6 +57,39 @@ def test_recorded_passes_go_with_one_process(monkeypatch):
     monkeypatch.setattr(TrainingState, "_records", True)
     with pytest.raises(ValueError, match="cuda_graphs goes with one process, got 2; set it to false"):
         TrainingState(other(cuda_graphs=True), build, SPLITS, two, 0)
+
+
+@pytest.mark.parametrize("reset_fails", [False, True])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("full"), RuntimeError("cannot wait")], ids=["memory", "wait"])
+def test_a_failed_recording_is_ended(monkeypatch, error, reset_fails):
+    """On a stand-in for a GPU: the stream before is back, and the error is that of the recording."""
+    streams, graphs = [], []
+
+    @contextmanager
+    def graph(recorded, **_):
+        graphs.append(recorded)
+        if reset_fails and len(graphs) == 2:
+            raise RuntimeError("the GPU is lost")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: torch.ones(1))
+
+    def fails():
+        raise error
+
+    recording = RecordedPass.__new__(RecordedPass)
+    recording._graph, recording._inputs = "its own", []
+    memory = isinstance(error, torch.OutOfMemoryError)
+    said = "full" if memory else "Linear cannot be recorded as a CUDA graph; set cuda_graphs=false: cannot wait"
+    with pytest.raises(torch.OutOfMemoryError if memory else ValueError, match=said):
+        recording._record(fails, "Linear")
+    assert streams == ["before"]
+    assert len(graphs) == 2
+    assert graphs[0] == "its own" != graphs[1]
 
 
 def of_any_size():
