@@ -18,7 +18,7 @@ about as many parameters, are fine-tuned from their weights of CIFAR-10 on a par
 (16,200 satellite tiles, scaled to 32 x 32 pixels) and of Chula RBC-12 (10,184 red blood cells, scaled to 40 x 40), with
 the splits of `eqzoo.data.load_splits`. {starts} On the cells, `p4m_resnet29` and `z2_resnet29` are also fine-tuned from
 their weights of EuroSAT. p4m_resnet29 has 346,288 parameters, z2_resnet29 313,114. The weights of EuroSAT are not
-equally good: their cards have 1.02 and 1.78 % test error, the first after 3.7 hours from random weights, the second
+equally good: these have 1.02 and 1.78 % test error, the first after 3.7 hours from random weights, the second
 after 0.8 hours from weights of CIFAR-10, which took 1.3 hours more.
 
 - **augmented**: every training image is rotated by a random angle, reflected with probability 1/2 and shifted by up to
