@@ -111,7 +111,7 @@ def tagged(row):
 def test_the_table_has_every_network():
     assert {row["name"] for row in NETWORKS} == set(NAMES)
     registered = {name for name in timm.list_models(include_tags=True) if name.partition(".")[0] in NAMES}
-    assert set(map(tagged, NETWORKS)) == registered
+    assert set(map(tagged, NETWORKS)) == {name.removesuffix("_aug") for name in registered}  # a second recipe
 
 
 @pytest.mark.parametrize("row", NETWORKS, ids=tagged)
