@@ -54,11 +54,12 @@ def test_freed_memory_is_used_again_and_one_line_says_so():
 @pytest.mark.parametrize(
     "env",
     [
-        {"EQZOO_MALLOC": "0"},
-        {"MALLOC_TRIM_THRESHOLD_": "65536"},
-        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"},
+        pytest.param({"EQZOO_MALLOC": "0"}, id="EQZOO_MALLOC"),
+        pytest.param({"MALLOC_TRIM_THRESHOLD_": "65536"}, id="MALLOC_TRIM_THRESHOLD_", marks=pytest.mark.slow),
+        pytest.param(
+            {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"}, id="GLIBC_TUNABLES", marks=pytest.mark.slow
+        ),
     ],
-    ids=lambda env: next(iter(env)),
 )
 def test_who_chose_otherwise_keeps_it(env):
     """Also the negative control of the test above: without the settings there are many page faults."""
