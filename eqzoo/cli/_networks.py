@@ -9,7 +9,7 @@ import torch
 from timm.models import PretrainedCfg
 
 from ..groups import Z2, Group
-from ..hub import RESULTS_NAME
+from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights, shipped_folder
 
 __all__ = [
     "count_parameters",
@@ -18,6 +18,7 @@ __all__ = [
     "published_tags",
     "registered_tags",
     "results_beside",
+    "weights_and_results",
 ]
 
 
@@ -49,6 +50,18 @@ def results_beside(weights: Path) -> dict[str, Any] | None:
     """The results.json beside the weights of a checkpoint, or None where there is none."""
     file = weights.with_name(RESULTS_NAME)
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def weights_and_results(name: str) -> tuple[Path | None, dict[str, Any] | None]:
+    """Where the weights of a checkpoint are on this machine, and its results.
+
+    Where they are not here, as those of more than 2 MB in an installed package, the results are those of its card.
+    """
+    try:
+        path = find_weights(name, None)  # without a Hub repo, nothing is fetched
+    except WeightsNotFoundError:
+        return None, results_beside(shipped_folder() / name / WEIGHTS_NAME)
+    return path, results_beside(path)
 
 
 def error_text(results: dict[str, Any]) -> str:

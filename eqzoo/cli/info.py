@@ -3,7 +3,6 @@
 import argparse
 import itertools
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +11,14 @@ from torch import Tensor, nn
 from ..analysis.cost import multiply_adds
 from ..analysis.sizes import refusal, weightless
 from ..groups import Group
-from ..hub import WEIGHTS_NAME, WeightsNotFoundError, find_weights
+from ..hub import WEIGHTS_NAME
 from ..models import EquivariantNet
 from ..models.loading import load_network
 from ..models.papers import PAPERS, paper_of, rows
 from ..models.registry import module_of
 from ..models.resolve import ModelSource, resolve
 from ._answer import Answer, table
-from ._networks import count_parameters, error_text, registered_tags, results_beside
+from ._networks import count_parameters, error_text, registered_tags, results_beside, weights_and_results
 
 __all__ = ["run"]
 
@@ -77,7 +76,7 @@ def _sides(model: EquivariantNet) -> dict[str, Any]:
 
 
 def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
-    """Where the weights of a checkpoint are, and its results where they lie beside them."""
+    """Where the weights of a checkpoint are, and its results."""
     found: dict[str, Any] = {"name": name, "where": None, "results": None, "paper": None}
     printed = rows().get(name)
     if printed:
@@ -87,11 +86,8 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
             "error": printed.error,
         }
         found["paper"]["spread"] = printed.spread
-    try:
-        path = Path(find_weights(name, None))  # without a Hub repo, nothing is fetched
-        found |= {"where": str(path), "results": results_beside(path)}
-    except WeightsNotFoundError:
-        found["where"] = f"https://huggingface.co/{repo_id}" if repo_id else None
+    path, found["results"] = weights_and_results(name)
+    found["where"] = str(path) if path else f"https://huggingface.co/{repo_id}" if repo_id else None
     return found
 
 

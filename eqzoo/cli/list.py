@@ -2,18 +2,16 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import timm
 
 from ..analysis.sizes import weightless
-from ..hub import WeightsNotFoundError, find_weights
 from ..models import list_models, list_pretrained
 from ..models.papers import paper_of
 from ..models.registry import module_of
 from ._answer import Answer, table
-from ._networks import count_parameters, error_text, group_name, published_tags, results_beside
+from ._networks import count_parameters, error_text, group_name, published_tags, weights_and_results
 
 __all__ = ["run"]
 
@@ -41,17 +39,9 @@ def _entry(name: str, parameters: bool) -> dict[str, Any]:
         "checkpoints": [tag] if tag else published_tags(model),
     }
     if tag:
-        results = _results(name) or {}
+        results = weights_and_results(name)[1] or {}
         entry |= {"test_error": results.get("test_error"), "distilled": bool(results.get("distilled"))}
     return entry | {"parameters": count_parameters(weightless(name))} if parameters else entry
-
-
-def _results(name: str) -> dict[str, Any] | None:
-    """The results of a checkpoint, where its weights are on this machine."""
-    try:
-        return results_beside(Path(find_weights(name, None)))  # without a Hub repo, nothing is fetched
-    except WeightsNotFoundError:
-        return None
 
 
 def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -> str:

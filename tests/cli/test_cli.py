@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,23 @@ def test_the_table_of_checkpoints(capsys):
     assert heading == ["name", "group", "input", "family", "test error"]
     assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "7.69 % (distilled)"] in rows
     assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "2.17 %"] in rows
+
+
+def test_results_are_known_without_the_weights(capsys, tmp_path, monkeypatch):
+    """As in an installed package, which has the cards of large networks without their weights."""
+    name = "p4_e4_resnet18.cifar10"
+    (tmp_path / name).mkdir()
+    for file in ("config.json", "results.json"):
+        shutil.copy(ROOT / "model_cards" / name / file, tmp_path / name)
+    for module in ("hub", "cli._networks"):
+        monkeypatch.setattr(f"eqzoo.{module}.shipped_folder", lambda: tmp_path)
+    _, out, _ = run(capsys, "list", name, "--json", "--pretrained")
+    (entry,) = json.loads(out)["networks"]
+    assert entry["test_error"] == 7.08
+    _, out, _ = run(capsys, "info", name, "--json")
+    (entry,) = json.loads(out)["checkpoints"]
+    assert entry["results"]["test_error"] == 7.08
+    assert entry["where"] == f"https://huggingface.co/eqzoo/{name}"
 
 
 def test_tables_fit_the_terminal_and_break_no_word(monkeypatch):
