@@ -11,13 +11,22 @@
 
 namespace {
 
-// Vectors of 64 bytes on every processor: compilers split them where registers are narrower.
-template <typename T> using Vec = Vector<T, 64>;
+template <typename T> using Vec = Vector<T>;
 template <typename T> using IntOf = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
-template <typename T> using Int = Vector<IntOf<T>, 64>;
+template <typename T> using Int = Vector<IntOf<T>>;
 // The same number in all lanes.
 template <typename T> Int<T> all_lanes(int64_t i) { return Int<T>{} + static_cast<IntOf<T>>(i); }
-template <typename T> constexpr int N = 64 / sizeof(T);
+template <typename T> constexpr int N = vector_bytes / sizeof(T);
+// Calls f(J, j) for J neighbors from column j on, in steps of 8, 4, 2 and 1: eight sums at a time where vectors are
+// narrow, or a processor waits for the sums.
+template <typename F> inline void neighbors(int64_t columns, F &&f) {
+    int64_t j = 0;
+    if constexpr (vector_bytes < 64)
+        for (; j + 8 <= columns; j += 8) f(std::integral_constant<int, 8>{}, j);
+    for (; j + 4 <= columns; j += 4) f(std::integral_constant<int, 4>{}, j);
+    for (; j + 2 <= columns; j += 2) f(std::integral_constant<int, 2>{}, j);
+    for (; j < columns; j++) f(std::integral_constant<int, 1>{}, j);
+}
 
 struct Shape {
     int64_t batch, channels, poses, out, k, height, width, rows, columns, stride, padding, dilation, n,
@@ -139,13 +148,10 @@ void peak(const T *x, const T *w, T *peaks, int32_t *places, const Shape &s, int
                 Int<T> where = {};
                 for (int64_t i = 0; i < s.rows; i++) {
                     const T *row = plane + i * stride * s.padded_width();
-                    int64_t j = 0, place = i * s.columns;
-                    for (; j + 4 <= s.columns; j += 4)
-                        peak_of<K, UNIT, 4, T>(row + j * stride, taps, s, place + j, best, where);
-                    for (; j + 2 <= s.columns; j += 2)
-                        peak_of<K, UNIT, 2, T>(row + j * stride, taps, s, place + j, best, where);
-                    for (; j < s.columns; j++)
-                        peak_of<K, UNIT, 1, T>(row + j * stride, taps, s, place + j, best, where);
+                    neighbors(s.columns, [&](auto count, int64_t j) {
+                        peak_of<K, UNIT, decltype(count)::value, T>(row + j * stride, taps, s, i * s.columns + j, best,
+                                                                    where);
+                    });
                 }
                 const int64_t first = block * N<T>, valid = std::min<int64_t>(N<T>, s.out - first);
                 const int64_t at = ((b * s.poses + p) * s.channels + c) * s.out + first;
@@ -338,17 +344,11 @@ void attend(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T 
                                        : Vec<T>{} + T(1);
                 for (int64_t i = 0; i < s.rows; i++) {
                     const T *row = image + p * size + i * stride * s.padded_width();
-                    int64_t j = 0, at = maps.at(i, 0);
-                    const Vec<T> *by = weights.data();
-                    for (; j + 4 <= s.columns; j += 4, at += 4)
-                        reduce_of<K, UNIT, 4, T>(row + j * stride, size, taps, by, s, &sums[at], &peaks[at],
-                                                  &where[at]);
-                    for (; j + 2 <= s.columns; j += 2, at += 2)
-                        reduce_of<K, UNIT, 2, T>(row + j * stride, size, taps, by, s, &sums[at], &peaks[at],
-                                                  &where[at]);
-                    for (; j < s.columns; j++, at++)
-                        reduce_of<K, UNIT, 1, T>(row + j * stride, size, taps, by, s, &sums[at], &peaks[at],
-                                                  &where[at]);
+                    neighbors(s.columns, [&](auto count, int64_t j) {
+                        const int64_t at = maps.at(i, j);
+                        reduce_of<K, UNIT, decltype(count)::value, T>(row + j * stride, size, taps, weights.data(), s,
+                                                                      &sums[at], &peaks[at], &where[at]);
+                    });
                 }
                 if (psi)
                     spatial_logits<T>(sums.data(), peaks.data(), &spatial[(p * blocks + block) * s.n * s.n * 2], maps,
@@ -418,18 +418,24 @@ template <int K, typename T>
 inline void correlate_flipped(const Vec<T> *g, const Vec<T> *w, const Spread &from, const Shape &s, Vec<T> *sums,
                               int64_t across) {
     const int64_t k = K ? K : s.k;
-    for (int64_t i = 0; i < s.height; i++)
-        for (int64_t j = 0; j < s.width; j += 4) {
-            Vec<T> a[4], *to = sums + i * across + j;
-            for (int l = 0; l < 4; l++) a[l] = to[l];
-            const Vec<T> *corner = g + (i + s.padding + from.edge) * from.width + j + s.padding + from.edge;
-            for (int64_t u = 0; u < k; u++)
-                for (int64_t v = 0; v < k; v++) {
-                    const Vec<T> tap = w[u * k + v], *row = corner - u * s.dilation * from.width - v * s.dilation;
-                    for (int l = 0; l < 4; l++) a[l] += tap * row[l];
-                }
-            for (int l = 0; l < 4; l++) to[l] = a[l];
-        }
+    const auto some = [&](auto count, int64_t i, int64_t j) {
+        constexpr int J = decltype(count)::value;
+        Vec<T> a[J], *to = sums + i * across + j;
+        for (int l = 0; l < J; l++) a[l] = to[l];
+        const Vec<T> *corner = g + (i + s.padding + from.edge) * from.width + j + s.padding + from.edge;
+        for (int64_t u = 0; u < k; u++)
+            for (int64_t v = 0; v < k; v++) {
+                const Vec<T> tap = w[u * k + v], *row = corner - u * s.dilation * from.width - v * s.dilation;
+                for (int l = 0; l < J; l++) a[l] += tap * row[l];
+            }
+        for (int l = 0; l < J; l++) to[l] = a[l];
+    };
+    for (int64_t i = 0; i < s.height; i++) {
+        int64_t j = 0;
+        if constexpr (vector_bytes < 64)
+            for (; j + 8 <= s.width; j += 8) some(std::integral_constant<int, 8>{}, i, j);
+        for (; j < s.width; j += 4) some(std::integral_constant<int, 4>{}, i, j);
+    }
 }
 
 // The gradients of U, M and psi from that of the output, for one pose of one image.
@@ -521,7 +527,7 @@ void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const
                 }
                 for (int64_t i = 0; i < s.height; i++)
                     for (int64_t j = 0; j < s.width; j++)
-                        grad_x[(plane * s.height + i) * s.width + j] = lane_sum<T, 64>(&sums[i * across + j]);
+                        grad_x[(plane * s.height + i) * s.width + j] = lane_sum<T>(&sums[i * across + j]);
             }
         }
     });
