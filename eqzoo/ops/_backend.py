@@ -31,6 +31,7 @@ __all__ = [
     "cpu_function",
     "exporting",
     "forced",
+    "has_vectors_of_32_bytes",
     "launch",
     "multiplies_bfloat16",
     "on_cuda",
@@ -176,6 +177,13 @@ def cpu_function(
 def multiplies_bfloat16() -> bool:
     """Whether the processor has instructions that multiply bfloat16 (AVX512-BF16, AMX, Arm's), which oneDNN uses."""
     return "bf16" in _cpu()
+
+
+@torch.compiler.assume_constant_result
+def has_vectors_of_32_bytes() -> bool:
+    """Whether the widest vectors of the processor are those of AVX, eight float32 numbers."""
+    flags = _cpu().split()
+    return "avx" in flags and "avx512f" not in flags
 
 
 def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | float | None) -> None:

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from ..groups import Group
-from ._backend import WITH_BFLOAT16, cpu_function, forced, multiplies_bfloat16, plain
+from ._backend import (
+    WITH_BFLOAT16,
+    cpu_function,
+    forced,
+    has_vectors_of_32_bytes,
+    multiplies_bfloat16,
+    plain,
+)
 from ._layout import is_last
 
 __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]
@@ -19,6 +26,13 @@ _LEAST = {
     2: (16, 32, 64, math.inf, 64),
     4: (6, 9, 6.4, 48, 9),
     8: (3.3, 5, 5.5, 9.5, 9),
+}
+# The same where a vector has eight numbers of float32, which fewer fields fill. From that page in docs/benchmarks/avx2,
+# which has no fields of two elements.
+_LEAST_OF_AVX = {
+    2: _LEAST[2],
+    4: (4, 6.4, 6.4, 9.6, 8),
+    8: (3, 4, 5.5, 4.8, 4.8),
 }
 # The numbers of a large contiguous image, field and output.
 _LARGE = 192 * 1024
@@ -93,7 +107,7 @@ def faster(
     the two decides. Contiguous fields are transposed as well, which costs most where caches do not hold an image;
     torch's own convolution transposes them too, for k x k filters and in training.
     """
-    filters, last_ones, ones, *large = _LEAST[group.order]
+    filters, last_ones, ones, *large = (_LEAST_OF_AVX if has_vectors_of_32_bytes() else _LEAST)[group.order]
     if side > 1:
         least = filters
     elif last:
