@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
-from .processor import flushed_subnormals
+from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
 from .run_directory import RunDirectory, weights_file
 from .state import MisfitError, TrainingState
@@ -28,6 +29,10 @@ from .state import MisfitError, TrainingState
 __all__ = ["accelerator_of", "check_device", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
+_EMULATED = (
+    "this processor does not multiply bfloat16, and torch emulates it, many times slower than float32; take "
+    "--set precision=float32 with train.py, --precision float32 with eqzoo finetune"
+)
 
 
 def train(
@@ -79,6 +84,8 @@ def train(
     accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
+    if accelerator.is_main_process and recipe.precision == "bfloat16" and not has_bfloat16(accelerator.device):
+        print(f"eqzoo: {_EMULATED}", file=sys.stderr)
     directory = RunDirectory(run_dir)
     with directory.locked() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:

@@ -67,6 +67,15 @@ def test_a_run_learns_and_leaves_its_record(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("multiplies", [False, True])
+def test_a_run_in_bfloat16_says_where_it_is_emulated(tmp_path, monkeypatch, capsys, multiplies):
+    monkeypatch.setattr(loop, "has_bfloat16", lambda device: multiplies)
+    run(tmp_path / "half", replace(RECIPE, epochs=1, warmup_epochs=0, precision="bfloat16"))
+    assert ("--set precision=float32" in capsys.readouterr().err) is not multiplies
+    run(tmp_path / "single", replace(RECIPE, epochs=1, warmup_epochs=0))
+    assert "bfloat16" not in capsys.readouterr().err
+
+
 class Killed(BaseException):
     pass
 
