@@ -25,6 +25,11 @@ with (ROOT / "tests" / "models" / "networks.csv").open() as file:
     NETWORKS = list(csv.DictReader(file))
 
 
+def slow(names, these):
+    """The names as test parameters, with ``these`` marked slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
+
+
 @pytest.fixture(autouse=True)
 def _float64_and_seed():
     torch.set_default_dtype(torch.float64)

@@ -16,8 +16,8 @@ from eqzoo.export.onnx_file import OnnxFile, write_onnx
 from eqzoo.groups import P4
 from eqzoo.layers import AffineSelfConv2d, E4Layer2d, GlobalPool, LiftingConv2d
 from eqzoo.models import EquivariantNet, GroupCNN
-from tests.conftest import ROOT
-from tests.models.test_models import GSA_SIDES, NAMES, SIDES, slow
+from tests.conftest import ROOT, slow
+from tests.models.test_models import GSA_SIDES, NAMES, SIDES
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")

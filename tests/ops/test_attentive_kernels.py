@@ -6,6 +6,7 @@ import torch
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d
 from eqzoo.ops import _backend, _chunks, _input_attention, _responses, attend_input, attentive_conv, use_backend
+from tests.conftest import slow
 from tests.layers import reference_attentive as reference
 
 # (C, S, O), k, (height, width), (stride, padding, dilation), (n, attention dilation), attention
@@ -202,7 +203,7 @@ def test_attention_on_the_input_is_well_registered():
         torch.library.opcheck(_input_attention.suppress, (x, some, weight))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow(TINY, {"one output"}))
 def test_the_gpu_kernels_are_the_cpu_kernels(name):
     """Under Triton's interpreter, in single precision; images in two parts, as large batches are."""
     pytest.importorskip("triton")

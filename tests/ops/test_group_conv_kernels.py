@@ -1,6 +1,7 @@
 """Group convolutions through the irreps: the numbers of loops and of the expanded convolution, in C++ and in Triton."""
 
 import copy
+import itertools
 import sys
 
 import pytest
@@ -225,9 +226,15 @@ def test_shapes_that_do_not_belong_together_are_refused():
         pass
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+SEVERAL_BLOCKS = (2, 33, 17, 3, 1, 1, 1, 6, 5)  # of fields, which the interpreter takes half a minute for
+
+
+@pytest.mark.parametrize(
+    ("shape", "last"),
+    [*itertools.product([SHAPES[1], SHAPES[3], SHAPES[6]], [False, True]), (SEVERAL_BLOCKS, True)],
+    ids=lambda value: {False: "contiguous", True: "channels_last"}[value] if isinstance(value, bool) else str(value),
+)
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], (2, 33, 17, 3, 1, 1, 1, 6, 5), SHAPES[6]], ids=str)
 def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
     """Under Triton's interpreter, in single precision, with several parts of the pixels; autocast changes nothing."""
     pytest.importorskip("triton")
