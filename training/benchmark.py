@@ -148,6 +148,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "suite": args.suite,
         "machine": machine(torch.device(args.device)),
+        "instructions": torch.backends.cpu.get_cpu_capability() if args.device == "cpu" else "",
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__}
         | {"eqzoo": eqzoo.__version__},
@@ -445,12 +446,14 @@ def render(report: dict[str, Any]) -> str:
         else f"Medians of {report['rounds']} interleaved runs{', time of the processor' * report['cpu_time']}"
     )
     how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
+    with_instructions = f" with {report['instructions']}" if report.get("instructions") else ""
+    where = f"{report['machine']}{with_instructions}, {report['threads']} thread{'s' * (report['threads'] > 1)}"
     columns = list(report["rows"][0])
     precision = "" if report["dtype"] == "float32" else f", {report['dtype']}"
     lines = [
         f"# {report['suite'].replace('_', ' ').capitalize()}{precision}, measured",
         "",
-        f"{kind}; {how}. {report['machine']}, {report['threads']} thread{'s' * (report['threads'] > 1)}; {versions}.",
+        f"{kind}; {how}. {where}; {versions}.",
         *(["", "With torch's operators alone neither network has kernels."] if report["suite"] == "twins" else []),
         "",
         f"| {' | '.join(columns)} |",
