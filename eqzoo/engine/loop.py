@@ -30,8 +30,8 @@ __all__ = ["accelerator_of", "check_device", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 _EMULATED = (
-    "this processor does not multiply bfloat16, and torch emulates it, many times slower than float32; take "
-    "--set precision=float32 with train.py, --precision float32 with eqzoo finetune"
+    "this processor does not multiply bfloat16; where torch emulates it, training takes several times as long as in "
+    "float32: take --set precision=float32 with train.py, --precision float32 with eqzoo finetune"
 )
 
 

@@ -285,3 +285,14 @@ def test_some_backends_expand_every_group_convolution(backend):
     assert CHOICE.through_irreps(x, weight, P4)
     with use_backend(backend):
         assert not CHOICE.through_irreps(x, weight, P4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "pays"), [("sse2 avx avx2", True), ("sse2 avx avx2 avx512f", False), ("asimd", False), ("", False)]
+)
+def test_irreps_of_few_fields_pay_with_vectors_of_32_bytes(monkeypatch, flags, pays):
+    monkeypatch.setattr(sys.modules["eqzoo.ops._backend"], "_cpu", lambda: f"x86_64  flags : {flags}")
+    assert CHOICE.faster(P4, 8, 8, 3, 32 * 32, True) is pays
+    assert CHOICE.faster(P4M, 24, 6, 1, 32 * 32, True) is pays
+    assert not CHOICE.faster(P4, 4, 4, 3, 32 * 32, True)
+    assert CHOICE.faster(P4, 16, 16, 3, 32 * 32, True)
