@@ -148,7 +148,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "suite": args.suite,
         "machine": machine(torch.device(args.device)),
-        "instructions": torch.backends.cpu.get_cpu_capability() if args.device == "cpu" else "",
+        "instructions": instructions() if args.device == "cpu" else "",
         "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__}
         | {"eqzoo": eqzoo.__version__},
@@ -158,6 +158,12 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "compiled": args.compile,
         "cpu_time": args.cpu_time,
     }
+
+
+def instructions() -> str:
+    """The vectors of the processor, as torch takes them, such as AVX2; empty where torch has no word for them."""
+    found = torch.backends.cpu.get_cpu_capability()
+    return "" if found in ("DEFAULT", "NO AVX") else found
 
 
 def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

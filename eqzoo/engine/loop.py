@@ -21,7 +21,7 @@ from ..data import AnySplit, Split, batches, draw
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
-from .processor import flushed_subnormals, has_bfloat16
+from .processor import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run_directory import RunDirectory, weights_file
 from .state import MisfitError, TrainingState
@@ -30,8 +30,8 @@ __all__ = ["accelerator_of", "check_device", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 _EMULATED = (
-    "this processor does not multiply bfloat16; where torch emulates it, training takes several times as long as in "
-    "float32: take --set precision=float32 with train.py, --precision float32 with eqzoo finetune"
+    "this processor does not multiply bfloat16; where torch emulates it, training may take several times as long as in "
+    "float32, for which there is --set precision=float32 with train.py, --precision float32 with eqzoo finetune"
 )
 
 
@@ -84,8 +84,6 @@ def train(
     accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
-    if accelerator.is_main_process and recipe.precision == "bfloat16" and not has_bfloat16(accelerator.device):
-        print(f"eqzoo: {_EMULATED}", file=sys.stderr)
     directory = RunDirectory(run_dir)
     with directory.locked() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
@@ -94,6 +92,9 @@ def train(
         try:
             with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
                 resumed = directory.state.exists() or directory.has_ended()
+                emulated = recipe.precision == "bfloat16" and emulates_bfloat16(accelerator.device)
+                if emulated and not resumed and accelerator.is_main_process:
+                    print(f"eqzoo: {_EMULATED}", file=sys.stderr)
                 state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
                 _train_epochs(directory, state, track)
                 accelerator.wait_for_everyone()

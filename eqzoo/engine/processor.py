@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["flushed_subnormals", "has_bfloat16", "limited_threads", "usable_cores"]
+__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "usable_cores"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -22,6 +22,11 @@ def has_bfloat16(device: torch.device) -> bool:
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+
+
+def emulates_bfloat16(device: torch.device) -> bool:
+    """Whether a device is a processor that is known not to multiply bfloat16; elsewhere its flags cannot be read."""
+    return device.type == "cpu" and _CPU_INFO.is_file() and not has_bfloat16(device)
 
 
 def usable_cores() -> int:

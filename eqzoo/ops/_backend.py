@@ -31,7 +31,7 @@ __all__ = [
     "cpu_function",
     "exporting",
     "forced",
-    "has_vectors_of_32_bytes",
+    "has_avx2_alone",
     "launch",
     "multiplies_bfloat16",
     "on_cuda",
@@ -180,10 +180,10 @@ def multiplies_bfloat16() -> bool:
 
 
 @torch.compiler.assume_constant_result
-def has_vectors_of_32_bytes() -> bool:
-    """Whether the widest vectors of the processor are those of AVX, eight float32 numbers."""
+def has_avx2_alone() -> bool:
+    """Whether the processor has AVX2 (vectors of eight float32 numbers) and not AVX-512; False if it does not say."""
     flags = _cpu().split()
-    return "avx" in flags and "avx512f" not in flags
+    return "avx2" in flags and "avx512f" not in flags
 
 
 def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | float | None) -> None:

@@ -11,7 +11,7 @@ from ._backend import (
     WITH_BFLOAT16,
     cpu_function,
     forced,
-    has_vectors_of_32_bytes,
+    has_avx2_alone,
     multiplies_bfloat16,
     plain,
 )
@@ -27,9 +27,9 @@ _LEAST = {
     4: (6, 9, 6.4, 48, 9),
     8: (3.3, 5, 5.5, 9.5, 9),
 }
-# The same where a vector has eight numbers of float32, which fewer fields fill. From that page in docs/benchmarks/avx2,
-# which has no fields of two elements.
-_LEAST_OF_AVX = {
+# The same with AVX2 alone, whose vectors fewer fields fill; no network has fewer fields with k x k filters. Fitted to a
+# run before that of docs/benchmarks/avx2/group_convolution_shapes_cpu.md; groups of two elements were not measured.
+_LEAST_OF_AVX2 = {
     2: _LEAST[2],
     4: (4, 6.4, 6.4, 9.6, 8),
     8: (3, 4, 5.5, 4.8, 4.8),
@@ -107,7 +107,7 @@ def faster(
     the two decides. Contiguous fields are transposed as well, which costs most where caches do not hold an image;
     torch's own convolution transposes them too, for k x k filters and in training.
     """
-    filters, last_ones, ones, *large = (_LEAST_OF_AVX if has_vectors_of_32_bytes() else _LEAST)[group.order]
+    filters, last_ones, ones, *large = (_LEAST_OF_AVX2 if has_avx2_alone() else _LEAST)[group.order]
     if side > 1:
         least = filters
     elif last:

@@ -217,6 +217,17 @@ def test_the_readme_names_what_equivariance_costs():
                 ratios[f"{subject}_bfloat16"],
                 without[subject],
             )
+    report = json.loads((ROOT / "docs" / "benchmarks" / "avx2" / "twins_cpu.json").read_text())
+    narrow = {(row["subject"], row["task"]): row for row in report["rows"]}
+    table = table.partition("### Processors with AVX2")[2].partition("\n###")[0]
+    rows = re.findall(r"^\| `(\w+)` \| `\w+` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE)
+    assert len(rows) == len(ratios) / 2
+    for subject, *found in rows:
+        step, inference = narrow[subject, "training step"], narrow[subject, "inference"]
+        expected = (step["ms"] / step["ms against"], inference["ms"] / inference["ms against"], step[OPERATORS])
+        assert found == [f"{value:.1f}" for value in expected], subject
+    steps = [f"{narrow[name, 'training step']['ratio']:.1f}" for name in (p4, p4m)]
+    assert f"with AVX2 alone {' and '.join(steps)} times" in text
 
 
 def test_the_readme_says_whether_it_pays():

@@ -448,6 +448,7 @@ def test_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "_CPU_LIMIT", tmp_path / "cpu.max")
     cpu = torch.device("cpu")
     assert not processor.has_bfloat16(cpu)  # no such file
+    assert not processor.emulates_bfloat16(cpu)
     for line, expected in (
         ("flags\t\t: fpu avx2 avx512f", False),
         ("flags\t\t: fpu avx512_bf16 avx512f", True),
@@ -455,7 +456,7 @@ def test_processors(tmp_path, monkeypatch):
         ("Features\t: fp asimd bf16", True),
     ):
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
-        assert processor.has_bfloat16(cpu) is expected, line
+        assert (processor.has_bfloat16(cpu), processor.emulates_bfloat16(cpu)) == (expected, not expected), line
     monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     assert processor.usable_cores() == 16
     for text, expected in (

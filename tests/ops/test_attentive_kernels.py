@@ -15,12 +15,14 @@ CASES = {
     "more planes than lanes": ((1, 2, 35), 3, (4, 5), (1, 0, 1), (3, 1), "full"),
     "an image, sampled": ((2, 1, 5), 2, (6, 7), (2, 1, 2), (5, 2), "full"),
     "one output": ((3, 2, 4), 4, (4, 4), (1, 0, 1), (7, 1), "full"),
+    "many columns": ((2, 2, 5), 3, (3, 15), (1, 1, 1), (3, 1), "full"),  # 8 + 4 + 2 + 1 of them
+    "many columns, sampled": ((1, 2, 3), 2, (4, 22), (2, 0, 1), (3, 1), "full"),
     "one pixel, wide filter": ((2, 2, 3), 5, (1, 1), (1, 2, 1), (3, 1), "full"),
     "three columns, wide filter": ((2, 1, 3), 5, (6, 3), (1, 2, 1), (3, 1), "spatial"),
     "1 x 1": ((4, 2, 6), 1, (5, 7), (1, 0, 1), (3, 1), "full"),
     "channels alone": ((3, 2, 12), 3, (5, 7), (1, 1, 1), (1, 1), "channel"),
 }
-TINY = [name for name in CASES if name != "plain"]
+TINY = [name for name in CASES if name not in ("plain", "many columns", "many columns, sampled")]
 
 
 def case(name, dtype=torch.float64, batch=2):

@@ -231,7 +231,11 @@ SEVERAL_BLOCKS = (2, 33, 17, 3, 1, 1, 1, 6, 5)  # of fields, which the interpret
 
 @pytest.mark.parametrize(
     ("shape", "last"),
-    [*itertools.product([SHAPES[1], SHAPES[3], SHAPES[6]], [False, True]), (SEVERAL_BLOCKS, True)],
+    [
+        *itertools.product([SHAPES[1], SHAPES[3], SHAPES[6]], [False, True]),
+        (SEVERAL_BLOCKS, True),
+        pytest.param(SEVERAL_BLOCKS, False, marks=pytest.mark.slow),
+    ],
     ids=lambda value: {False: "contiguous", True: "channels_last"}[value] if isinstance(value, bool) else str(value),
 )
 @pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
@@ -288,11 +292,14 @@ def test_some_backends_expand_every_group_convolution(backend):
 
 
 @pytest.mark.parametrize(
-    ("flags", "pays"), [("sse2 avx avx2", True), ("sse2 avx avx2 avx512f", False), ("asimd", False), ("", False)]
+    ("flags", "pays"), [("avx avx2", True), ("avx", False), ("avx avx2 avx512f", False), ("asimd", False), ("", False)]
 )
-def test_irreps_of_few_fields_pay_with_vectors_of_32_bytes(monkeypatch, flags, pays):
-    monkeypatch.setattr(sys.modules["eqzoo.ops._backend"], "_cpu", lambda: f"x86_64  flags : {flags}")
+def test_irreps_of_few_fields_pay_with_avx2(monkeypatch, flags, pays):
+    monkeypatch.setattr(sys.modules["eqzoo.ops._backend"], "_cpu", lambda: f"flags : {flags}")
     assert CHOICE.faster(P4, 8, 8, 3, 32 * 32, True) is pays
+    assert CHOICE.faster(P4, 48, 12, 1, 56 * 56, False, trains=False) is pays
+    assert CHOICE.faster(P4M, 24, 6, 1, 56 * 56, False, trains=False) is pays
+    assert not CHOICE.faster(P4, 32, 8, 1, 56 * 56, False)
     assert CHOICE.faster(P4M, 24, 6, 1, 32 * 32, True) is pays
     assert not CHOICE.faster(P4, 4, 4, 3, 32 * 32, True)
     assert CHOICE.faster(P4, 16, 16, 3, 32 * 32, True)

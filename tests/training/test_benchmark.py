@@ -78,6 +78,7 @@ def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
         assert row["ratio"] > 0
         assert f"| {row['subject']} | {row['against']} |" in ran.stdout
     assert {"machine", "threads", "versions", "dtype"} <= set(report)
+    assert f"{report['machine']}{report['instructions'] and ' with '}{report['instructions']}, 1 thread" in ran.stdout
 
 
 def test_group_convolutions_of_all_networks_are_found():
