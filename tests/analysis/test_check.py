@@ -17,6 +17,7 @@ from eqzoo.analysis.diagnosis import diagnose
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.models.gcnn import GroupCNN
 from eqzoo.models.loading import load_network
+from eqzoo.ops import use_backend
 from tests.conftest import ROOT
 
 CARD = ROOT / "model_cards" / "p4_cnn.rotmnist"
@@ -63,7 +64,8 @@ def test_a_larger_group_than_the_networks_own():
 def test_a_broken_layer_is_named():
     network = load_network("p4_cnn").network
     network.blocks[1].conv.orbit_index = network.blocks[1].conv.orbit_index[:, [1, 0, 2, 3]]
-    report = eqzoo.check_equivariance(network)
+    with use_backend("expanded"):  # the irreps do not read this table
+        report = eqzoo.check_equivariance(network)
     assert not report.exact
     assert report.worst_layer[0] == "blocks.1.conv"
     assert len(report.diagnosis) == 1
