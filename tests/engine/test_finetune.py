@@ -527,6 +527,7 @@ def test_a_streamed_test_image_that_breaks_is_named_after_the_training(tmp_path,
     assert (tmp_path / "out" / "best.safetensors").is_file()  # not trained again
 
 
+@pytest.mark.slow
 def test_a_name_without_tag_is_fine_tuned_as_the_checkpoint_whose_weights_it_takes(tmp_path, monkeypatch):
     """Weights of PatchCamelyon, the first entry of p4m_densenet, are not published: it takes those of blood cells."""
     monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.1)
@@ -737,6 +738,7 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, capsys, monkeypatch):
     images = save_shapes(tmp_path / "shapes", (10, 10, 10))
     args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 3, "--against", "test_resnet"]

@@ -475,6 +475,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path):
     """SIGKILL before the first epoch, and twice at moments that nobody chose."""
     recipe = other(epochs=25, **EVERYTHING)

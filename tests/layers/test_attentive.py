@@ -334,7 +334,7 @@ def test_layers_work_in_all_formats(layer_cls, attention):
 @pytest.mark.parametrize(
     ("kind", "attention"),
     [
-        ("cnn", "input"),
+        pytest.param("cnn", "input", marks=pytest.mark.slow),
         pytest.param("cnn", "full", marks=pytest.mark.slow),
         pytest.param("allcnn", "input", marks=pytest.mark.slow),
         pytest.param("resnet", "input", marks=pytest.mark.slow),

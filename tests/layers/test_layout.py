@@ -184,7 +184,7 @@ def test_gradients_preserve_the_layout(name):
     assert all(seen)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_compiled_and_exported_networks_take_images_in_any_layout(batch):
     model = create_model("p4_se_resnet29", depth=11).eval()
     x = torch.randn(batch, 3, 32, 32)

@@ -228,7 +228,7 @@ def test_fused_networks_are_plain_and_equal(name):
         ("p4_cnn", (9, 28), "28 x 28"),
         ("p4_cnn", (26, 30), "28 x 30"),  # a layer of the head
         ("z2_resnet29", (1, 1), "4 x 4"),
-        ("r4_gsanet_t", (20, 28), "22 x 28"),
+        pytest.param("r4_gsanet_t", (20, 28), "22 x 28", marks=pytest.mark.slow),
     ],
 )
 def test_a_size_of_images_that_a_layer_refuses_is_answered_with_sizes_of_images(name, size, nearest):

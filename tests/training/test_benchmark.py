@@ -61,7 +61,7 @@ def test_every_case_has_a_name_of_its_own():
         ("models", ["--only", "p4_cnn : plain"]),
         ("layouts", ["--only", "p4_cnn,", "--dtype", "bfloat16"]),
         ("files", ["--only", "p4_cnn as a file, batch 1 "]),
-        ("memory", ["--only", "p4_e4net : p4_cnn_w19"]),
+        pytest.param("memory", ["--only", "p4_e4net : p4_cnn_w19"], marks=pytest.mark.slow),
         ("group_convolution", ["--only", "p4, 64, 64, 1"]),
         ("group_convolution_networks", ["--only", "p4_asc_resnet29"]),
         ("twins", ["--only", "p4_cnn"]),
@@ -81,6 +81,7 @@ def test_a_suite_writes_what_it_measured(tmp_path, suite, options):
     assert f"{report['machine']}{report['instructions'] and ' with '}{report['instructions']}, 1 thread" in ran.stdout
 
 
+@pytest.mark.slow
 def test_group_convolutions_of_all_networks_are_found():
     shapes = benchmark_cases.registered_shapes()
     assert shapes[P4, 8, 8, 3, 1, 1, 1, 32, 32] == ["p4_resnet29", "p4_resnet83", "p4_se_resnet29", "p4_se_resnet83"]

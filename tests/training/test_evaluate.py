@@ -214,6 +214,7 @@ def test_results_name_the_checkpoint_that_was_started_from(runs):
     assert "started/recipe.json of the run before is not here; restore it" in ran.stderr
 
 
+@pytest.mark.slow
 def test_results_name_the_processes_of_the_training(runs):
     options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "1", "--output", "shared"]
     options += ["--set", "batch_size=16", "--device", "cpu"]

@@ -106,6 +106,7 @@ def untrained(monkeypatch, tmp_path):
     return run_study
 
 
+@pytest.mark.slow
 def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, monkeypatch, tmp_path):
     runs = untrained(0)["runs"]
     assert len(runs) == len(FIRST.arms)
