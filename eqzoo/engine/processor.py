@@ -25,7 +25,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def emulates_bfloat16(device: torch.device) -> bool:
-    """Whether a device is a processor that is known not to multiply bfloat16; elsewhere its flags cannot be read."""
+    """Whether a device is a processor that is known not to multiply bfloat16; False where its flags cannot be read."""
     return device.type == "cpu" and _CPU_INFO.is_file() and not has_bfloat16(device)
 
 

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from ..groups import Group
-from ._backend import (
-    WITH_BFLOAT16,
-    cpu_function,
-    forced,
-    has_avx2_alone,
-    multiplies_bfloat16,
-    plain,
-)
+from ._backend import WITH_BFLOAT16, cpu_function, forced, has_avx2_alone, multiplies_bfloat16, plain
 from ._layout import is_last
 
 __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]

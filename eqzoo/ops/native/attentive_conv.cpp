@@ -17,8 +17,8 @@ template <typename T> using Int = Vector<IntOf<T>>;
 // The same number in all lanes.
 template <typename T> Int<T> all_lanes(int64_t i) { return Int<T>{} + static_cast<IntOf<T>>(i); }
 template <typename T> constexpr int N = vector_bytes / sizeof(T);
-// Calls f(J, j) for J neighbors from column j on, in steps of 8, 4, 2 and 1: eight sums at a time where vectors are
-// narrow, or a processor waits for the sums.
+// Calls f(J, j) for J columns from column j on, with J of 8, 4, 2 and 1: eight where vectors are narrow, because with
+// fewer sums the processor would wait for each.
 template <typename F> inline void neighbors(int64_t columns, F &&f) {
     int64_t j = 0;
     if constexpr (vector_bytes < 64)
