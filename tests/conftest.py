@@ -1,6 +1,7 @@
 """Fixtures of all tests: float64, a fixed seed, data sets, and the table of networks."""
 
 import csv
+import functools
 import gzip
 import os
 import zipfile
@@ -11,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from eqzoo.analysis.cost import throughput
 from eqzoo.data import Split
+from eqzoo.engine import results
 from tests.digits import drawn_digits
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: one thread each, and in what they start
@@ -36,6 +39,14 @@ def _float64_and_seed():
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_measurements():
+    """Networks are timed for a hundredth of a second where results of a training are written, not for three."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "throughput", functools.partial(throughput, min_seconds=1e-2))
+        yield
 
 
 @pytest.fixture(scope="session")
