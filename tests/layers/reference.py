@@ -11,15 +11,15 @@ def act(f, group, g):
     height, width = f.shape[-2:]
     matrix = group.matrix(g)
     swaps = matrix[0, 0] == 0
-    out = f.new_empty((*f.shape[:-2], width, height) if swaps else f.shape)
     center_in = torch.tensor([(height - 1) / 2, (width - 1) / 2], dtype=torch.float64)
-    center_out = torch.tensor([(s - 1) / 2 for s in out.shape[-2:]], dtype=torch.float64)
+    center_out = torch.tensor([(s - 1) / 2 for s in ((width, height) if swaps else (height, width))])
+    places = {}
     for i in range(height):
         for j in range(width):
             position = torch.tensor([i, j], dtype=torch.float64) - center_in
-            row, column = (matrix @ position + center_out).round().long().tolist()
-            out[..., row, column] = f[..., i, j]
-    return out
+            places[tuple((matrix @ position + center_out).round().long().tolist())] = f[..., i, j]
+    pixels = [places[place] for place in sorted(places)]
+    return torch.stack(pixels, -1).reshape(*f.shape[:-2], *((width, height) if swaps else (height, width)))
 
 
 def act_regular(f, group, g):
@@ -31,19 +31,17 @@ def act_regular(f, group, g):
 def correlate(f, w, stride, padding, dilation):
     """Σ_c Σ_d f(c, x·stride + d·dilation − padding) w(c, d) for one filter: (B, C, H, W) and (C, k, k)."""
     batch, channels, height, width = f.shape
-    k = w.shape[-1]
     padded = f.new_zeros(batch, channels, height + 2 * padding, width + 2 * padding)
     padded[:, :, padding : padding + height, padding : padding + width] = f
-    span = dilation * (k - 1) + 1
+    span = dilation * (w.shape[-1] - 1) + 1
     rows, columns = ((side + 2 * padding - span) // stride + 1 for side in (height, width))
-    out = f.new_zeros(batch, rows, columns)
+    pixels = []
     for i in range(rows):
         for j in range(columns):
-            for u in range(k):
-                for v in range(k):
-                    pixel = padded[:, :, i * stride + u * dilation, j * stride + v * dilation]
-                    out[:, i, j] = out[:, i, j] + (pixel * w[:, u, v]).sum(1)
-    return out
+            y, x = i * stride, j * stride
+            window = padded[:, :, y : y + span : dilation, x : x + span : dilation]
+            pixels.append((window * w).sum((1, 2, 3)))
+    return torch.stack(pixels, 1).reshape(batch, rows, columns)
 
 
 def lifting_conv(f, weight, bias, group, stride=1, padding=0, dilation=1):

@@ -27,10 +27,9 @@ def affine_map(f, psi, beta, group, kernel_size):
     half = kernel_size // 2
     mapped = {}
     for p in group.elements:
-        copies = {}
-        for r in group.elements:
-            if psi is not None:
-                copies[r] = act(psi[:, group.product(group.inverse(p), r)], group, p)
+        if psi is not None:
+            copies = [act(psi[:, group.product(group.inverse(p), r)], group, p) for r in group.elements]
+            filters = torch.stack(copies, 1)  # (C, R, u, v)
         shift = act(beta[:, 0], group, p) if beta is not None else None
         for i in range(height):
             for j in range(width):
@@ -40,10 +39,9 @@ def affine_map(f, psi, beta, group, kernel_size):
                         inside = 0 <= row < height and 0 <= column < width
                         total = f.new_zeros(f.shape[:2])
                         if inside and psi is None:
-                            total = total + f[:, :, p, row, column]
+                            total = f[:, :, p, row, column]
                         elif inside:
-                            for r in group.elements:
-                                total = total + f[:, :, r, row, column] * copies[r][:, u, v]
+                            total = (f[:, :, :, row, column] * filters[:, :, u, v]).sum(2)
                         if shift is not None:
                             total = total + shift[:, u, v]
                         mapped[p, i, j, u, v] = total
@@ -55,7 +53,7 @@ def attend(query, key, value, shape, kernel_size, num_heads, factor):
     _, channels, order, height, width = shape
     size = channels // num_heads
     offsets = [(u, v) for u in range(kernel_size) for v in range(kernel_size)]
-    out = value[0, 0, 0, 0, 0].new_zeros(shape)
+    pixels = []
     for p in range(order):
         for i in range(height):
             for j in range(width):
@@ -63,11 +61,10 @@ def attend(query, key, value, shape, kernel_size, num_heads, factor):
                     own = slice(head * size, (head + 1) * size)
                     scores = [(query[p, i, j, 0, 0] * key[p, i, j, u, v])[:, own].sum(1) for u, v in offsets]
                     exponentials = [(factor * score).exp() for score in scores]
-                    total = sum(exponentials)
-                    for (u, v), exponential in zip(offsets, exponentials, strict=True):
-                        share = (exponential / total)[:, None]
-                        out[:, own, p, i, j] = out[:, own, p, i, j] + share * value[p, i, j, u, v][:, own]
-    return out
+                    values = [value[p, i, j, u, v][:, own] for u, v in offsets]
+                    mixed = sum(e[:, None] * v for e, v in zip(exponentials, values, strict=True))
+                    pixels.append(mixed / sum(exponentials)[:, None])
+    return torch.stack(pixels, -1).reshape(-1, size, *shape[2:], num_heads).movedim(-1, 1).flatten(1, 2)
 
 
 def factor(layer):
