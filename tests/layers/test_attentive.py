@@ -266,7 +266,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "group", "attention"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "group", "attention"),
+    # tests/models has the registered network of this kind.
+    [pytest.param(*case, marks=pytest.mark.slow) if case == ("densenet", P4M, "input") else case for case in CASES],
+)
 def test_networks_are_equivariant(kind, group, attention):
     model, x = trained_like(kind, group, attention)
     assert equivariance_error(model, x) < 1e-12
@@ -324,22 +328,22 @@ def assert_works_in_all_formats(module, x):
     assert all(torch.isfinite(parameter.grad).all() for parameter in single.parameters())
 
 
-@pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
-@pytest.mark.parametrize("layer_cls", LAYERS)
+@pytest.mark.parametrize(
+    ("layer_cls", "attention"),
+    [
+        *((AttentiveGroupConv2d, attention) for attention in ON_RESPONSES + ON_INPUT),
+        *((AttentiveLiftingConv2d, attention) for attention in ("full", "input")),
+    ],
+)
 def test_layers_work_in_all_formats(layer_cls, attention):
     layer = drawn(layer_cls(P4M, 2, 3, 3, attention=attention, attention_size=3, chunk=2))
     assert_works_in_all_formats(layer, image(layer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    [
-        pytest.param("cnn", "input", marks=pytest.mark.slow),
-        pytest.param("cnn", "full", marks=pytest.mark.slow),
-        pytest.param("allcnn", "input", marks=pytest.mark.slow),
-        pytest.param("resnet", "input", marks=pytest.mark.slow),
-        ("densenet", None),
-    ],
+    [("cnn", "input"), ("cnn", "full"), ("allcnn", "input"), ("resnet", "input"), ("densenet", None)],
 )
 def test_networks_work_in_all_formats(kind, attention):
     assert_works_in_all_formats(*trained_like(kind, P4, attention))

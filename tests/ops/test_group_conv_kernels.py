@@ -227,18 +227,16 @@ def test_shapes_that_do_not_belong_together_are_refused():
 
 
 SEVERAL_BLOCKS = (2, 33, 17, 3, 1, 1, 1, 6, 5)  # of fields, which the interpreter takes half a minute for
+TRITON = list(itertools.product(GROUPS, [SHAPES[1], SHAPES[3], SHAPES[6], SEVERAL_BLOCKS], [False, True]))
+LONG = [(group, SEVERAL_BLOCKS, last) for group in GROUPS for last in (False, True)] + [(P4M, SHAPES[3], True)]
+LONG.remove((P4, SEVERAL_BLOCKS, True))
 
 
 @pytest.mark.parametrize(
-    ("shape", "last"),
-    [
-        *itertools.product([SHAPES[1], SHAPES[3], SHAPES[6]], [False, True]),
-        (SEVERAL_BLOCKS, True),
-        pytest.param(SEVERAL_BLOCKS, False, marks=pytest.mark.slow),
-    ],
-    ids=lambda value: {False: "contiguous", True: "channels_last"}[value] if isinstance(value, bool) else str(value),
+    ("group", "shape", "last"),
+    [pytest.param(*c, marks=pytest.mark.slow) if c in LONG else c for c in TRITON],
+    ids=lambda value: {False: "contiguous", True: "channels_last"}.get(value, getattr(value, "name", str(value))),
 )
-@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
 def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
     """Under Triton's interpreter, in single precision, with several parts of the pixels; autocast changes nothing."""
     pytest.importorskip("triton")
