@@ -36,7 +36,7 @@ GSA_SIDES = {"t": 22, "s": 72, "b": 8}
 HEAVY = {"r12_gsanet_t", "r16_gsanet_t", "r8_gsanet_t", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s"} | {
     f"{group}_convnext_{size}" for group in ("p4", "p4m") for size in ("femto", "pico", "nano", "tiny")
 }
-# One network of each mechanism, for the tests that compile and export.
+# One network of each class and mechanism, for tests of what a class does and for those that compile and export.
 KINDS = [
     "z2_cnn",
     "p4_cnn",
@@ -207,7 +207,7 @@ def test_the_report_names_the_layer_that_is_not_equivariant():
     assert [name for name, error in layers.items() if error > 1e-9] == ["blocks.1.conv"]
 
 
-@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@pytest.mark.parametrize("name", slow(NAMES, HEAVY | {name for name in NAMES if name.endswith("83")}))
 @torch.no_grad()
 def test_fused_networks_are_plain_and_equal(name):
     model, x = trained_like(name)
@@ -303,7 +303,7 @@ def test_a_convolutional_network_becomes_plain_convolutions_and_norms():
     assert equivariance_report(plain).largest < 1e-9
 
 
-@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
 @torch.no_grad()
 def test_channels_classes_and_state(name):
     model = eqzoo.create_model(name, in_chans=5, num_classes=3)
@@ -331,7 +331,7 @@ def test_channels_classes_and_state(name):
     assert model.forward_head(features).shape == (2, model.num_features)
 
 
-@pytest.mark.parametrize("name", slow(NAMES, HEAVY))
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
 @torch.no_grad()
 def test_features_are_planes_in_both_of_timms_ways(name):
     model, x = trained_like(name, in_chans=1)
@@ -378,7 +378,7 @@ def test_an_extractor_has_gradients_everywhere_with_and_without_checkpoints(name
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("name", slow(NAMES, HEAVY | {"p4_alpha_allcnn"}))
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS)))
 def test_gradients_reach_every_parameter(name):
     model, x = trained_like(name)
     model.train()
@@ -417,6 +417,7 @@ def test_channels_last_and_bfloat16(name):
 
 # Those whose layers others of the list have too, with another group; tests/layers/test_asc.py exports affine layers.
 ALSO_SLOW = {"z2_sasa_resnet29", "p4_asc_se_resnet29", "z2m_gsanet_b", "p4_e4_resnet18", "p4m_resnet44"}
+ALSO_SLOW |= {"p4m_cnn", "p4_alpha_rh_cnn", "p4_alpha_f_allcnn", "p4m_alpha_f_densenet"}
 assert set(KINDS) >= ALSO_SLOW
 
 
@@ -428,7 +429,7 @@ def test_export_with_a_dynamic_batch(name):
     assert error(program.module()(larger), model(larger)) < 1e-9
 
 
-@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS) | ALSO_SLOW | {"p4m_alpha_f_densenet"}))
+@pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - set(KINDS) | ALSO_SLOW))
 @torch.no_grad()
 def test_compiles_without_a_graph_break(name):
     model, x = trained_like(name)

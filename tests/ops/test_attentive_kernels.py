@@ -205,7 +205,9 @@ def test_attention_on_the_input_is_well_registered():
         torch.library.opcheck(_input_attention.suppress, (x, some, weight))
 
 
-@pytest.mark.parametrize("name", slow(TINY, {"one output", "one pixel, wide filter", "1 x 1"}))
+@pytest.mark.parametrize(
+    "name", slow(TINY, {"one output", "one pixel, wide filter", "1 x 1", "more planes than lanes"})
+)
 def test_the_gpu_kernels_are_the_cpu_kernels(name):
     """Under Triton's interpreter, in single precision; images in two parts, as large batches are."""
     pytest.importorskip("triton")
