@@ -224,8 +224,8 @@ def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
         assert taken == (side in data["sides"]["exact"])
 
 
-@pytest.mark.parametrize("name", ["z2_densenet", "z2_gsanet_t", "p4_alpha_f_cnn"])
-def test_info_knows_all_families(capsys, name):
+@pytest.mark.parametrize("name", ["z2_densenet", "r4_gsanet_t", "p4_alpha_f_cnn"])
+def test_info_knows_the_sides_of_several_families(capsys, name):
     code, out, err = run(capsys, "info", name, "--json")
     data = json.loads(out)
     said = [line for line in err.splitlines() if not line.startswith("eqzoo: compiling")]  # once on a machine

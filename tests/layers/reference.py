@@ -10,16 +10,16 @@ def act(f, group, g):
     """(g f)(x) = f(g⁻¹ x) on the last two axes, pixel by pixel, with positions counted from the center."""
     height, width = f.shape[-2:]
     matrix = group.matrix(g)
-    swaps = matrix[0, 0] == 0
+    size = (width, height) if matrix[0, 0] == 0 else (height, width)
     center_in = torch.tensor([(height - 1) / 2, (width - 1) / 2], dtype=torch.float64)
-    center_out = torch.tensor([(s - 1) / 2 for s in ((width, height) if swaps else (height, width))])
+    center_out = torch.tensor([(side - 1) / 2 for side in size], dtype=torch.float64)
     places = {}
     for i in range(height):
         for j in range(width):
             position = torch.tensor([i, j], dtype=torch.float64) - center_in
             places[tuple((matrix @ position + center_out).round().long().tolist())] = f[..., i, j]
     pixels = [places[place] for place in sorted(places)]
-    return torch.stack(pixels, -1).reshape(*f.shape[:-2], *((width, height) if swaps else (height, width)))
+    return torch.stack(pixels, -1).reshape(*f.shape[:-2], *size)
 
 
 def act_regular(f, group, g):

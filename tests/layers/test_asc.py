@@ -335,9 +335,9 @@ def test_other_number_formats(middle):
     assert F.cosine_similarity(model.bfloat16()(x.bfloat16()).float(), expected).min() > 0.98
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_export_with_any_batch(fused):
-    model, x = trained_like(ASCResNet(P4, **SMALL), 8)
+@pytest.mark.parametrize(("middle", "fused"), [("asc", False), ("asc", True), ("sasa", False)])
+def test_export_with_any_batch(middle, fused):
+    model, x = trained_like(ASCResNet(P4, middle=middle, **SMALL), 8)
     net = reparameterize_model(model) if fused else model
     program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     three = torch.randn(3, 3, 8, 8)

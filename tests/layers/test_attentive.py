@@ -340,6 +340,16 @@ def test_layers_work_in_all_formats(layer_cls, attention):
     assert_works_in_all_formats(layer, image(layer))
 
 
+@pytest.mark.parametrize("kind", ["allcnn", "densenet"])
+def test_networks_compile_and_export(kind):
+    model, x = trained_like(kind, P4, None)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=1e-10)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(program.module()(x[[0, 1, 0]]), model(x[[0, 1, 0]]), rtol=0, atol=1e-10)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "attention"),

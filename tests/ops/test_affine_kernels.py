@@ -193,8 +193,9 @@ def test_other_types_of_numbers():
     assert [g.dtype for g in grads] == [torch.bfloat16] * 3 + [torch.float32] * 6
 
 
-def test_compiled_graphs_have_no_break():
-    layer = AffineSelfConv2d(P4, 4, 3, 2)
+@pytest.mark.parametrize("kind", [AffineSelfConv2d, StandAloneSelfAttention2d])
+def test_compiled_graphs_have_no_break(kind):
+    layer = kind(P4, 4, 3, 2)
     x = torch.randn(2, 4, 4, 3, 5, requires_grad=True)
     y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(y, layer(x))

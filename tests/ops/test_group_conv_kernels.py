@@ -229,7 +229,7 @@ def test_shapes_that_do_not_belong_together_are_refused():
 SEVERAL_BLOCKS = (2, 33, 17, 3, 1, 1, 1, 6, 5)  # of fields, which the interpreter takes half a minute for
 TRITON = list(itertools.product(GROUPS, [SHAPES[1], SHAPES[3], SHAPES[6], SEVERAL_BLOCKS], [False, True]))
 LONG = [(group, SEVERAL_BLOCKS, last) for group in GROUPS for last in (False, True)] + [(P4M, SHAPES[3], True)]
-LONG.remove((P4, SEVERAL_BLOCKS, True))
+LONG.remove((P4, SEVERAL_BLOCKS, True))  # one group is enough: the loop over blocks is the same for all
 
 
 @pytest.mark.parametrize(

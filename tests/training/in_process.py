@@ -1,7 +1,6 @@
 """Scripts of training/ as commands in this process: importing torch anew takes seconds."""
 
 import contextlib
-import functools
 import importlib
 import io
 import sys
@@ -10,14 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eqzoo.analysis import throughput
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 
 
 def run_script(name, *arguments, cwd=ROOT):
-    """Runs a script as a command would in a folder; throughput is measured for an instant only.
+    """Runs a script as a command would in a folder.
 
     Returns:
         The ``returncode``, ``stdout`` and ``stderr``, as of `subprocess.run`. An exception that would be a traceback
@@ -33,7 +31,6 @@ def run_script(name, *arguments, cwd=ROOT):
         contextlib.redirect_stderr(stderr),
     ):
         patch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
-        patch.setattr("eqzoo.engine.results.throughput", functools.partial(throughput, min_seconds=0.02))
         try:
             main()
         except SystemExit as stop:
