@@ -133,6 +133,16 @@ def test_tries_that_fail_are_not_told_one_by_one(monkeypatch, caplog):
 def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn.nope'; of p4_cnn there are p4_cnn.rotmnist"):
         eqzoo.create_model("p4_cnn.nope")
+    with pytest.raises(
+        ValueError, match=r"p4_resnet29\.rotmnist'; .* p4_resnet29.chula_rbc12, .* weights p4_resnet29.cifar100$"
+    ):
+        eqzoo.create_model("p4_resnet29.rotmnist")
+    (tmp_path / "my_cells").mkdir()
+    (tmp_path / "my_cells" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"'my_cels' here, nor a folder of that name; near it are my_cells, and"):
+        eqzoo.create_model("my_cels")
+    shutil.rmtree(tmp_path / "my_cells")
     with pytest.raises(ValueError, match=r"model.safetensors does not fit p4_cnn"):
         eqzoo.create_model("p4_cnn", pretrained=True, width=11)
     with pytest.raises(FileNotFoundError, match=r"the folder of a checkpoint has config.json"):

@@ -29,14 +29,17 @@ EXIT_CODES = """exit codes:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code, see ``eqzoo --help``."""
+    command = ""
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ± or ‖
         whole = parser()
-        code = _run(whole.parse_args(argv, argparse.Namespace(parser=whole)))
+        args = whole.parse_args(argv, argparse.Namespace(parser=whole))
+        command = args.command
+        code = _run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("eqzoo: interrupted", file=sys.stderr)
+        print("eqzoo: interrupted" + "; the same command goes on" * (command == "finetune"), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader has closed the pipe, as `head` does. Python would report it again at exit.

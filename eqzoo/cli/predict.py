@@ -15,8 +15,7 @@ from tqdm import tqdm
 from ..data import load_image
 from ..data.folder import SHOWN
 from ..groups import P4, P4M, Z2, Group
-from ..models import EquivariantNet
-from ..models.loading import load_network
+from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
 from ._images import copies_of, image_files, transformed_copies
 
@@ -31,16 +30,16 @@ def run(args: argparse.Namespace) -> Answer:
     of_copies = len(args.images) == 1 and not Path(args.images[0]).is_dir()
     if args.csv and (of_copies or args.json):
         raise ValueError("--csv prints a line for each of several files, without --json; give a folder or more files")
-    models = [load_network(name, pretrained=True).network for name in args.model or _MODELS]
+    models = [load_network(name, pretrained=True) for name in args.model or _MODELS]
     if of_copies:
         return _of_copies(args.images[0], models, args.invert)
     return _of_files(image_files(args.images), models, args.invert, args.csv)
 
 
-def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> Answer:
+def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Answer:
     """A row for each copy of the image, a column for each network."""
-    group = P4M if any(model.group.reflections for model in models) else P4
-    columns = [_predict(model, transformed_copies(image, model, group, invert)) for model in models]
+    group = P4M if any(model.network.group.reflections for model in models) else P4
+    columns = [_predict(model, transformed_copies(image, model.network, group, invert)) for model in models]
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
         rows.append([group.describe(g), *(column.text(g) for column in columns)])
@@ -49,7 +48,7 @@ def _of_copies(image: str, models: Sequence[EquivariantNet], invert: bool) -> An
     return Answer(table(rows), data)
 
 
-def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bool, as_csv: bool) -> Answer:
+def _of_files(files: Sequence[str], models: Sequence[LoadedNetwork], invert: bool, as_csv: bool) -> Answer:
     """A row for each readable file; for each network a column with the class and one with its probability."""
     files = list(dict.fromkeys(files))
     columns, broken = _predict_files(models, files, invert)
@@ -66,7 +65,7 @@ def _of_files(files: Sequence[str], models: Sequence[EquivariantNet], invert: bo
 
 
 def _predict_files(
-    models: Sequence[EquivariantNet], files: Sequence[str], invert: bool
+    models: Sequence[LoadedNetwork], files: Sequence[str], invert: bool
 ) -> tuple[list["_Prediction"], dict[str, str]]:
     """The predictions of networks in float32 for the readable files, and the errors of the others.
 
@@ -75,7 +74,8 @@ def _predict_files(
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
-    channels = {model.in_chans for model in models}
+    networks = [model.network for model in models]
+    channels = {network.in_chans for network in networks}
     with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
         for i in range(0, len(files), _BATCH_SIZE):
             batch = files[i : i + _BATCH_SIZE]
@@ -83,7 +83,7 @@ def _predict_files(
             for file in batch:
                 try:
                     read = {count: load_image(file, count) for count in channels}
-                    images.append([copies_of(read[model.in_chans], model, Z2, invert) for model in models])
+                    images.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
                 except (OSError, ValueError) as error:
                     broken[file] = str(error)
             for k, model in enumerate(models if images else ()):
@@ -170,14 +170,17 @@ class _Prediction:
 
 
 @torch.no_grad()
-def _predict(model: EquivariantNet, x: Tensor) -> _Prediction:
+def _predict(loaded: LoadedNetwork, x: Tensor) -> _Prediction:
+    model = loaded.network
     cfg = model.pretrained_cfg
     if not model.num_classes:
         raise ValueError(
             f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
         )
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
-    name = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
+    # A checkpoint of one's own goes by its folder, a published one by its name and tag.
+    tagged = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
+    name = loaded.name if loaded.source.config else tagged
     probabilities = model.to(x.dtype)(x).double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")

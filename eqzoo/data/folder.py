@@ -61,6 +61,11 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             "train/<class>/<image>, val/..., test/..., or <class>/<image>; if all of these are classes, rename "
             f"{train.name}, else move {beside} away"
         )
+    if folders["train"] is None and (images := [entry for entry in images_below(path) if entry.parent == path]):
+        raise ValueError(
+            f"{path} holds images ({images[0].name} ...) and no folders of classes; give a folder with one folder for "
+            f"each class{', such as the one above' * flat}"
+        )
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
         raise FileNotFoundError(
@@ -72,9 +77,12 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
         read = {name: _read(pool, *found, classes, input_size) for name, found in listed.items()}
     if broken := [problem for _, problems in read.values() for problem in problems]:
         more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        count = sum(len(files) for files, _ in listed.values())
+        count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
+        alike = len(broken) > 1 and len(reasons) == 1
+        why = f" ({reasons.pop()})" if alike else ""
+        shown = [f"{path}" if alike else f"{path} ({said})" for path, said in broken[:SHOWN]]
         raise ValueError(
-            f"{len(broken)} of {count} files cannot be read; remove or replace them: {', '.join(broken[:SHOWN])}{more}"
+            f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
         )
     return {name: split for name, (split, _) in read.items() if split is not None}
 
@@ -181,8 +189,8 @@ def _read(
     labels: Tensor,
     classes: tuple[str, ...],
     input_size: tuple[int, int, int],
-) -> tuple[AnySplit | None, list[str]]:
-    """A split, in memory or streamed, or None if files are unreadable; and a description of each of these."""
+) -> tuple[AnySplit | None, list[tuple[Path, str]]]:
+    """A split, in memory or streamed, or None if files are unreadable; and each of these with the reason."""
     reader = _Reader(files, input_size)
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
         images, broken = _tried(pool, reader.image, files)
@@ -208,15 +216,19 @@ class _Reader:
         return image.round().clamp(0, 255).to(torch.uint8)
 
 
-def _tried(pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]) -> tuple[list[T], list[str]]:
-    """The results of a function for the files that it can read, and a description of each that it cannot."""
+def _tried(
+    pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]
+) -> tuple[list[T], list[tuple[Path, str]]]:
+    """The results of a function for the files that it can read, and each that it cannot with the reason."""
 
     def attempt(path: Path) -> tuple[list[T], str]:
         try:
             return [read(path)], ""
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
             said = str(error).removeprefix(f"{path} is not an image that Pillow can read: ").removeprefix(f"{path}: ")
-            return [], f"{path} ({said if path.stat().st_size else 'the file is empty'})"
+            return [], said if path.stat().st_size else "the file is empty"
 
     results = list(pool.map(attempt, files))
-    return [made for found, _ in results for made in found], [problem for _, problem in results if problem]
+    return [made for found, _ in results for made in found], [
+        (path, said) for path, (found, said) in zip(files, results, strict=True) if not found
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 __all__ = ["is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
@@ -15,6 +15,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 _WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
+_TIFF_BANDS = 277  # samples a pixel
 
 
 def normalize(
@@ -57,8 +58,9 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         ``(channels, height, width)`` float32 with values in 0 to 255.
 
     Raises:
-        ValueError: If ``channels`` is another number, or if pixels have 32 bits, floating point numbers or signs, so
-            that the values of black and white are unknown.
+        ValueError: If ``channels`` is another number; if pixels have 32 bits, floating point numbers or signs, so that
+            the values of black and white are unknown; or if a TIFF has bands that are neither colors nor opacity, which
+            Pillow leaves out.
     """
     if channels not in _MODES:
         raise ValueError(
@@ -66,6 +68,12 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         )
     white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
     bits = _tag(image, _TIFF_BITS)
+    bands, known = _tag(image, _TIFF_BANDS) or 1, len(image.getbands())
+    if bands > known:
+        raise _UnsuitableError(
+            f"it has {bands} bands, of which Pillow reads {known}; save the ones that you need as gray or color, or "
+            "all of them in a .npz file"
+        )
     if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
         raise _UnknownRangeError(f"{bits}-bit numbers with a sign")
     image = ImageOps.exif_transpose(image)
@@ -163,9 +171,19 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
             return pixels(image, channels)
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} is not an image that Pillow can read: {_unidentified(Path(path))}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         empty = "the file is empty" if not Path(path).stat().st_size else error
         raise ValueError(f"{path} is not an image that Pillow can read: {empty}") from error
+
+
+def _unidentified(path: Path) -> str:
+    """Why Pillow does not know what a file is, as far as it can be said."""
+    if not path.stat().st_size:
+        return "the file is empty"
+    tiff = path.suffix.lower() in (".tif", ".tiff")
+    return "its format is unknown" + "; a TIFF of several bands becomes a .npz file" * tiff
 
 
 def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:

@@ -19,7 +19,8 @@ __all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
-DARK = 32  # of 255: darker than this are all pixels of images that use a small part of the range
+DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
+NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
@@ -65,12 +66,13 @@ def summary(
     made = chosen(recipe, splits)
     shape = " x ".join(map(str, settings["input_size"]))
     steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
+    length = f"{epochs} epoch{'s' * (epochs != 1)} of {steps} step{'s' * (steps != 1)}"
     time = _duration(epochs * speed.epoch_seconds(splits))
     said = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in made.items()]
     statistics = f"mean {settings['mean']}, std {settings['std']}"
     return (
-        f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {epochs} epochs of {steps} "
-        f"steps; about {time} at {speed.images_per_second:g} images/s, and the report",
+        f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {length}; "
+        f"about {time} at {speed.images_per_second:g} images/s, and the report",
         f"{', '.join(said)}, {statistics}",
     )
 
@@ -199,11 +201,22 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
 
 
 def _dark(train: AnySplit) -> Iterator[str]:
-    if isinstance(train, Split) and (brightest := int(train.images.max())) < DARK:
+    if (level := _bright(train)) < DARK:
         yield (
-            f"the brightest pixel of all training images is {brightest} of 255, as of 12-bit numbers in files of 16 "
-            "bits, and shades are lost: stretch them first, all by the same factor"
+            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, as of 12-bit "
+            "numbers in files of 16 bits, and shades are lost: stretch them first, all by the same factor"
         )
+
+
+def _bright(split: AnySplit) -> int:
+    """The value that nearly all pixels do not exceed, 0 to 255; 255 if the images are not in memory."""
+    if not isinstance(split, Split):
+        return 255
+    counts = torch.zeros(256, dtype=torch.long)
+    for part in split.images.split(_BATCH):
+        counts += part.flatten().bincount(minlength=256).cpu()
+    shares = counts.cumsum(0).double() / counts.sum()
+    return int((shares < NEARLY_ALL).sum())
 
 
 def _larger(model: EquivariantNet, native: int | None, side: int) -> Iterator[str]:
@@ -222,9 +235,11 @@ def _larger(model: EquivariantNet, native: int | None, side: int) -> Iterator[st
 def _duplicated(splits: Mapping[str, AnySplit]) -> Iterator[str]:
     count = len(duplicates(splits))
     if count:
+        lost = "; if they differ in the files, the lost shades are what makes them equal"
         yield (
             f"{count:,} validation or test images are also among the training images (some of them rotated or "
             "reflected), so the metrics are too good: remove them, or give folders train, val and test without them"
+            f"{lost * (_bright(splits['train']) < DARK)}"
         )
 
 

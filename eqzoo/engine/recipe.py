@@ -164,12 +164,13 @@ class Recipe:
         for name in ("model_args", "optimizer_args"):
             if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
                 raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
-        valid_lr = 0 < self.lr < float("inf")  # NaN is not
-        if min(self.epochs, self.batch_size) < 1 or not 0 <= self.warmup_epochs < self.epochs or not valid_lr:
-            raise ValueError(
-                "a recipe needs epochs >= 1, batch_size >= 1, 0 <= warmup_epochs < epochs and a finite lr > 0, got "
-                f"{self.epochs}, {self.batch_size}, {self.warmup_epochs} and {self.lr}"
-            )
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is a number from 1 on, got {getattr(self, name)}")
+        if not 0 <= self.warmup_epochs < self.epochs:
+            raise ValueError(f"warmup_epochs is from 0 to less than epochs, {self.epochs}, got {self.warmup_epochs}")
+        if not 0 < self.lr < float("inf"):  # NaN is not
+            raise ValueError(f"lr is a finite number above 0, got {self.lr}")
         self._check_ranges()
         self._check_names()
 

@@ -94,7 +94,7 @@ class ExportReport:
             "batch norms": f"folded, a change of {self.folding:.1e} in float64" if self.folding else "none to fold",
             "an image takes": f"{1e3 * self.seconds['file']:.2f} ms, the network in torch "
             f"{1e3 * self.seconds['network']:.2f} ms, without kernels {1e3 * self.seconds['eager']:.2f} ms "
-            f"({self.threads} threads)",
+            f"({self.threads} thread{'s' * (self.threads != 1)})",
         }
         width = max(map(len, rows))
         return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())

@@ -120,7 +120,10 @@ def _registered(text: str, any_timm: bool) -> ModelSource | None:
         return _folder(text, folder / text)
     if Path(text).exists():
         return None
-    raise ValueError(f"no checkpoint {text!r}; of {model} there are {', '.join(names)}")
+    trained = [name for name in names if "." in name and _is_trained(*name.split(".", 1))]
+    more = ", ".join(name for name in names if "." in name and name not in trained)
+    there = f"of {model} there are {', '.join(trained) or 'none'}" + f", and without weights {more}" * bool(more)
+    raise ValueError(f"no checkpoint {text!r}; {there}")
 
 
 def _is_trained(model: str, tag: str) -> bool:
@@ -167,8 +170,9 @@ def _unknown(text: str, any_timm: bool) -> str:
             f"nothing is called {text!r}: not a network here or of timm's{', near it are ' * bool(near)}{near}; and no "
             "folder, .safetensors file or .onnx file"
         )
-    names = list_models()
-    near = ", ".join(get_close_matches(model, names, n=5, cutoff=0.5) or names[:5])
+    names, folders = list_models(), [path.parent.name for path in Path().glob(f"*/{CONFIG_NAME}")]
+    found = get_close_matches(text, folders, n=3) or get_close_matches(model, names, n=5, cutoff=0.5) or names[:5]
+    near = ", ".join(found)
     return f"no network {model!r} here, nor a folder of that name; near it are {near}, and eqzoo.list_models() has all"
 
 

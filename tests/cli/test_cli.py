@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,7 +22,9 @@ from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
 from eqzoo.cli._images import copies_of
 from eqzoo.cli._names import network_names
+from eqzoo.models.loading import LoadedNetwork
 from eqzoo.models.papers import rows
+from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
 
 IMAGE = ROOT / "examples" / "seven.png"
@@ -343,6 +344,10 @@ def test_exit_codes_of_what_goes_wrong(capsys, monkeypatch, raised, code, said):
 
     monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", run_instead)
     assert run(capsys, "list") == (code, "", said)
+    if code == 130:
+        monkeypatch.setattr(importlib.import_module("eqzoo.cli.finetune"), "run", run_instead)
+        said = "eqzoo: interrupted; the same command goes on\n"
+        assert run(capsys, "finetune", "p4_cnn", "images", "--output", "out") == (code, "", said)
 
 
 def test_a_negative_answer_is_code_1_and_tracebacks_are_there_when_asked_for(capsys, monkeypatch):
@@ -445,9 +450,10 @@ def test_a_setting_in_two_ways_is_refused(capsys, tmp_path):
 def test_weights_that_are_not_finite_predict_and_attend_to_nothing(capsys, tmp_path, monkeypatch):
     network = eqzoo.create_model("p4_alpha_rh_cnn")
     network.stem.conv.attention.spatial.data[:] = math.nan
+    loaded = LoadedNetwork(network.eval(), resolve("p4_alpha_rh_cnn"), trained=True)
     for name in ("predict", "attention"):
         module = importlib.import_module(f"eqzoo.cli.{name}")
-        monkeypatch.setattr(module, "load_network", lambda *_, **__: SimpleNamespace(network=network.eval()))
+        monkeypatch.setattr(module, "load_network", lambda *_, **__: loaded)
     for args in (("predict", IMAGE), ("attention", "p4_alpha_rh_cnn", IMAGE, tmp_path / "out.png")):
         code, out, err = run(capsys, *args)
         assert (code, out) == (2, "")

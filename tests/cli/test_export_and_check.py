@@ -14,6 +14,8 @@ from eqzoo.cli import main as command_line
 from eqzoo.cli.predict import _predict
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
+from eqzoo.models.loading import LoadedNetwork
+from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
 
 
@@ -51,7 +53,7 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
 def test_a_network_without_a_classifier_predicts_nothing():
     model = eqzoo.create_model("p4_cnn", num_classes=0).eval()
     with pytest.raises(ValueError, match="p4_cnn has no classifier here"):
-        _predict(model, torch.zeros(1, 1, 28, 28))
+        _predict(LoadedNetwork(model, resolve("p4_cnn"), trained=False), torch.zeros(1, 1, 28, 28))
 
 
 def test_files_of_images_that_are_not_square_are_checked_without_rotations_by_90(tmp_path):

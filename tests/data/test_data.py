@@ -177,6 +177,48 @@ def test_tiffs_of_12_bits_have_the_full_range(tmp_path):
     torch.testing.assert_close(load_image(tmp_path / "12.tif", 1).flatten(), expected)
 
 
+def tiff(path, values, colors, extra=0):
+    """Writes a TIFF of gray or color and further bands, uint8 (height, width, bands), of the kind ``extra``."""
+    height, width, bands = values.shape
+    tags = {256: [width], 257: [height], 258: [8] * bands, 259: [1], 262: [2 if colors == 3 else 1], 273: [0]}
+    tags |= {277: [bands], 278: [height], 279: [values.size], 284: [1]}
+    if bands > colors:
+        tags[338] = [extra] * (bands - colors)
+    lists = 14 + 12 * len(tags)  # where numbers lie that are too many for their tag, and behind them the pixels
+    tags[273] = [lists + sum(4 * len(numbers) for numbers in tags.values() if len(numbers) > 1)]
+    entries = behind = b""
+    for tag, numbers in tags.items():
+        packed = struct.pack(f"<{len(numbers)}I", *numbers)
+        inside = len(numbers) == 1
+        entries += struct.pack("<HHI", tag, 4, len(numbers)) + (
+            packed if inside else struct.pack("<I", lists + len(behind))
+        )
+        behind += b"" if inside else packed
+    path.write_bytes(struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + behind + values.tobytes())
+
+
+def test_bands_that_are_no_colors_are_not_lost(tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (5, 6, 6)).astype(np.uint8)
+    for bands, known in ((1, 1), (3, 3), (2, 1), (4, 3)):
+        tiff(tmp_path / f"{bands}.tif", values[..., :bands], known)
+        with Image.open(tmp_path / f"{bands}.tif") as image:
+            assert len(image.getbands()) == known
+    for bands in (1, 3):
+        expected = torch.from_numpy(values[..., :bands]).permute(2, 0, 1).float()
+        assert torch.equal(load_image(tmp_path / f"{bands}.tif", bands), expected)
+    for bands, known in ((2, 1), (4, 3)):
+        for channels in (1, 3, 4):
+            with pytest.raises(ValueError, match=rf"{bands}.tif: it has {bands} bands, of which Pillow reads {known};"):
+                load_image(tmp_path / f"{bands}.tif", channels)
+    tiff(tmp_path / "alpha.tif", values[..., :4], 3, extra=2)
+    assert torch.equal(
+        load_image(tmp_path / "alpha.tif", 4), torch.from_numpy(values[..., :4]).permute(2, 0, 1).float()
+    )
+    tiff(tmp_path / "6.tif", values, 1)
+    with pytest.raises(ValueError, match=r"its format is unknown; a TIFF of several bands becomes a \.npz file$"):
+        load_image(tmp_path / "6.tif", 3)
+
+
 @pytest.mark.parametrize("suffix", ["tif", "gif", "png", "webp"])
 def test_stacks_and_animations_are_errors(tmp_path, suffix):
     pages = [Image.new("L", (6, 4), shade) for shade in (0, 100, 200)]
@@ -326,6 +368,12 @@ def test_incomplete_folders_are_errors(tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(FileNotFoundError, match="no folder train"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    Image.new("L", (8, 8)).save(tmp_path / "mine" / "a.png")
+    with pytest.raises(
+        ValueError, match=r"mine holds images \(a\.png \.\.\.\) and no folders of classes; give a folder"
+    ):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "a.png").unlink()
     save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
     splits = load_splits("mine", tmp_path, input_size=(3, 8, 8), valid_size=3)
     assert {name: len(split) for name, split in splits.items()} == {"train": 15, "valid": 3, "test": 6}
@@ -436,6 +484,11 @@ def test_folders_with_a_corrupt_image(tmp_path, monkeypatch, limit):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "train" / "class 0" / "000.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"2 of 30 files cannot be read; .*000\.png \(the file is empty\), .*001\.png"):
+        load_splits("mine", tmp_path, input_size=(3, 8, 8))
+    (tmp_path / "mine" / "val" / "class 1" / "001.png").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"read \(the file is empty\); remove or replace them: [^()]*000\.png, [^()]*001\.png$"
+    ):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 
 

@@ -127,6 +127,7 @@ def test_the_checkpoint_loads_in_every_way_with_the_same_outputs(tuned, capsys):
     code, out, _ = run(capsys, "predict", tuned.images / "cross" / "00.png", "--model", folder, "--json")
     assert code == 0
     assert json.loads(out)["networks"][0]["labels"] == list(NAMES)
+    assert json.loads(out)["networks"][0]["name"] == str(folder)  # and not that of all runs on these images
     assert json.loads(out)["networks"][0]["largest_change"] < 1e-12
 
 
@@ -255,6 +256,9 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     code, _, err = run(capsys, *tuned.args, "--test", "0")
     assert code == 2
     assert "the training images differ; the validation images differ; there are no test images, and there" in err
+    code, _, err = run(capsys, *tuned.args, "--size", "32")  # at which the same images cannot be compared
+    assert code == 2
+    assert "other images or weights (input_size was [1, 28, 28] and is [1, 32, 32]); name" in err
     code, _, err = run(capsys, *tuned.args, "--precision", "bfloat16")
     assert code == 2
     assert "holds a run with precision float32, not bfloat16; resume it without the option" in err
@@ -319,8 +323,8 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eqzoo.engine.finetuning.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr is a finite number above 0"),
-        ({"epochs": 0}, "epochs >= 1"),
-        ({"batch_size": 0}, "batch_size >= 1"),
+        ({"epochs": 0}, "epochs is a number from 1 on, got 0"),
+        ({"batch_size": 0}, "batch_size is a number from 1 on, got 0"),
         ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
         ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
         ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),

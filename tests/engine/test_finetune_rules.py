@@ -121,7 +121,7 @@ def test_a_warm_up_may_end_within_an_epoch():
 def test_settings_are_printed_and_stand_in_the_report(tmp_path, capsys):
     result = tune(tmp_path / "out")
     images, settings = [line for line in capsys.readouterr().err.splitlines() if re.match("eqzoo: (images|opt)", line)]
-    assert "18 training, 6 test, 6 validation; 3 classes of 6 training images; 1 epochs of 2 steps" in images
+    assert "18 training, 6 test, 6 validation; 3 classes of 6 training images; 1 epoch of 2 steps" in images
     assert re.search(r"about [\d.]+ s at [\d.]+ images/s", images)
     found = result.report["settings"]
     assert all(f"{key} {value:g}" in settings for key, value in found.items() if isinstance(value, float))
@@ -353,9 +353,15 @@ def test_advice_on_images():
     assert advice_before(fine, model, 28, 28, balance=False) == []
     dark = {"train": replace(fine["train"], images=fine["train"].images // 16)}  # 12-bit numbers in files of 16 bits
     assert advice_before(dark, model, 28, 28, balance=False) == [
-        "the brightest pixel of all training images is 15 of 255, as of 12-bit numbers in files of 16 bits, and shades "
-        "are lost: stretch them first, all by the same factor"
+        "99.9 % of the pixels of the training images are at most 15 of 255, as of 12-bit numbers in files of 16 bits, "
+        "and shades are lost: stretch them first, all by the same factor"
     ]
+    dark["train"].images[0, 0, :5, :5] = 255  # a few that are saturated
+    dark["test"] = dark["train"][torch.arange(1, 3)]
+    stretch, equal = advice_before(dark, model, 28, 28, balance=False)
+    assert "are at most 15 of 255" in stretch
+    assert equal.endswith("; if they differ in the files, the lost shades are what makes them equal")
+    del dark["test"]
     lighter = {"train": replace(dark["train"], images=dark["train"].images + 17)}
     assert advice_before(lighter, model, 28, 28, balance=False) == []
 
