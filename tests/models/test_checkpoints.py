@@ -46,9 +46,11 @@ def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one
 @pytest.mark.parametrize("name", slow(eqzoo.list_pretrained(), {"r8_gsanet_t.rotmnist"}))
 def test_a_published_checkpoint_keeps_its_promise(name):
     model = eqzoo.create_model(name, pretrained=True)
-    assert eqzoo.equivariance_error(model) < 1e-12
+    # ResNet-29 takes any multiple of 4 pixels; its cards have the error at its own size.
+    x = torch.randn(1, model.in_chans, 32, 32) if "resnet29" in name else None
+    assert eqzoo.equivariance_error(model, x) < 1e-12
     if name.startswith("z2"):
-        assert eqzoo.equivariance_error(model, group=eqzoo.P4) > 1e-2
+        assert eqzoo.equivariance_error(model, x, group=eqzoo.P4) > 1e-2
 
 
 @pytest.mark.parametrize("name", NAMES)

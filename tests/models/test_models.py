@@ -419,7 +419,7 @@ def test_channels_last_and_bfloat16(name):
 # Those whose layers others of the list have too, with another group,
 ALSO_SLOW = {"p4_asc_se_resnet29", "z2m_gsanet_b", "p4_e4_resnet18", "p4m_resnet44", "p4m_cnn", "p4_alpha_rh_cnn"}
 # and those of which tests/layers and tests/ops compile and export a small network or a layer.
-ALSO_SLOW |= {"z2_sasa_resnet29", "p4_resnet29", "p4_alpha_f_allcnn", "p4m_alpha_f_densenet"}
+ALSO_SLOW |= {"z2_sasa_resnet29", "p4_resnet29", "p4_alpha_f_allcnn", "p4m_alpha_f_densenet", "z2_gsanet_t"}
 assert set(KINDS) >= ALSO_SLOW
 
 
