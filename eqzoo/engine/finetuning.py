@@ -95,7 +95,8 @@ def finetune(
             if matplotlib is installed, and the files of the run.
         size: The side of the images in pixels; None for the network's own.
         channels: 1, 3 or 4 channels of image files; None for those that they have.
-        pretrained: Whether to start from trained weights; None if there are any.
+        pretrained: Whether to start from trained weights; None if there are any, which there have to be for a name with
+            a data set, such as ``p4_cnn.rotmnist``.
         freeze: What is not trained: True for all but the classifier, or names of modules.
         balance: Whether the loss weights classes by the inverse of their number of images.
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
@@ -403,9 +404,11 @@ def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: b
         return None
     try:
         instantiate(source, pretrained=True)
-    except WeightsNotFoundError:
+    except WeightsNotFoundError as error:
         if pretrained:
             raise
+        if not source.config and "." in source.name:  # asked for by its tag
+            raise WeightsNotFoundError(f"{error}; --no-pretrained trains from random weights") from error
         print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
         return None
     return name if source.config or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"
