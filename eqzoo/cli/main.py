@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
         code = _run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("eqzoo: interrupted" + "; the same command goes on" * (command == "finetune"), file=sys.stderr)
+        print("eqzoo: interrupted" + "; run the same command again to go on" * (command == "finetune"), file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader has closed the pipe, as `head` does. Python would report it again at exit.

@@ -178,7 +178,7 @@ def _predict(loaded: LoadedNetwork, x: Tensor) -> _Prediction:
             f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
         )
     labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
-    # A checkpoint of one's own goes by its folder, a published one by its name and tag.
+    # What is no registered name goes by what the user called it: two runs on the same images have one tag.
     tagged = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
     name = loaded.name if loaded.source.config else tagged
     probabilities = model.to(x.dtype)(x).double().softmax(1)

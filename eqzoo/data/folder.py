@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from .images import is_grayscale, load_image, preprocess
+from .images import check_header, is_grayscale, load_image, preprocess, unidentified
 from .splits import AnySplit, Split, Streamed
 
 __all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder", "images_below", "inner_folders"]
@@ -37,9 +37,9 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
 
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
-        ValueError: If there are no classes, a class has no images, the splits differ in their classes, there is a
-            folder ``train``, ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed split,
-            only the headers of the files are checked.
+        ValueError: If there are images but no classes, a class has no images, the splits differ in their classes, there
+            is a folder ``train``, ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed
+            split, only the headers of the files are checked.
     """
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
     if folders["train"] is None and flat and _classes(path):
@@ -61,10 +61,10 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             "train/<class>/<image>, val/..., test/..., or <class>/<image>; if all of these are classes, rename "
             f"{train.name}, else move {beside} away"
         )
-    if folders["train"] is None and (images := [entry for entry in images_below(path) if entry.parent == path]):
+    if not any(folders.values()) and path.is_dir() and not _classes(path) and (images := images_below(path)):
         raise ValueError(
-            f"{path} holds images ({images[0].name} ...) and no folders of classes; give a folder with one folder for "
-            f"each class{', such as the one above' * flat}"
+            f"{path} holds images ({images[0].name} ...) and no folders of classes: give a folder with one folder for "
+            "each class; where a table has the labels, sort the images into such folders"
         )
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
@@ -79,7 +79,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
         more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
         alike = len(broken) > 1 and len(reasons) == 1
-        why = f" ({reasons.pop()})" if alike else ""
+        why = f" (each: {reasons.pop()})" if alike else ""
         shown = [f"{path}" if alike else f"{path} ({said})" for path, said in broken[:SHOWN]]
         raise ValueError(
             f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
@@ -117,6 +117,16 @@ def _shorter_side(path: Path) -> int:
 def _gray(path: Path) -> bool:
     with Image.open(path) as image:
         return is_grayscale(image)
+
+
+def _check(path: Path) -> bool:
+    """Checks the header of a file."""
+    try:
+        with Image.open(path) as image:
+            check_header(image)
+    except UnidentifiedImageError as error:
+        raise ValueError(unidentified(path)) from error
+    return True
 
 
 def images_below(folder: Path) -> list[Path]:
@@ -195,7 +205,7 @@ def _read(
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
         images, broken = _tried(pool, reader.image, files)
         return None if broken else Split(torch.stack(images), labels, classes), broken
-    _, broken = _tried(pool, _gray, files)
+    _, broken = _tried(pool, _check, files)
     return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes), broken
 
 
@@ -225,7 +235,11 @@ def _tried(
         try:
             return [read(path)], ""
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-            said = str(error).removeprefix(f"{path} is not an image that Pillow can read: ").removeprefix(f"{path}: ")
+            said = (
+                (str(error) or type(error).__name__)
+                .removeprefix(f"{path} is not an image that Pillow can read: ")
+                .removeprefix(f"{path}: ")
+            )
             return [], said if path.stat().st_size else "the file is empty"
 
     results = list(pool.map(attempt, files))

@@ -68,14 +68,7 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         )
     white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
     bits = _tag(image, _TIFF_BITS)
-    bands, known = _tag(image, _TIFF_BANDS) or 1, len(image.getbands())
-    if bands > known:
-        raise _UnsuitableError(
-            f"it has {bands} bands, of which Pillow reads {known}; save the ones that you need as gray or color, or "
-            "all of them in a .npz file"
-        )
-    if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
-        raise _UnknownRangeError(f"{bits}-bit numbers with a sign")
+    check_header(image)
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         gray = _deep(image, bits)
@@ -90,6 +83,18 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         image = image.convert("RGB" if image.mode not in ("LA", "La", "PA", "RGBa") else "RGBA")
     values = np.asarray(image.convert(_MODES[channels]), dtype=np.float32)
     return torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1).contiguous()
+
+
+def check_header(image: Image.Image) -> None:
+    """Raises ValueError if the header of a TIFF says that Pillow leaves bands out, or that numbers have a sign."""
+    bands, known = _tag(image, _TIFF_BANDS) or 1, len(image.getbands())
+    if bands > known:
+        raise _UnsuitableError(
+            f"it has {bands} bands, of which Pillow reads {known}; save the ones that you need as gray or color, or "
+            "train on all of them in a .npz file"
+        )
+    if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
+        raise _UnknownRangeError(f"{_tag(image, _TIFF_BITS)}-bit numbers with a sign")
 
 
 class _UnsuitableError(ValueError):
@@ -172,18 +177,19 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
     except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is not an image that Pillow can read: {_unidentified(Path(path))}") from error
+        raise ValueError(f"{path} is not an image that Pillow can read: {unidentified(Path(path))}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         empty = "the file is empty" if not Path(path).stat().st_size else error
         raise ValueError(f"{path} is not an image that Pillow can read: {empty}") from error
 
 
-def _unidentified(path: Path) -> str:
+def unidentified(path: Path) -> str:
     """Why Pillow does not know what a file is, as far as it can be said."""
     if not path.stat().st_size:
         return "the file is empty"
-    tiff = path.suffix.lower() in (".tif", ".tiff")
-    return "its format is unknown" + "; a TIFF of several bands becomes a .npz file" * tiff
+    if path.suffix.lower() not in (".tif", ".tiff"):
+        return "its format is unknown"
+    return "its format, or the number or type of its bands, is unknown; several bands can be trained on in a .npz file"
 
 
 def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:

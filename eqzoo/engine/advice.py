@@ -203,8 +203,9 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
 def _dark(train: AnySplit) -> Iterator[str]:
     if (level := _bright(train)) < DARK:
         yield (
-            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, as of 12-bit "
-            "numbers in files of 16 bits, and shades are lost: stretch them first, all by the same factor"
+            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, as with 12-bit "
+            "numbers in files of 16 bits: if the files hold more shades, stretch the images first, all by the same "
+            "factor, or where single bright pixels matter by np.arcsinh"
         )
 
 

@@ -166,9 +166,11 @@ class Recipe:
                 raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is a number from 1 on, got {getattr(self, name)}")
+                raise ValueError(f"{name} is a whole number of at least 1, got {getattr(self, name)}")
         if not 0 <= self.warmup_epochs < self.epochs:
-            raise ValueError(f"warmup_epochs is from 0 to less than epochs, {self.epochs}, got {self.warmup_epochs}")
+            raise ValueError(
+                f"warmup_epochs is at least 0 and less than the epochs, {self.epochs}; got {self.warmup_epochs}"
+            )
         if not 0 < self.lr < float("inf"):  # NaN is not
             raise ValueError(f"lr is a finite number above 0, got {self.lr}")
         self._check_ranges()

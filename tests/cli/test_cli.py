@@ -346,7 +346,7 @@ def test_exit_codes_of_what_goes_wrong(capsys, monkeypatch, raised, code, said):
     assert run(capsys, "list") == (code, "", said)
     if code == 130:
         monkeypatch.setattr(importlib.import_module("eqzoo.cli.finetune"), "run", run_instead)
-        said = "eqzoo: interrupted; the same command goes on\n"
+        said = "eqzoo: interrupted; run the same command again to go on\n"
         assert run(capsys, "finetune", "p4_cnn", "images", "--output", "out") == (code, "", said)
 
 

@@ -197,7 +197,7 @@ def tiff(path, values, colors, extra=0):
     path.write_bytes(struct.pack("<2sHIH", b"II", 42, 8, len(tags)) + entries + bytes(4) + behind + values.tobytes())
 
 
-def test_bands_that_are_no_colors_are_not_lost(tmp_path):
+def test_bands_that_are_no_colors_are_not_lost(tmp_path, monkeypatch):
     values = np.random.default_rng(0).integers(0, 256, (5, 6, 6)).astype(np.uint8)
     for bands, known in ((1, 1), (3, 3), (2, 1), (4, 3)):
         tiff(tmp_path / f"{bands}.tif", values[..., :bands], known)
@@ -214,8 +214,18 @@ def test_bands_that_are_no_colors_are_not_lost(tmp_path):
     assert torch.equal(
         load_image(tmp_path / "alpha.tif", 4), torch.from_numpy(values[..., :4]).permute(2, 0, 1).float()
     )
+    for name in "ab":
+        (tmp_path / "mine" / "train" / name).mkdir(parents=True)
+        tiff(tmp_path / "mine" / "train" / name / "4.tif", values[..., :4], 3)
+    for limit in (2**31, 0):  # of files that are streamed, headers are checked before the training
+        monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
+        with pytest.raises(ValueError, match=r"2 of 2 files cannot be read \(each: it has 4 bands, of which"):
+            load_splits("mine", tmp_path, input_size=(3, 8, 8))
     tiff(tmp_path / "6.tif", values, 1)
-    with pytest.raises(ValueError, match=r"its format is unknown; a TIFF of several bands becomes a \.npz file$"):
+    with pytest.raises(
+        ValueError,
+        match=r"the number or type of its bands, is unknown; several bands can be trained on in a \.npz file$",
+    ):
         load_image(tmp_path / "6.tif", 3)
 
 
@@ -370,7 +380,7 @@ def test_incomplete_folders_are_errors(tmp_path):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     Image.new("L", (8, 8)).save(tmp_path / "mine" / "a.png")
     with pytest.raises(
-        ValueError, match=r"mine holds images \(a\.png \.\.\.\) and no folders of classes; give a folder"
+        ValueError, match=r"mine holds images \(a\.png \.\.\.\) and no folders of classes: give a folder"
     ):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "a.png").unlink()
@@ -487,7 +497,7 @@ def test_folders_with_a_corrupt_image(tmp_path, monkeypatch, limit):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "val" / "class 1" / "001.png").write_bytes(b"")
     with pytest.raises(
-        ValueError, match=r"read \(the file is empty\); remove or replace them: [^()]*000\.png, [^()]*001\.png$"
+        ValueError, match=r"read \(each: the file is empty\); remove or replace them: [^()]*000\.png, [^()]*001\.png$"
     ):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 

@@ -323,8 +323,8 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eqzoo.engine.finetuning.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr is a finite number above 0"),
-        ({"epochs": 0}, "epochs is a number from 1 on, got 0"),
-        ({"batch_size": 0}, "batch_size is a number from 1 on, got 0"),
+        ({"epochs": 0}, "epochs is a whole number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size is a whole number of at least 1, got 0"),
         ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
         ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
         ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),
