@@ -240,7 +240,7 @@ def _tried(
                 .removeprefix(f"{path} is not an image that Pillow can read: ")
                 .removeprefix(f"{path}: ")
             )
-            return [], said if path.stat().st_size else "the file is empty"
+            return [], said
 
     results = list(pool.map(attempt, files))
     return [made for found, _ in results for made in found], [

@@ -176,11 +176,9 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
             return pixels(image, channels)
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
-    except UnidentifiedImageError as error:
-        raise ValueError(f"{path} is not an image that Pillow can read: {unidentified(Path(path))}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-        empty = "the file is empty" if not Path(path).stat().st_size else error
-        raise ValueError(f"{path} is not an image that Pillow can read: {empty}") from error
+        said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
+        raise ValueError(f"{path} is not an image that Pillow can read: {said}") from error
 
 
 def unidentified(path: Path) -> str:

@@ -205,7 +205,7 @@ def _dark(train: AnySplit) -> Iterator[str]:
         yield (
             f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, as with 12-bit "
             "numbers in files of 16 bits: if the files hold more shades, stretch the images first, all by the same "
-            "factor, or where single bright pixels matter by np.arcsinh"
+            "factor, or, where single bright pixels matter, by np.arcsinh"
         )
 
 

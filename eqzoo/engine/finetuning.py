@@ -95,8 +95,8 @@ def finetune(
             if matplotlib is installed, and the files of the run.
         size: The side of the images in pixels; None for the network's own.
         channels: 1, 3 or 4 channels of image files; None for those that they have.
-        pretrained: Whether to start from trained weights; None if there are any, which there have to be for a name with
-            a data set, such as ``p4_cnn.rotmnist``.
+        pretrained: Whether to start from trained weights; None if there are any. A name with its data set, such as
+            ``p4_cnn.rotmnist``, has to have them.
         freeze: What is not trained: True for all but the classifier, or names of modules.
         balance: Whether the loss weights classes by the inverse of their number of images.
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a

@@ -178,7 +178,7 @@ def test_tiffs_of_12_bits_have_the_full_range(tmp_path):
 
 
 def tiff(path, values, colors, extra=0):
-    """Writes a TIFF of gray or color and further bands, uint8 (height, width, bands), of the kind ``extra``."""
+    """Writes a uint8 TIFF, (height, width, bands), whose bands behind the colors are ``extra``: 2 is opacity."""
     height, width, bands = values.shape
     tags = {256: [width], 257: [height], 258: [8] * bands, 259: [1], 262: [2 if colors == 3 else 1], 273: [0]}
     tags |= {277: [bands], 278: [height], 279: [values.size], 284: [1]}

@@ -354,8 +354,8 @@ def test_advice_on_images():
     dark = {"train": replace(fine["train"], images=fine["train"].images // 16)}  # 12-bit numbers in files of 16 bits
     assert advice_before(dark, model, 28, 28, balance=False) == [
         "99.9 % of the pixels of the training images are at most 15 of 255, as with 12-bit numbers in files of 16 "
-        "bits: if the files hold more shades, stretch the images first, all by the same factor, or where "
-        "single bright pixels matter by np.arcsinh"
+        "bits: if the files hold more shades, stretch the images first, all by the same factor, or, where "
+        "single bright pixels matter, by np.arcsinh"
     ]
     dark["train"].images[0, 0, :5, :5] = 255  # a few that are saturated
     dark["test"] = dark["train"][torch.arange(1, 3)]

@@ -44,7 +44,7 @@ _LONGER_LARGE = (
     "from 4e-3 had 1.25 % after the first and 1.40 % at their end; that run was not evaluated on the test digits. Nor "
     "was one of 70 epochs from random weights, from 1e-2 and with the average, in float32: its validation error was "
     "lowest, 1.50 %, in epoch 31, and its validation loss in epoch 42, while the training loss fell on, from 0.04 to "
-    "0.01. So more epochs alone do not help."
+    "0.01. So more epochs alone did not help."
 )
 _CIFAR = (
     "As in the paper: SGD with Nesterov momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
