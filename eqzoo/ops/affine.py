@@ -232,8 +232,12 @@ def _triton(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     if not (_backend.on_cuda(*tensors) and tensors[0].shape[2] in _ORDERS):
         return NotImplemented
     from .triton import affine_attention as kernels
+    from .triton import affine_attention_half as half
 
-    out = kernels.forward([t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    if half.fits(tensors[0], num_heads):
+        out = half.forward(tensors, kernel_size, num_heads, scale)
+    else:
+        out = kernels.forward([t.contiguous() for t in tensors], kernel_size, num_heads, scale)
     return laid_out(out, is_last(tensors[0]))
 
 
@@ -244,8 +248,12 @@ def _triton_backward(
     if not (_backend.on_cuda(grad, *tensors) and tensors[0].shape[2] in _ORDERS):
         return NotImplemented
     from .triton import affine_attention as kernels
+    from .triton import affine_attention_half as half
 
-    grads = kernels.backward(grad.contiguous(), [t.contiguous() for t in tensors], kernel_size, num_heads, scale)
+    if half.fits(tensors[0], num_heads):
+        grads = half.backward(grad, tensors, kernel_size, num_heads, scale)
+    else:
+        grads = kernels.backward(grad.contiguous(), [t.contiguous() for t in tensors], kernel_size, num_heads, scale)
     return [laid_out(g, g.ndim == 5 and is_last(tensors[0])) for g in grads]
 
 

@@ -109,7 +109,7 @@ def test_triton_is_the_reference(monkeypatch, order, sides, k, values, batch, ch
     pytest.importorskip("triton")
     from eqzoo.ops.triton import affine_attention as triton_kernels
 
-    monkeypatch.setattr(triton_kernels, "_BLOCK", 16)  # several tiles a plane
+    monkeypatch.setattr(triton_kernels, "_MAX_BLOCK", 16)  # several tiles a plane
     tensors = draw(order, sides, k, values, batch, channels, torch.float32)
     grad = torch.linspace(-1, 2, tensors[0].numel(), dtype=torch.float32).reshape(tensors[0].shape)
     detached = [t.detach() for t in tensors]
@@ -119,6 +119,60 @@ def test_triton_is_the_reference(monkeypatch, order, sides, k, values, batch, ch
     ]
     with use_backend("reference"):
         assert_same(found, with_gradients(tensors, k=k, heads=heads), 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("order", "sides", "k", "values", "batch", "channels", "heads"),
+    [
+        (8, (7, 9), 3, True, 2, 2, 2),  # two heads a product of matrices, two tiles a plane
+        (8, (3, 5), 3, False, 1, 4, 1),  # products of 32 rows
+        (4, (5, 4), 3, True, 2, 8, 4),  # two channels a head
+        (4, (1, 1), 1, True, 1, 4, 4),
+        (2, (3, 2), 3, True, 1, 8, 8),
+    ],
+)
+def test_triton_in_half_precision_is_the_reference(order, sides, k, values, batch, channels, heads):
+    """In float16, as the interpreter does not multiply bfloat16; maps stay in float32."""
+    pytest.importorskip("triton")
+    from eqzoo.ops.triton import affine_attention_half as half
+
+    tensors = draw(order, sides, k, values, batch, channels, torch.float32)
+    fields = len(tensors) // 3
+    with torch.no_grad():
+        for i, tensor in enumerate(tensors):
+            tensor.copy_(tensor.half())
+            if i < fields and i > 0:  # in another layout
+                tensor.data = tensor.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
+    given = [t.detach().half() if i < fields else t.detach() for i, t in enumerate(tensors)]
+    assert half.fits(given[0], heads)
+    grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape).half()
+    found = [half.forward(given, k, heads, 0.3), *half.backward(grad, given, k, heads, 0.3)]
+    assert [t.dtype for t in found] == [given[0].dtype, *(t.dtype for t in given)]
+    with use_backend("reference"):
+        y = attend(tensors, k=k, heads=heads)
+        expected = [y, *torch.autograd.grad((y * grad.float()).sum(), tensors)]
+    largest = max(t.norm() for t in expected[1:])
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert (one.float() - other).norm() <= 2e-3 * max(other.norm(), largest / 100)
+
+
+def test_half_precision_takes_what_fills_products_of_matrices():
+    pytest.importorskip("triton")
+    from eqzoo.ops.triton.affine_attention_half import fits
+
+    def field(channels, order, dtype=torch.bfloat16):
+        return torch.empty(1, channels, order, 3, 3, dtype=dtype)
+
+    assert fits(field(8, 4), 8)  # p4_asc_resnet29
+    assert fits(field(32, 4), 8)
+    assert fits(field(6, 8), 6)  # p4m_asc_resnet29
+    assert fits(field(24, 8, torch.float16), 6)
+    assert not fits(field(6, 8, torch.float32), 6)
+    assert not fits(field(6, 8), 2)  # three channels a head
+    assert not fits(field(5, 8), 5)  # an odd number of heads, two of which would be one product
+    assert not fits(field(16, 1), 8)  # diagonal maps
+    assert not fits(field(8, 8), 1)  # 64 rows
 
 
 def test_a_planted_fault_is_noticed(compiled, monkeypatch):

@@ -21,6 +21,8 @@ CASES = (
     "asc, bfloat16",
     "asc, p4m",
     "asc, simple",
+    "asc, half",
+    "asc, half, p4m",
     "asc, z2",
     "attentive",
     "attentive, bfloat16",

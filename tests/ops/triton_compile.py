@@ -22,6 +22,7 @@ from eqzoo.groups import P4, P4M, Z2M
 from eqzoo.ops.group_convolution import _tables
 from eqzoo.ops.triton import (
     affine_attention,
+    affine_attention_half,
     attentive_conv,
     dynamic_depthwise,
     group_conv2d,
@@ -64,6 +65,16 @@ def affine(dtype, order, channels, heads, side, pixels, values):
     tensors = [torch.zeros(shape, dtype=dtype) for shape in shapes]
     affine_attention.forward(tensors, side, heads, 0.1)
     affine_attention.backward(torch.zeros_like(tensors[0]), tensors, side, heads, 0.1)
+
+
+def affine_half(order, channels, heads, side, pixels):
+    """The four kernels of ASC in half precision."""
+    shapes = [(1, channels, order, *pixels)] * 3
+    for taps in (1, side**2, side**2):
+        shapes += [(channels, order, order, taps), (channels, order, taps)]
+    tensors = [torch.zeros(shape, dtype=HALF if len(shape) == 5 else SINGLE) for shape in shapes]
+    affine_attention_half.forward(tensors, side, heads, 0.1)
+    affine_attention_half.backward(torch.zeros_like(tensors[0]), tensors, side, heads, 0.1)
 
 
 def attentive(dtype, order, channels, side, pixels, spatial):
@@ -116,6 +127,8 @@ CASES = {
     "asc, bfloat16": lambda: affine(HALF, 4, 32, 8, 5, (32, 32), True),
     "asc, p4m": lambda: affine(SINGLE, 8, 24, 6, 5, (16, 16), True),
     "asc, simple": lambda: affine(SINGLE, 4, 16, 8, 5, (16, 16), False),
+    "asc, half": lambda: affine_half(4, 8, 8, 5, (32, 32)),
+    "asc, half, p4m": lambda: affine_half(8, 24, 6, 5, (16, 16)),
     "asc, z2": lambda: affine(SINGLE, 1, 32, 8, 7, (32, 32), True),
     "attentive": lambda: attentive(SINGLE, 4, 10, 3, (24, 24), True),
     "attentive, bfloat16": lambda: attentive(HALF, 4, 10, 3, (24, 24), True),
