@@ -21,6 +21,9 @@ from . import on_own_device
 
 __all__ = ["backward", "forward"]
 
+# How many numbers of a block of all poses and channels a thread holds, for at most 64 of a pixel, and the least pixels
+# of a block. With one or two warps most sums over channels and poses are within a thread.
+_BLOCKS = {"forward": (32, 8), "queries": (32, 8), "keys": (16, 8), "positions": (16, 8)}
 _LOWEST = tl.constexpr(-1e30)  # finite, so that pixels without neighbors give no NaN
 
 
@@ -39,7 +42,8 @@ def forward(
     batch, _, heads, channels, _, height, width = qkv.shape
     out = qkv.new_empty(batch, heads, channels, position.shape[1], height, width)
     constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
-    grid = (batch * heads * triton.cdiv(height * width, options["P"]),)  # only the first axis goes beyond 65,535
+    options |= (block := _block("forward", options))
+    grid = (batch * heads * triton.cdiv(height * width, block["P"]),)  # only the first axis goes beyond 65,535
     _forward[grid](qkv, *constants, out, scale, **options)
     return out
 
@@ -61,15 +65,17 @@ def backward(
     coded, outputs, taps = position.shape
     grad_qkv = torch.empty_like(qkv)
     constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
-    runs, total = triton.cdiv(height * width, options["P"]), batch * heads
+    total = batch * heads
+    queries, keys, positions = (options | _block(name, options) for name in ("queries", "keys", "positions"))
+    runs, key_runs = (triton.cdiv(height * width, each["P"]) for each in (queries, keys))
     places = (total, order, outputs, height * width)
     normalizer, delta = (torch.empty(places, dtype=torch.float32, device=qkv.device) for _ in range(2))
     grad_pose = torch.empty(total * runs, options["E"], order, order, dtype=torch.float32, device=qkv.device)
     grad_position = torch.empty(total, coded, outputs, taps, dtype=torch.float32, device=qkv.device)
     given = (grad, qkv, *constants, normalizer, delta)
-    _backward_queries[(total * runs, order)](*given, grad_qkv, grad_pose, scale, **options)
-    _backward_keys[(total * runs,)](*given, grad_qkv, scale, **options)
-    _backward_positions[(total * taps,)](*given, grad_position, scale, **options)
+    _backward_queries[(total * runs, order)](*given, grad_qkv, grad_pose, scale, **queries)
+    _backward_keys[(total * key_runs,)](*given, grad_qkv, scale, **keys)
+    _backward_positions[(total * taps,)](*given, grad_position, scale, **positions)
     return grad_qkv, grad_position.sum(0).to(position.dtype), grad_pose.sum(0).to(qkv.dtype)
 
 
@@ -93,11 +99,18 @@ def _constants(
     options |= {"ROWS": window[0], "COLUMNS": window[1]}
     options |= {"BOUND": dropped_below(dropout), "KEEP": 1 - dropout}
     d, m, v = (triton.next_power_of_2(size) for size in (channels, order, position.shape[1]))
-    # A block of all poses and channels, for so many pixels, stays in registers.
-    size = d * max(m, v)
-    pixels = max(8, min(64, 2048 // size))
-    options |= {"DD": d, "MM": m, "VV": v, "P": pixels, "num_warps": 8 if size > 128 else 4}
+    options |= {"DD": d, "MM": m, "VV": v}
     return [position, log_measure if pose is None else pose, log_measure, seed], options
+
+
+def _block(kernel: str, options: dict[str, Any]) -> dict[str, int]:
+    """The pixels of a block and the warps of a program."""
+    held, fewest = _BLOCKS[kernel]
+    size = options["DD"] * max(options["MM"], options["VV"])
+    if size > 64:  # registers would be spilled
+        held = 16 if size <= 128 else 8
+    pixels = max(fewest, min(64, 32 * held // size))
+    return {"P": pixels, "num_warps": max(1, min(16, pixels * size // (32 * held)))}
 
 
 @triton.jit
@@ -132,10 +145,10 @@ def _place(HEIGHT, WIDTH, P: tl.constexpr):
 @triton.jit
 def _tap(j, i, sign, HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """The pixel that tap j of a window shows, or with sign -1 the one whose tap j this is; whether it is there."""
-    row = i // WIDTH + sign * (j // COLUMNS - ROWS // 2)
-    column = i % WIDTH + sign * (j % COLUMNS - COLUMNS // 2)
+    down, right = sign * (j // COLUMNS - ROWS // 2), sign * (j % COLUMNS - COLUMNS // 2)
+    row, column = i // WIDTH + down, i % WIDTH + right
     near = (i < HEIGHT * WIDTH) & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    return row * WIDTH + column, near
+    return i + (down * WIDTH + right), near  # contiguous as i, so that threads lie along pixels
 
 
 @triton.jit
@@ -359,7 +372,7 @@ def _backward_positions(
     values = qkv + _field(2, head, N, D * G * pixels)
     grads = grad + head.to(tl.int64) * D * V * pixels
     codes = _codes(position, v, c, j, V, C, ROWS * COLUMNS)
-    grad_codes = tl.zeros([VV, DD], tl.float32)
+    grad_codes = tl.zeros([VV, DD, P], tl.float32)
     for run in range(tl.cdiv(pixels, P)):
         i = run * P + tl.arange(0, P)
         there, near = _tap(j, i, 1, HEIGHT, WIDTH, ROWS, COLUMNS)
@@ -379,6 +392,6 @@ def _backward_positions(
                 kept = weights * _survivors(seed, head, g, j, i, m, G, ROWS * COLUMNS, BOUND, KEEP)
             mixed = tl.sum(kept[:, None, :] * value, axis=0)
             grad_placed = a * (tl.sum(grad_out * mixed[None, :, :], axis=1) - mass[None, :] * delta)
-            grad_codes += tl.sum(grad_placed[:, None, :] * query[None, :, :], axis=2)
+            grad_codes += grad_placed[:, None, :] * query[None, :, :]
     at = ((head.to(tl.int64) * C + c[None, :]) * V + v[:, None]) * (ROWS * COLUMNS) + j
-    tl.store(grad_position + at, grad_codes, mask=(v < V)[:, None] & (c < C)[None, :])
+    tl.store(grad_position + at, tl.sum(grad_codes, axis=2), mask=(v < V)[:, None] & (c < C)[None, :])
