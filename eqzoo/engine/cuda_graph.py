@@ -1,12 +1,15 @@
-"""A pass of training, recorded once as a CUDA graph and replayed for each batch."""
+"""A pass of training and the step of the optimizer, recorded once as CUDA graphs and replayed for each batch."""
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RecordedPass"]
+__all__ = ["RecordedPass", "RecordedStep", "set_capturable"]
+
+_Result = TypeVar("_Result")
 
 _WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and chosen, workspaces allocated
 
@@ -41,7 +44,7 @@ class RecordedPass:
         try:
             self._warm_up(run)
             self._clear()
-            self._loss = self._record(run, type(model).__name__)
+            self._loss = _record(self._graph, lambda: run(*self._inputs), type(model).__name__)
             self._gradients = [p.grad for p in self._parameters]
         finally:
             with torch.no_grad():  # the warm-up moved running statistics and drew numbers
@@ -67,25 +70,91 @@ class RecordedPass:
                 run(*self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self, run: Callable[..., Tensor], name: str) -> Tensor:
-        before = torch.cuda.current_stream()
-        try:
-            # Threads that read images may use the device meanwhile.
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                return run(*self._inputs)
-        except RuntimeError as error:
-            torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
-            with contextlib.suppress(RuntimeError):  # the error that is told is the first
-                _end_recording()
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error.__context__ or error}"
-            raise ValueError(said) from error
-
     def _clear(self) -> None:
         """Without gradients, so that a pass writes new ones and adds to none."""
         for parameter in self._parameters:
             parameter.grad = None
+
+
+class RecordedStep:
+    """The step of an optimizer, launched all at once.
+
+    Muon launches thirty small kernels for each matrix, so that its step takes longer than the pass of a small network.
+    The first steps run as they are, so that kernels are chosen and states exist; the next one is recorded. Learning
+    rates are read from the groups of parameters before each step.
+
+    Args:
+        optimizer: An optimizer that `fits`; its parameters have gradients in the same memory in each step.
+
+    Raises:
+        ValueError: If the step cannot be recorded, when it is called.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        device = optimizer.param_groups[0]["params"][0].device
+        self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._steps = 0
+        set_capturable(optimizer, True)
+
+    @staticmethod
+    def fits(optimizer: torch.optim.Optimizer) -> bool:
+        """Whether an optimizer keeps all that changes in tensors, as torch's Adam and timm's Muon can (capturable)."""
+        return all("capturable" in group for group in optimizer.param_groups)
+
+    def __call__(self) -> None:
+        """Updates the parameters."""
+        groups = self._optimizer.param_groups
+        given = [group["lr"] for group in groups]
+        for rate, value in zip(self._rates, given, strict=True):
+            rate.fill_(value)
+        try:
+            for group, rate in zip(groups, self._rates, strict=True):
+                group["lr"] = rate
+            self._step()
+        finally:
+            for group, value in zip(groups, given, strict=True):
+                group["lr"] = value
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps <= _WARM_UPS:
+            self._optimizer.step()
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            _record(graph, self._optimizer.step, f"the step of {type(self._optimizer).__name__}")
+            self._graph = graph
+        self._graph.replay()
+
+
+def set_capturable(optimizer: torch.optim.Optimizer, capturable: bool) -> None:
+    """Whether a step may be recorded: the numbers of steps are then on the device of the parameters."""
+    for group in optimizer.param_groups:
+        if "capturable" not in group:
+            continue
+        group["capturable"] = optimizer.defaults["capturable"] = capturable
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].to(parameter.device if capturable else "cpu")
+
+
+def _record(graph: torch.cuda.CUDAGraph, run: Callable[[], _Result], name: str) -> _Result:
+    before = torch.cuda.current_stream()
+    try:
+        # Threads that read images may use the device meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            return run()
+    except RuntimeError as error:
+        torch.cuda.set_stream(before)  # where torch could not end the recording, it stays in its stream
+        with contextlib.suppress(RuntimeError):  # the error that is told is the first
+            _end_recording()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        said = f"{name} cannot be recorded as a CUDA graph; set cuda_graphs=false: {error.__context__ or error}"
+        raise ValueError(said) from error
 
 
 def _end_recording() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches, normalize
 from ..models import EquivariantNet, create_model
-from .cuda_graph import RecordedPass
+from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .digests import split_differences, split_digests
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
@@ -79,6 +79,7 @@ class TrainingState:
             self.model.compile()
         self.half_size = False
         self._recorded: RecordedPass | None = None
+        self._recorded_step: RecordedStep | None = None
         self._recorded_for: object = None
         self.net = accelerator.prepare_model(self.model)
         self.criterion = _criterion(recipe, self.device)
@@ -136,7 +137,7 @@ class TrainingState:
             return self._run(*inputs)
         recorded_for = (self.recipe, self.half_size, [(given.shape, given.dtype) for given in inputs])
         if recorded_for != self._recorded_for:
-            self._recorded = self._recorded_for = None  # first, to free its memory
+            self._recorded = self._recorded_for = self._recorded_step = None  # first, to free their memory
             self._recorded, self._recorded_for = RecordedPass(self._run, self.model, inputs), recorded_for
         assert self._recorded is not None
         return self._recorded(*inputs)
@@ -158,10 +159,18 @@ class TrainingState:
         if self.recipe.clip_grad is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
         self.scheduler.step(epoch + (step + 0.5) / self.steps)  # timm's schedulers take fractions of epochs
-        self.optimizer.step()
+        self._update()
         self.optimizer.zero_grad()
         if self.ema:
             self.ema.update(self.model, step=epoch * self.steps + step + 1)
+
+    def _update(self) -> None:
+        if not (self._records and RecordedStep.fits(self.optimizer)):
+            self.optimizer.step()
+            return
+        if self._recorded_step is None:
+            self._recorded_step = RecordedStep(self.optimizer)
+        self._recorded_step()
 
     def reduced(self, total: Tensor) -> float:
         """A sum of losses, averaged over the processes."""
@@ -223,6 +232,8 @@ class TrainingState:
             raise ValueError(f"it is a run on other images: {said}")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        set_capturable(self.optimizer, False)  # as a run whose steps are recorded left it
+        self._recorded_step = None
         if self.ema:
             self.ema.module.load_state_dict(state["ema"])
 

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import RunDirectory, best_row, build_network, predictions, train
-from eqzoo.engine.cuda_graph import RecordedPass
+from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, predictions, train
+from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _with_options
 from tests.engine.test_training import (
@@ -81,12 +81,10 @@ def test_a_failed_recording_is_ended(monkeypatch, error, reset_fails):
     def fails():
         raise error
 
-    recording = RecordedPass.__new__(RecordedPass)
-    recording._graph, recording._inputs = "its own", []
     memory = isinstance(error, torch.OutOfMemoryError)
     said = "full" if memory else "Linear cannot be recorded as a CUDA graph; set cuda_graphs=false: cannot wait"
     with pytest.raises(torch.OutOfMemoryError if memory else ValueError, match=said):
-        recording._record(fails, "Linear")
+        cuda_graph._record("its own", fails, "Linear")
     assert streams == ["before"]
     assert len(graphs) == 2
     assert graphs[0] == "its own" != graphs[1]
@@ -118,6 +116,7 @@ def test_a_pass_is_recorded_once_and_anew_at_another_size_or_format(tmp_path, mo
     plain = go(tmp_path / "plain", recipe, of_any_size)
     monkeypatch.setattr("eqzoo.engine.state.RecordedPass", Counted)
     monkeypatch.setattr(TrainingState, "_records", True)
+    monkeypatch.setattr(RecordedStep, "fits", lambda _: False)
     Counted.made.clear()
     assert same(plain, go(tmp_path / "recorded", recipe, of_any_size))
     assert len(Counted.made) == 2
@@ -127,6 +126,71 @@ def test_a_pass_is_recorded_once_and_anew_at_another_size_or_format(tmp_path, mo
         state.recipe = other(**changes)
         state.backward(train_split.images[:4], train_split.labels[:4], torch.zeros(4, 0))
         assert len(Counted.made) == expected
+
+
+class Capturable(torch.optim.Optimizer):
+    """Steps down the gradient and counts; all that changes may be in tensors."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1.0, "capturable": False})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", torch.zeros(())) + 1
+                p.data.sub_(p.grad * group["lr"])
+
+
+def test_the_step_of_the_optimizer_is_recorded_once_and_follows_the_rate(monkeypatch):
+    """On a stand-in for a GPU: a recording runs nothing, a replay runs what was recorded."""
+    recorded = []
+
+    def record(graph, run, name):
+        assert name == "the step of Capturable"
+        recorded.append(run)
+        graph.replay = run
+
+    monkeypatch.setattr(cuda_graph, "_record", record)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    weight, other_weight = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
+    optimizer = Capturable([{"params": [weight]}, {"params": [other_weight]}])
+    assert RecordedStep.fits(optimizer)
+    assert not RecordedStep.fits(torch.optim.SGD([weight], lr=1.0))
+    step, total = RecordedStep(optimizer), 0.0
+    for i in range(6):
+        weight.grad, other_weight.grad = torch.ones(2), torch.ones(2)
+        optimizer.param_groups[0]["lr"] = 2.0**-i
+        step()
+        total += 2.0**-i
+        assert [group["lr"] for group in optimizer.param_groups] == [2.0**-i, 1.0]
+        assert torch.equal(weight, weight.new_full((2,), -total))
+        assert torch.equal(other_weight, weight.new_full((2,), -i - 1.0))
+        assert len(recorded) == (i >= 3)
+    assert optimizer.state_dict()["param_groups"][0]["capturable"] is True
+    set_capturable(optimizer, False)
+    assert not any(group["capturable"] for group in optimizer.param_groups)
+    assert optimizer.state[weight]["step"] == 6
+
+
+def test_a_run_with_recorded_steps_goes_on_without_them():
+    """As one that moves from a GPU to a CPU, where torch's AdamW takes no recording."""
+    torch.set_default_dtype(torch.float32)
+    split = SPLITS["train"]
+    before, after = (
+        TrainingState(other(optimizer="adamw"), build, {"train": split}, accelerator_of("cpu"), 0) for _ in range(2)
+    )
+    for state in (before, after):
+        if state is after:
+            saved = before.state_dict()
+            for group in saved["optimizer"]["param_groups"]:
+                group["capturable"] = True
+            after.load_state_dict(saved)
+        state.backward(split.images[:4], split.labels[:4], torch.zeros(4, 0))
+        state.step(0, 0)
+    steps = [state["step"] for state in after.optimizer.state.values()]
+    assert steps
+    assert all(step == 2 for step in steps)
 
 
 def test_averaged_weights_are_the_ones_kept(tmp_path):
