@@ -75,9 +75,10 @@ class Recipe:
         channels_last: Whether images, and the fields of layers that support it, have the channels-last memory format.
             Results change by round-off, and by the draws of dropout, which follow the memory.
         compile: Whether `torch.compile` compiles the network.
-        cuda_graphs: Whether the pass of a batch is recorded once as a CUDA graph and replayed, which spares small
-            networks the launch of their many kernels from Python; of no effect on a CPU. It goes with one process,
-            and without ``compile``, ``accumulate``, ``checkpointing``, ``freeze`` and ``teachers``.
+        cuda_graphs: Whether the pass of a batch, and the step of an optimizer that can be (Adam, AdamW and Muon, not
+            SGD), are recorded once as CUDA graphs and replayed, which spares small networks the launch of their many
+            kernels from Python; of no effect on a CPU. It goes with one process, and without ``compile``,
+            ``accumulate``, ``checkpointing``, ``freeze`` and ``teachers``.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
         full_size_lr: The learning rate at which a cosine schedule starts anew behind them, after it has
