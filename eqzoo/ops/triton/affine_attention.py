@@ -31,6 +31,13 @@ _PROGRAMS = 8192  # for the gradients of psi: several waves on a large GPU
 
 
 @triton.jit
+def _place(plane, BLOCK: tl.constexpr):
+    """Which image and heads, and which tile of pixels; only the first axis goes beyond 65,535."""
+    tiles = tl.cdiv(plane, BLOCK)
+    return (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+
+
+@triton.jit
 def _neighbor(i, d, height, width, K: tl.constexpr, SIGN: tl.constexpr):
     """The pixel at offset d from pixels i, or from which they are at offset d (SIGN -1), and whether there is one."""
     down, right = SIGN * (d // K - K // 2), SIGN * (d % K - K // 2)
@@ -65,13 +72,14 @@ def _forward(
     VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     plane = height * width
-    head = tl.program_id(0) % HEADS
-    field = tl.program_id(0).to(tl.int64) * (SIZE * ORDER) * plane
+    pair, tile = _place(plane, BLOCK)
+    head = (pair % HEADS).to(tl.int32)
+    field = pair * (SIZE * ORDER) * plane
     psi = head * (SIZE * ORDER * ORDER)
     beta = head * (SIZE * ORDER)
     c = tl.arange(0, CHANNELS)[:, None, None]
     p = tl.arange(0, ORDER)[None, :, None]
-    i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, None, :]
+    i = (tile * BLOCK + tl.arange(0, BLOCK))[None, None, :]
     q = _map(query + field, query_psi + psi, query_beta + beta, i, i < plane, 0, plane, c, p, SIZE, ORDER, 1) * scale
     running_max = tl.full((1, ORDER, BLOCK), -float("inf"), tl.float32)
     total = tl.zeros((1, ORDER, BLOCK), tl.float32)
@@ -103,13 +111,14 @@ def _backward_queries(
     These are the mapped queries, the logarithm of the sum of exponentials (level) and the mean gradient of weights.
     """
     plane = height * width
-    head = tl.program_id(0) % HEADS
-    field = tl.program_id(0).to(tl.int64) * (SIZE * ORDER) * plane
+    pair, tile = _place(plane, BLOCK)
+    head = (pair % HEADS).to(tl.int32)
+    field = pair * (SIZE * ORDER) * plane
     psi = head * (SIZE * ORDER * ORDER)
     beta = head * (SIZE * ORDER)
     c = tl.arange(0, CHANNELS)[:, None, None]
     p = tl.arange(0, ORDER)[None, :, None]
-    i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, None, :]
+    i = (tile * BLOCK + tl.arange(0, BLOCK))[None, None, :]
     own = (c < SIZE) & (i < plane)
     q = _map(query + field, query_psi + psi, query_beta + beta, i, i < plane, 0, plane, c, p, SIZE, ORDER, 1) * scale
     g = tl.load(grad + field + (c * ORDER + p) * plane + i, mask=own, other=0.0).to(tl.float32)
@@ -140,13 +149,11 @@ def _backward_queries(
     dq = (sum_dak - mean_da * sum_k) / total
     dq = tl.where(own, dq * scale, 0.0)
     tl.store(mapped + field + (c * ORDER + p) * plane + i, q, mask=own)
-    at_head = tl.program_id(0).to(tl.int64) * ORDER * plane + p * plane + i
+    at_head = pair * ORDER * plane + p * plane + i
     tl.store(level + at_head, log, mask=i < plane)
     tl.store(mean + at_head, mean_da, mask=i < plane)
     # One part a program, (image and head, tile, channel, P, R), the constant behind the elements R.
-    parts = query_parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (
-        SIZE * ORDER * (ORDER + 1)
-    )
+    parts = query_parts + tl.program_id(0).to(tl.int64) * (SIZE * ORDER * (ORDER + 1))
     to = parts + (c * ORDER + p) * (ORDER + 1)
     tl.store(to + ORDER, tl.sum(dq, 2, keep_dims=True), mask=c < SIZE)
     for r in tl.static_range(ORDER):
@@ -166,13 +173,14 @@ def _backward_fields(
 ):  # fmt: skip
     """By neighbor: the gradients of keys and values, gathered from the queries that see the pixel."""
     plane = height * width
-    head = tl.program_id(0) % HEADS
-    field = tl.program_id(0).to(tl.int64) * (SIZE * ORDER) * plane
+    pair, tile = _place(plane, BLOCK)
+    head = (pair % HEADS).to(tl.int32)
+    field = pair * (SIZE * ORDER) * plane
     key_psi_at = head * (SIZE * ORDER * ORDER * K * K)
     key_beta_at = head * (SIZE * ORDER * K * K)
     c = tl.arange(0, CHANNELS)[:, None, None]
     r = tl.arange(0, ORDER)[None, :, None]
-    i = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, None, :]
+    i = (tile * BLOCK + tl.arange(0, BLOCK))[None, None, :]
     own = c < SIZE
     to = field + (c * ORDER + r) * plane + i
     x = tl.load(key + to, mask=own & (i < plane), other=0.0).to(tl.float32)
@@ -196,7 +204,7 @@ def _backward_fields(
             from_query = field + (c * ORDER + p) * plane + at
             q = tl.load(mapped + from_query, mask=own & inside, other=0.0)
             g = tl.load(grad + from_query, mask=own & inside, other=0.0).to(tl.float32)
-            at_head = (tl.program_id(0).to(tl.int64) * ORDER + p) * plane + at
+            at_head = (pair * ORDER + p) * plane + at
             log = tl.load(level + at_head, mask=inside, other=float("inf"))
             a = tl.exp(tl.sum(q * k, 0, keep_dims=True) - log)
             ds = a * (tl.sum(g * v, 0, keep_dims=True) - tl.load(mean + at_head, mask=inside, other=0.0))
@@ -328,7 +336,7 @@ def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     batch, _, _, height, width = query.shape
     out = torch.empty_like(query)
     if out.numel():
-        grid = (batch * num_heads, triton.cdiv(height * width, constants["BLOCK"]))
+        grid = (batch * num_heads * triton.cdiv(height * width, constants["BLOCK"]),)
         _forward[grid](*_nine(tensors), out, height, width, scale, **constants)
     return out
 
@@ -359,12 +367,12 @@ def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_head
     tile = _tile(query, num_heads, *_QUERIES)
     tiles = triton.cdiv(plane, tile["BLOCK"])
     query_parts = mapped.new_empty(batch, num_heads, tiles, channels // num_heads, order, order + 1)
-    _backward_queries[(heads, tiles)](
+    _backward_queries[(heads * tiles,)](
         grad, query, key, value, query_psi, query_beta, *maps, mapped, level, mean, grads[0], query_parts,
         height, width, scale, **constants, **tile,
     )  # fmt: skip
     tile = _tile(query, num_heads, *_FIELDS)
-    _backward_fields[(heads, triton.cdiv(plane, tile["BLOCK"]))](
+    _backward_fields[(heads * triton.cdiv(plane, tile["BLOCK"]),)](
         grad, key, value, *maps, mapped, level, mean, grads[1], grads[fields - 1], height, width, **constants, **tile
     )
     held = constants["CHANNELS"] * order

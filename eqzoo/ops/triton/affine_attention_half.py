@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import on_own_device
-from .affine_attention import _neighbor, _rescale
+from .affine_attention import _neighbor, _place, _rescale
 
 __all__ = ["backward", "fits", "forward"]
 
@@ -60,9 +60,10 @@ def _forward(
     scale, SIZE: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     plane = height * width
-    group = tl.program_id(0) % groups
-    field = tl.program_id(0).to(tl.int64) * plane * ROWS
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pair, tile = _place(plane, BLOCK)
+    group = (pair % groups).to(tl.int32)
+    field = pair * plane * ROWS
+    i = tile * BLOCK + tl.arange(0, BLOCK)
     x = _rows(query + field, i, i < plane, ROWS)
     q = tl.dot(_matrix(query_maps, group, ROWS), tl.trans(x)) + _constant(query_beta, group, ROWS)
     q = _by_channel((q * scale).to(out.dtype.element_ty).to(tl.float32), SIZE)
@@ -94,9 +95,10 @@ def _backward_queries(
 ):  # fmt: skip
     """By query: the gradients of the queries and of their map, and the inputs of the other two kernels."""
     plane = height * width
-    group = tl.program_id(0) % groups
-    field = tl.program_id(0).to(tl.int64) * plane * ROWS
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pair, tile = _place(plane, BLOCK)
+    group = (pair % groups).to(tl.int32)
+    field = pair * plane * ROWS
+    i = tile * BLOCK + tl.arange(0, BLOCK)
     own = (i < plane)[:, None]
     m = tl.arange(0, ROWS)
     to = field + i[:, None] * ROWS + m[None, :]
@@ -130,14 +132,14 @@ def _backward_queries(
         sum_dak = sum_dak * rescale + da * k
     mean_da = sum_da / total
     of_heads: tl.constexpr = ROWS // SIZE
-    to_heads = tl.program_id(0).to(tl.int64) * plane * of_heads
+    to_heads = pair * plane * of_heads
     to_heads += i[:, None] * of_heads + tl.arange(0, of_heads)[None, :]
     log = tl.reshape(running_max + tl.log(total), (of_heads, BLOCK))
     tl.store(level + to_heads, tl.trans(log), mask=own)
     tl.store(mean + to_heads, tl.trans(tl.reshape(mean_da, (of_heads, BLOCK))), mask=own)
     dq = tl.reshape((sum_dak - mean_da * sum_k) / total * scale, (ROWS, BLOCK))
     dq = tl.where((i < plane)[None, :], dq, 0.0)
-    part = parts + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (ROWS * (ROWS + 1))
+    part = parts + tl.program_id(0).to(tl.int64) * (ROWS * (ROWS + 1))
     tl.store(part + ROWS * ROWS + m, tl.sum(dq, 1))
     half = dq.to(grad_query.dtype.element_ty)
     tl.store(part + m[:, None] * ROWS + m[None, :], tl.dot(half, x_query))
@@ -153,11 +155,12 @@ def _backward_fields(
 ):  # fmt: skip
     """By neighbor: the gradients of keys and values, gathered from the queries that see the pixel."""
     plane = height * width
-    group = tl.program_id(0) % groups
-    field = tl.program_id(0).to(tl.int64) * plane * ROWS
+    pair, tile = _place(plane, BLOCK)
+    group = (pair % groups).to(tl.int32)
+    field = pair * plane * ROWS
     of_heads: tl.constexpr = ROWS // SIZE
-    heads = tl.program_id(0).to(tl.int64) * plane * of_heads
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    heads = pair * plane * of_heads
+    i = tile * BLOCK + tl.arange(0, BLOCK)
     half = grad_key.dtype.element_ty
     x = tl.trans(_rows(key + field, i, i < plane, ROWS))
     dx = tl.zeros((ROWS, BLOCK), tl.float32)
@@ -350,7 +353,7 @@ def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     prepared = _prepared(tensors, size, rows)
     out = torch.empty_like(prepared[0])
     groups, tile = out.shape[1], _tile(query, rows, *_FORWARD)
-    grid = (batch * groups, triton.cdiv(height * width, tile["BLOCK"]))
+    grid = (batch * groups * triton.cdiv(height * width, tile["BLOCK"]),)
     _forward[grid](*prepared, out, groups, height, width, scale, **constants, **tile)
     return _unpacked(out, query, size)
 
@@ -375,13 +378,13 @@ def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_head
     tile = _tile(query, rows, *_QUERIES)
     tiles = triton.cdiv(plane, tile["BLOCK"])
     parts = level.new_empty(batch, groups, tiles, numbers)
-    _backward_queries[(batch * groups, tiles)](
+    _backward_queries[(batch * groups * tiles,)](
         grad, packed_query, key, value, *maps, mapped, level, mean, grads[0], parts, groups, height, width, scale,
         **constants, **tile,
     )  # fmt: skip
     _to_maps(parts.sum((0, 2))[None], *of_maps[:2], size, rows)
     tile = _tile(query, rows, *_FIELDS)
-    _backward_fields[(batch * groups, triton.cdiv(plane, tile["BLOCK"]))](
+    _backward_fields[(batch * groups * triton.cdiv(plane, tile["BLOCK"]),)](
         grad, key, value, *maps[2:], mapped, level, mean, grads[1], grads[-1], groups, height, width,
         **constants, **tile,
     )  # fmt: skip
