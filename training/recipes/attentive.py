@@ -8,7 +8,7 @@ from ._gpu import on_a_gpu
 __all__ = ["ALLCNN_AUG", "DENSENETS", "RECIPES", "RESNET_AUG"]
 
 ALLCNN_AUG = ("p4_allcnn", "p4_alpha_f_allcnn", "p4m_allcnn", "p4m_alpha_f_allcnn")
-ALLCNN_TRAINED = ("p4_allcnn",)  # by our recipe
+ALLCNN_TRAINED = ("p4_allcnn", "p4_alpha_f_allcnn")  # by our recipe
 _ALLCNN_REST = tuple(name for name in ALLCNN_AUG if name not in ALLCNN_TRAINED)
 RESNET_AUG = ("p4m_resnet44", "p4m_alpha_f_resnet44")
 DENSENETS = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "p4m_alpha_f_densenet")
@@ -42,6 +42,13 @@ _GPU = (
     "paused. The validation loss was lowest in epoch 56, the selected one. A run of 23 epochs with weight decay 0.01 "
     "had 11.70 % validation error."
 )
+_GPU_ALPHA = (
+    "The paper has SGD, a batch size of 128, 350 epochs, flips and shifts without Cutout, and 40,000 images for "
+    "training; the authors' code trains on all 50,000 and selects the epoch with the best test accuracy. On an H200, "
+    "which trained another network at the same time, the run took 6.2 minutes. The validation loss was lowest in the "
+    "last two epochs, so few epochs may be the reason for the difference from the paper; p4_allcnn.cifar10_aug, which "
+    "has a lower error, was trained for 57."
+)
 
 
 def _sgd(**values: Any) -> dict[str, Any]:
@@ -54,7 +61,8 @@ _RESNET_VALUES = _sgd(epochs=300, weight_decay=0.0, milestones=(50, 100, 150))
 
 RECIPES: dict[str, Entry] = {
     **family(("z2_allcnn", *ALLCNN_AUG), "cifar10", _ALLCNN, **_ALLCNN_VALUES),
-    **on_a_gpu(ALLCNN_TRAINED, "aug", _GPU, epochs=57, weight_decay=3e-2, channels_last=True),
+    **on_a_gpu(("p4_allcnn",), "aug", _GPU, epochs=57, weight_decay=3e-2, channels_last=True),
+    **on_a_gpu(("p4_alpha_f_allcnn",), "aug", _GPU_ALPHA, epochs=28, weight_decay=3e-2),
     **family(ALLCNN_TRAINED, "cifar10", _ALLCNN + _AUG, "aug_paper", augment="standard", **_ALLCNN_VALUES),
     **family(_ALLCNN_REST, "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
     **family(("z2_resnet44", *RESNET_AUG), "cifar10", _RESNET, **_RESNET_VALUES),
