@@ -322,8 +322,9 @@ def _constants_of(beta: Tensor, size: int, rows: int) -> Tensor:
     return _grouped(beta.float(), 0, size, rows, beta.shape[1]).flatten(1, 3).permute(2, 0, 1).contiguous()
 
 
-def _to_maps(parts: Tensor, psi: Tensor, beta: Tensor, size: int, rows: int) -> None:
+def _to_maps(parts: Tensor, maps: Sequence[Tensor], size: int, rows: int) -> None:
     """Writes gradients of matrices and constants, (offsets, groups, rows · (rows + 1)), to those of the maps."""
+    psi, beta = maps
     order = psi.shape[1]
     blocks = _diagonal(parts[..., : rows * rows].unflatten(2, (rows, rows)), order)
     _grouped(psi, 0, size, rows, order).copy_(blocks.permute(1, 4, 2, 3, 0).unflatten(1, (size, -1)))
@@ -382,7 +383,7 @@ def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_head
         grad, packed_query, key, value, *maps, mapped, level, mean, grads[0], parts, groups, height, width, scale,
         **constants, **tile,
     )  # fmt: skip
-    _to_maps(parts.sum((0, 2))[None], *of_maps[:2], size, rows)
+    _to_maps(parts.sum((0, 2))[None], of_maps[:2], size, rows)
     tile = _tile(query, rows, *_FIELDS)
     _backward_fields[(batch * groups * triton.cdiv(plane, tile["BLOCK"]),)](
         grad, key, value, *maps[2:], mapped, level, mean, grads[1], grads[-1], groups, height, width,
@@ -398,5 +399,5 @@ def backward(grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_head
         **constants, **tile,
     )  # fmt: skip
     for own, place in zip(parts.sum(0), range(2, len(of_maps), 2), strict=True):
-        _to_maps(own, *of_maps[place : place + 2], size, rows)
+        _to_maps(own, of_maps[place : place + 2], size, rows)
     return [*(_unpacked(g, query, size) for g in grads), *of_maps]

@@ -151,9 +151,9 @@ def response_sum_backward(
             taps, weight, *g, grad_windows, channels, poses, rows * columns, out, k, padded, *more, _pixels(k), _OUT,
             num_warps=_WARPS,
         )  # fmt: skip
-        sides = (channels, poses, height, width, rows, columns)
+        image = (channels, poses, height, width, rows, columns)
         input_kernel[planes, triton.cdiv(height * width, _INPUT_PIXELS)](
-            grad_windows, grad_x[some], *sides, k, *steps, _INPUT_PIXELS
+            grad_windows, grad_x[some], *image, k, *steps, _INPUT_PIXELS
         )
     if grad_spatial is None or spatial is None:
         return grad_x, _planes_first(grad_filters, filters), grad_alpha, None
