@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from timm.optim import Muon
 from torch import Tensor, nn
 
 __all__ = ["RecordedPass", "RecordedStep", "set_capturable"]
@@ -100,8 +101,9 @@ class RecordedStep:
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether an optimizer keeps all that changes in tensors, as torch's Adam and timm's Muon can (capturable)."""
-        return all("capturable" in group for group in optimizer.param_groups)
+        """Whether it is one of the optimizers whose steps were recorded: all that changes may be in their tensors."""
+        kinds = (torch.optim.Adam, torch.optim.AdamW, Muon)
+        return isinstance(optimizer, kinds) and not any(group.get("fused") for group in optimizer.param_groups)
 
     def __call__(self) -> None:
         """Updates the parameters."""
@@ -132,7 +134,7 @@ class RecordedStep:
 def set_capturable(optimizer: torch.optim.Optimizer, capturable: bool) -> None:
     """Whether a step may be recorded: the numbers of steps are then on the device of the parameters."""
     for group in optimizer.param_groups:
-        if "capturable" not in group:
+        if group.get("capturable", capturable) == capturable:  # it has none, or is as asked
             continue
         group["capturable"] = optimizer.defaults["capturable"] = capturable
         for parameter in group["params"]:

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from safetensors.torch import load_file
+from timm.optim import Muon
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import eqzoo
@@ -138,7 +139,7 @@ class Capturable(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]
-                state["step"] = state.get("step", torch.zeros(())) + 1
+                state.setdefault("step", torch.zeros(())).add_(1)
                 p.data.sub_(p.grad * group["lr"])
 
 
@@ -155,8 +156,6 @@ def test_the_step_of_the_optimizer_is_recorded_once_and_follows_the_rate(monkeyp
     monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
     weight, other_weight = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
     optimizer = Capturable([{"params": [weight]}, {"params": [other_weight]}])
-    assert RecordedStep.fits(optimizer)
-    assert not RecordedStep.fits(torch.optim.SGD([weight], lr=1.0))
     step, total = RecordedStep(optimizer), 0.0
     for i in range(6):
         weight.grad, other_weight.grad = torch.ones(2), torch.ones(2)
@@ -171,6 +170,25 @@ def test_the_step_of_the_optimizer_is_recorded_once_and_follows_the_rate(monkeyp
     set_capturable(optimizer, False)
     assert not any(group["capturable"] for group in optimizer.param_groups)
     assert optimizer.state[weight]["step"] == 6
+
+
+def test_steps_of_optimizers_that_were_tried_are_recorded():
+    weight = torch.nn.Parameter(torch.zeros(8, 8))
+    for kind in (torch.optim.Adam, torch.optim.AdamW, Muon):
+        assert RecordedStep.fits(kind([weight], lr=1.0))
+    for kind in (torch.optim.SGD, torch.optim.NAdam, torch.optim.RMSprop):
+        assert not RecordedStep.fits(kind([weight], lr=1.0))
+    assert not RecordedStep.fits(torch.optim.AdamW([weight], lr=1.0, fused=True))
+
+
+def test_the_number_of_steps_stays_where_a_fused_optimizer_has_it():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    steps = optimizer.state[weight]["step"]
+    set_capturable(optimizer, False)
+    assert optimizer.state[weight]["step"] is steps
 
 
 def test_a_run_with_recorded_steps_goes_on_without_them():

@@ -1,4 +1,4 @@
-"""Training on a GPU: recorded passes are the passes themselves."""
+"""Training on a GPU: recorded passes and steps are the passes and steps themselves."""
 
 import json
 from dataclasses import replace
@@ -14,9 +14,10 @@ from eqzoo.engine.state import TrainingState
 
 
 def trained(tmp_path, name, model, **values):
+    values = {"optimizer": "nmuon"} | values
     recipe = Recipe(
         model=model, dataset="cifar10", epochs=2, batch_size=16, lr=1e-2, augment="standard_cutout", ema_decay=0.9,
-        optimizer="nmuon", **values,
+        **values,
     )  # fmt: skip
     torch.manual_seed(0)
     images, labels = torch.randint(0, 256, (80, 3, 16, 16), dtype=torch.uint8), torch.randint(0, 10, (80,))
@@ -25,7 +26,9 @@ def trained(tmp_path, name, model, **values):
     return {key: value.double().cpu() for key, value in weights.items()}
 
 
-@pytest.mark.parametrize("values", [{}, {"half_size_epochs": 1}, {"clip_grad": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{}, {"half_size_epochs": 1}, {"clip_grad": 0.1}, {"optimizer": "adamw", "layer_decay": 0.9}], ids=str
+)
 @pytest.mark.parametrize("model", ["p4_resnet29", "p4_asc_resnet29"])
 def test_recorded_passes_train_the_same_network(tmp_path, model, values):
     torch.set_default_dtype(torch.float32)

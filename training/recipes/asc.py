@@ -183,8 +183,9 @@ _GPU_P4M_ASC = (
     "network at the same time, had 14.64 % validation error and was not evaluated on the test images: the training "
     "loss rose from 1.52 to 1.87 in epochs 2 to 4. At the end of that run attention scores were 9 to 55 (root mean "
     "square), and the largest weight of a window 0.5 to 0.96; those of p4_asc_resnet29.cifar10, trained with 0.015, "
-    "are 0.1 to 3.3 and 0.05 to 0.6. In float32 scores grow alike with 0.04, from 0.5 to 2 at first to 8 to 51 after "
-    "60 steps on images of half the side, and with 0.015 to 2 to 11 after 80."
+    "are 0.1 to 3.3 and 0.05 to 0.6. In float32 scores also grow with 0.04, from between 0.5 and 2 to between 8 and 51 "
+    "after 60 steps on images of half the side, and with 0.015 to between 2 and 12 after 80. No whole run was made "
+    "with 0.015."
 )
 _P4M = (
     "The paper has no network with reflections. The published p4_resnet29.cifar10 has a lower error than this one: it "

@@ -46,8 +46,8 @@ _GPU_ALPHA = (
     "The paper has SGD, a batch size of 128, 350 epochs, flips and shifts without Cutout, and 40,000 images for "
     "training; the authors' code trains on all 50,000 and selects the epoch with the best test accuracy. On an H200, "
     "which trained another network at the same time, the run took 6.2 minutes. The validation loss was lowest in the "
-    "last two epochs, so few epochs may be the reason for the difference from the paper; p4_allcnn.cifar10_aug, which "
-    "has a lower error, was trained for 57."
+    "last two epochs, so few epochs may be a reason for the difference from the paper, beside the other optimizer, "
+    "weight decay and augmentation; p4_allcnn.cifar10_aug, which has a lower error, was trained for 57 epochs."
 )
 
 

@@ -22,7 +22,7 @@ __all__ = ["backward", "forward"]
 
 # For each kernel: about how many numbers of a tensor (channels, elements, pixels) a thread holds, and warps.
 _FORWARD = (16, 4)
-_FORWARD_CHANNELS = (8, 4)  # of heads of several channels
+_FORWARD_CHANNELS = (8, 4)  # of heads of several channels, whose elements are distributed over warps, too
 _QUERIES = (8, 4)
 _FIELDS = (16, 4)
 _MAPS = (32, 4)
@@ -299,14 +299,18 @@ def _constants(tensors: Sequence[Tensor], kernel_size: int, num_heads: int) -> d
     }
 
 
-def _tile(query: Tensor, num_heads: int, numbers: int, warps: int) -> dict[str, int]:
-    """BLOCK and num_warps, so that a thread has about ``numbers`` of a field of a head, if it can of whole pixels."""
+def _tile(query: Tensor, num_heads: int, numbers: int, warps: int, split: bool = False) -> dict[str, int]:
+    """BLOCK and num_warps, so that a thread has about ``numbers`` of a field of a head.
+
+    They are of whole pixels if it can hold them, or else those of a pixel lie in one warp; with ``split`` in any.
+    """
     _, channels, order, height, width = query.shape
     held = triton.next_power_of_2(channels // num_heads) * order
-    warps = 1 if held > numbers else warps
+    warps = 1 if held > numbers and not split else warps
     plane = max(16, triton.next_power_of_2(height * width))
     block = min(plane, _MAX_BLOCK, max(1, 32 * warps * numbers // held))
-    return {"BLOCK": block, "num_warps": max(1, min(warps, block // 32))}
+    most = held * block // (32 * numbers) if split else block // 32
+    return {"BLOCK": block, "num_warps": max(1, min(warps, most))}
 
 
 def _nine(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -332,7 +336,8 @@ def forward(tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: 
     """
     query = tensors[0]
     constants = _constants(tensors, kernel_size, num_heads)
-    constants |= _tile(query, num_heads, *(_FORWARD if constants["SIZE"] == 1 else _FORWARD_CHANNELS))
+    tile = _FORWARD if constants["SIZE"] == 1 else _FORWARD_CHANNELS
+    constants |= _tile(query, num_heads, *tile, split=constants["SIZE"] > 1)
     batch, _, _, height, width = query.shape
     out = torch.empty_like(query)
     if out.numel():

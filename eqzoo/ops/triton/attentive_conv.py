@@ -114,7 +114,8 @@ def response_sum_backward(
     grad_spatial = None if psi is None else torch.zeros_like(psi)
     height, width = x.shape[2:]
     steps = (stride, padding, dilation)
-    for some in _images(grad, poses):
+    windows = x[0].numel() * k * k * rows * columns // math.prod(x.shape[2:])
+    for some in _images(grad, poses, windows):
         part, weight = x[some], weights[some]
         if psi is None:
             grad_sums = grad[some].permute(0, 2, 3, 1).float()[:, None].expand(-1, poses, -1, -1, -1).contiguous()
@@ -216,12 +217,13 @@ def _pixels(k: int) -> int:
 
 
 def _precision(x: Tensor) -> str:
-    """That of dots of tensor cores: half precision has exact products, and single precision takes three of them."""
+    """That of dots on tensor cores. TF32 holds half precision exactly, and rounds the float32 gradients beside it."""
     return "tf32x3" if x.dtype == torch.float32 else "tf32"
 
 
-def _images(y: Tensor, poses: int) -> Iterator[slice]:
-    return chunks(len(y), 2 * poses * math.prod(y.shape[1:]), y.device)  # sums and maxima
+def _images(y: Tensor, poses: int, more: int = 0) -> Iterator[slice]:
+    """As many at once as fit the memory of sums and maxima, and of ``more`` numbers for each image."""
+    return chunks(len(y), 2 * poses * math.prod(y.shape[1:]) + more, y.device)
 
 
 def _taps_first(filters: Tensor, poses: int) -> Tensor:
