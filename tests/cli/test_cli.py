@@ -90,7 +90,7 @@ def test_the_table_of_networks(capsys):
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
     assert heading == ["name", "group", "parameters", "input", "family", "checkpoints"]
     assert ["p4_cnn", "p4", "24,610", "1 x 28 x 28", "G-CNN", "rotmnist"] in rows
-    assert ["p4_cnn_w15", "p4", "50,415", "1 x 28 x 28", "G-CNN"] in rows
+    assert ["p4_cnn_w11", "p4", "29,051", "1 x 28 x 28", "G-CNN"] in rows
     _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
