@@ -101,7 +101,7 @@ class RecordedStep:
 
     @staticmethod
     def fits(optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is one of the optimizers whose steps were recorded: all that changes may be in their tensors."""
+        """Whether all that changes can be in tensors: so torch documents it of Adam and AdamW, and timm of Muon."""
         kinds = (torch.optim.Adam, torch.optim.AdamW, Muon)
         return isinstance(optimizer, kinds) and not any(group.get("fused") for group in optimizer.param_groups)
 

@@ -172,7 +172,7 @@ def test_the_step_of_the_optimizer_is_recorded_once_and_follows_the_rate(monkeyp
     assert optimizer.state[weight]["step"] == 6
 
 
-def test_steps_of_optimizers_that_were_tried_are_recorded():
+def test_which_optimizers_have_their_step_recorded():
     weight = torch.nn.Parameter(torch.zeros(8, 8))
     for kind in (torch.optim.Adam, torch.optim.AdamW, Muon):
         assert RecordedStep.fits(kind([weight], lr=1.0))

@@ -55,6 +55,27 @@ def _by_channel(x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _map(field, maps, beta, pixels, mask, at, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """m(row, pixel) = beta(row) + sum over r of psi(row, r) f(pixel, r), by channel; ``at`` is offset and group."""
+    x = _rows(field, pixels, mask, ROWS)
+    return _by_channel(tl.dot(_matrix(maps, at, ROWS), tl.trans(x)) + _constant(beta, at, ROWS), SIZE)
+
+
+@triton.jit
+def _map_gradients(
+    grad, mapped, level, mean, k, v, at, mask, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The gradients of mapped keys and values, (row, pixel), from the queries of some pixels; 0 outside the mask."""
+    q = _by_channel(tl.trans(_rows(mapped, at, mask, ROWS)).to(tl.float32), SIZE)
+    g = _by_channel(tl.trans(_rows(grad, at, mask, ROWS)).to(tl.float32), SIZE)
+    log = _by_channel(tl.trans(_rows(level, at, mask, ROWS // SIZE)), 1)
+    mean_da = _by_channel(tl.trans(_rows(mean, at, mask, ROWS // SIZE)), 1)
+    a = tl.exp(tl.sum(q * _by_channel(k, SIZE), 0, keep_dims=True) - log)
+    ds = a * (tl.sum(g * _by_channel(v, SIZE), 0, keep_dims=True) - mean_da)
+    return tl.reshape(ds * q, (ROWS, BLOCK)), tl.reshape(a * g, (ROWS, BLOCK))
+
+
+@triton.jit
 def _forward(
     query, key, value, query_maps, query_beta, key_maps, key_beta, value_maps, value_beta, out, groups, height, width,
     scale, SIZE: tl.constexpr, ROWS: tl.constexpr, K: tl.constexpr, VALUES: tl.constexpr, BLOCK: tl.constexpr,
@@ -64,22 +85,17 @@ def _forward(
     group = (pair % groups).to(tl.int32)
     field = pair * plane * ROWS
     i = tile * BLOCK + tl.arange(0, BLOCK)
-    x = _rows(query + field, i, i < plane, ROWS)
-    q = tl.dot(_matrix(query_maps, group, ROWS), tl.trans(x)) + _constant(query_beta, group, ROWS)
-    q = _by_channel((q * scale).to(out.dtype.element_ty).to(tl.float32), SIZE)
+    q = _map(query + field, query_maps, query_beta, i, i < plane, group, ROWS, SIZE) * scale
+    q = q.to(out.dtype.element_ty).to(tl.float32)
     running_max = tl.full((1, ROWS // SIZE, BLOCK), -float("inf"), tl.float32)
     total = tl.zeros((1, ROWS // SIZE, BLOCK), tl.float32)
     y = tl.zeros((SIZE, ROWS // SIZE, BLOCK), tl.float32)
     for d in range(K * K):
         at, inside = _neighbor(i, d, height, width, K, 1)
-        x = _rows(key + field, at, inside, ROWS)
-        k = tl.dot(_matrix(key_maps, d * groups + group, ROWS), tl.trans(x))
-        k = _by_channel(k + _constant(key_beta, d * groups + group, ROWS), SIZE)
+        k = _map(key + field, key_maps, key_beta, at, inside, d * groups + group, ROWS, SIZE)
         v = k
         if VALUES:
-            x = _rows(value + field, at, inside, ROWS)
-            v = tl.dot(_matrix(value_maps, d * groups + group, ROWS), tl.trans(x))
-            v = _by_channel(v + _constant(value_beta, d * groups + group, ROWS), SIZE)
+            v = _map(value + field, value_maps, value_beta, at, inside, d * groups + group, ROWS, SIZE)
         rescale, e, running_max = _rescale(running_max, tl.sum(q * k, 0, keep_dims=True))
         total = total * rescale + e
         y = y * rescale + e * v
@@ -116,14 +132,10 @@ def _backward_queries(
     sum_dak = tl.zeros((SIZE, ROWS // SIZE, BLOCK), tl.float32)
     for d in range(K * K):
         at, inside = _neighbor(i, d, height, width, K, 1)
-        x = _rows(key + field, at, inside, ROWS)
-        k = tl.dot(_matrix(key_maps, d * groups + group, ROWS), tl.trans(x))
-        k = _by_channel(k + _constant(key_beta, d * groups + group, ROWS), SIZE)
+        k = _map(key + field, key_maps, key_beta, at, inside, d * groups + group, ROWS, SIZE)
         v = k
         if VALUES:
-            x = _rows(value + field, at, inside, ROWS)
-            v = tl.dot(_matrix(value_maps, d * groups + group, ROWS), tl.trans(x))
-            v = _by_channel(v + _constant(value_beta, d * groups + group, ROWS), SIZE)
+            v = _map(value + field, value_maps, value_beta, at, inside, d * groups + group, ROWS, SIZE)
         rescale, e, running_max = _rescale(running_max, tl.sum(q * k, 0, keep_dims=True))
         da = e * tl.sum(g * v, 0, keep_dims=True)
         total = total * rescale + e
@@ -175,18 +187,14 @@ def _backward_fields(
         if VALUES:
             map_value = _matrix(value_maps, d * groups + group, ROWS)
             v = tl.dot(map_value, y) + _constant(value_beta, d * groups + group, ROWS)
-        q = _by_channel(tl.trans(_rows(mapped + field, at, inside, ROWS)).to(tl.float32), SIZE)
-        g = _by_channel(tl.trans(_rows(grad + field, at, inside, ROWS)).to(tl.float32), SIZE)
-        log = _by_channel(tl.trans(_rows(level + heads, at, inside, of_heads)), 1)
-        mean_da = _by_channel(tl.trans(_rows(mean + heads, at, inside, of_heads)), 1)
-        a = tl.exp(tl.sum(q * _by_channel(k, SIZE), 0, keep_dims=True) - log)
-        a = tl.where(inside[None, None, :], a, 0.0)
-        ds = a * (tl.sum(g * _by_channel(v, SIZE), 0, keep_dims=True) - mean_da)
+        dk, dv = _map_gradients(
+            grad + field, mapped + field, level + heads, mean + heads, k, v, at, inside, ROWS, SIZE, BLOCK
+        )
         if VALUES:
-            dx = tl.dot(tl.trans(map_key), tl.reshape(ds * q, (ROWS, BLOCK)).to(half), dx)
-            dy = tl.dot(tl.trans(map_value), tl.reshape(a * g, (ROWS, BLOCK)).to(half), dy)
+            dy = tl.dot(tl.trans(map_value), dv.to(half), dy)
         else:
-            dx = tl.dot(tl.trans(map_key), tl.reshape(ds * q + a * g, (ROWS, BLOCK)).to(half), dx)
+            dk += dv
+        dx = tl.dot(tl.trans(map_key), dk.to(half), dx)
     to = field + i[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     tl.store(grad_key + to, tl.trans(dx.to(half)), mask=(i < plane)[:, None])
     if VALUES:
@@ -225,22 +233,16 @@ def _backward_maps(
         if VALUES:
             y = _rows(value + field, at, inside, ROWS)
             v = tl.dot(map_value, tl.trans(y)) + beta_value
-        q = _by_channel(tl.trans(_rows(mapped + field, i, i < plane, ROWS)).to(tl.float32), SIZE)
-        g = _by_channel(tl.trans(_rows(grad + field, i, i < plane, ROWS)).to(tl.float32), SIZE)
-        log = _by_channel(tl.trans(_rows(level + heads, i, i < plane, of_heads)), 1)
-        mean_da = _by_channel(tl.trans(_rows(mean + heads, i, i < plane, of_heads)), 1)
-        a = tl.exp(tl.sum(q * _by_channel(k, SIZE), 0, keep_dims=True) - log)
-        a = tl.where((i < plane)[None, None, :], a, 0.0)
-        ds = a * (tl.sum(g * _by_channel(v, SIZE), 0, keep_dims=True) - mean_da)
-        dm = tl.reshape(ds * q, (ROWS, BLOCK))
-        dv = tl.reshape(a * g, (ROWS, BLOCK))
+        dk, dv = _map_gradients(
+            grad + field, mapped + field, level + heads, mean + heads, k, v, i, i < plane, ROWS, SIZE, BLOCK
+        )
         if VALUES:
             dmap_value = tl.dot(dv.to(half), y, dmap_value)
             dbeta_value += dv
         else:
-            dm += dv
-        dmap = tl.dot(dm.to(half), x, dmap)
-        dbeta += dm
+            dk += dv
+        dmap = tl.dot(dk.to(half), x, dmap)
+        dbeta += dk
     # One part a share: (keys, values), offset, group of heads, and the matrix with the constants behind it.
     m = tl.arange(0, ROWS)
     sets: tl.constexpr = 2 if VALUES else 1
