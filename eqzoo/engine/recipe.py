@@ -78,7 +78,7 @@ class Recipe:
         cuda_graphs: Whether the pass of a batch, and the step of an optimizer that can be (Adam, AdamW and Muon, not
             SGD), are recorded once as CUDA graphs and replayed, which spares small networks the launch of their many
             kernels from Python; of no effect on a CPU. It goes with one process, and without ``compile``,
-            ``accumulate``, ``checkpointing``, ``freeze`` and ``teachers``.
+            ``accumulate``, ``checkpointing`` and ``freeze``.
         half_size_epochs: The first epochs, in which images are scaled to half their side, by 2 x 2 means, in training
             and in validation; an epoch then takes a fourth of the time. The best epoch is one of the others.
         full_size_lr: The learning rate at which a cosine schedule starts anew behind them, after it has
@@ -97,6 +97,8 @@ class Recipe:
         patience: The epochs at full size without a better one, as `rank` compares them, before the run ends early; None
             for never.
         layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
+        lr_factors: Factors of the learning rate, above 0, of the parameters whose names match a pattern of `fnmatch`,
+            such as ``{"*.query.*": 0.3}``; where several match, their product, times that of ``layer_decay``.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
@@ -148,6 +150,7 @@ class Recipe:
     samples_per_class: int | None = None
     patience: int | None = None
     layer_decay: float | None = None
+    lr_factors: dict[str, float] = field(default_factory=dict)
     freeze: tuple[str, ...] = ()
     start: str | None = None
     teachers: tuple[str, ...] = ()
@@ -162,7 +165,7 @@ class Recipe:
                 object.__setattr__(self, item.name, value)
             if not _fits(value, hints[item.name]):
                 raise ValueError(f"{item.name} is {_words(hints[item.name])}, got {value!r}")
-        for name in ("model_args", "optimizer_args"):
+        for name in ("model_args", "optimizer_args", "lr_factors"):
             if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
                 raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
         for name in ("epochs", "batch_size"):
@@ -253,6 +256,7 @@ class Recipe:
             "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
             "patience": self.patience is None or self.patience >= 1,
             "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
+            "lr_factors": all(0 < factor < float("inf") for factor in self.lr_factors.values()),
             "teacher_weight": 0 < self.teacher_weight <= 1,
             "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
         }
@@ -273,7 +277,7 @@ class Recipe:
                 "full_size_lr needs a cosine schedule, and more epochs at half size than in the warm-up; got "
                 f"{self.schedule!r}, {self.half_size_epochs} and {self.warmup_epochs}"
             )
-        without = ("compile", "accumulate", "checkpointing", "freeze", "teachers")
+        without = ("compile", "accumulate", "checkpointing", "freeze")
         if self.cuda_graphs and (
             others := [name for name in without if getattr(self, name) != getattr(type(self), name)]
         ):
@@ -391,6 +395,8 @@ def _fits(value: object, hint: Any) -> bool:
         return value in get_args(hint)
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(part, get_args(hint)[0]) for part in value)
+    if hint == dict[str, float]:
+        return isinstance(value, dict) and all(_fits(part, float) for part in value.values())
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else origin or hint)
@@ -405,6 +411,8 @@ def _words(hint: Any) -> str:
         return " or ".join(map(repr, get_args(hint)))
     if origin is tuple:
         return f"a list in [], each {_words(get_args(hint)[0])}"
+    if hint == dict[str, float]:
+        return "an object of numbers"
     return _WORDS[origin or hint]
 
 

@@ -1,8 +1,10 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
@@ -364,7 +366,7 @@ def _with_options(model: nn.Module, recipe: Recipe, synchronized: bool) -> tuple
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     try:
-        return create_optimizer_v2(
+        optimizer = create_optimizer_v2(
             model,
             recipe.optimizer,
             lr=recipe.lr,
@@ -379,6 +381,26 @@ def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
         else:  # it needs a package or a GPU
             said = f"optimizer {recipe.optimizer!r} cannot be used here: {error}; others are adamw, sgd and nmuon"
         raise ValueError(said) from error
+    if recipe.lr_factors:
+        _set_factors(optimizer, model, recipe.lr_factors)
+    return optimizer
+
+
+def _set_factors(optimizer: torch.optim.Optimizer, model: nn.Module, factors: Mapping[str, float]) -> None:
+    """Splits groups of parameters by the factors of their learning rates, as ``lr_scale``, which schedulers read."""
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for pattern in factors:
+        if not any(fnmatchcase(name, pattern) for name in names.values()):
+            some = ", ".join([*names.values()][:5])
+            raise ValueError(f"lr_factors: {pattern!r} matches no parameter that is trained; these are {some}, ...")
+    groups = []
+    for group in optimizer.param_groups:
+        parts: dict[float, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            matching = (factor for pattern, factor in factors.items() if fnmatchcase(names[parameter], pattern))
+            parts.setdefault(math.prod(matching, start=group.get("lr_scale", 1.0)), []).append(parameter)
+        groups += [group | {"params": parameters, "lr_scale": scale} for scale, parameters in parts.items()]
+    optimizer.param_groups[:] = groups
 
 
 def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:

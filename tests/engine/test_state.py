@@ -1,5 +1,6 @@
 """What a recipe can ask of the loop: each option does what it says."""
 
+import re
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import ClassVar
@@ -45,7 +46,7 @@ def test_recorded_passes_are_for_gpus(tmp_path):
     """A CPU runs each pass itself; tests/gpu compares recorded ones with them."""
     plain = go(tmp_path / "plain", other())
     assert same(plain, go(tmp_path / "cuda_graphs", other(cuda_graphs=True)))
-    others = {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",), "teachers": ("p4_cnn",)}
+    others = {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",)}
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"cuda_graphs goes without .*; got {name}="):
             other(cuda_graphs=True, **{name: value})
@@ -383,6 +384,60 @@ def test_deeper_layers_learn_faster_with_layer_decay(tmp_path):
         moved[decay] = [(model[n] - first[n]).abs().mean().item() for n in ("stem.conv.weight", "head.weight")]
     assert moved[0.1][0] < 1e-3 * moved[None][0]
     assert moved[0.1][1] == pytest.approx(moved[None][1], rel=0.7)
+
+
+def test_parts_learn_at_rates_of_their_own(tmp_path):
+    """The first step of plain SGD moves the weights by rate times gradient."""
+    torch.set_default_dtype(torch.float32)
+    values = {
+        "optimizer": "momentum",
+        "weight_decay": 0.0,
+        "epochs": 1,
+        "batch_size": 48,
+        "schedule": "constant",
+        "warmup_epochs": 0,
+    }
+    torch.manual_seed(RECIPE.seed)
+    first = build_without_batch_norm().state_dict()
+
+    def moved(**changes):
+        name = str(len([*tmp_path.iterdir()]))
+        model = go(tmp_path / name, other(**values, **changes), build_without_batch_norm).state_dict()
+        return {n: model[n] - first[n] for n in ("stem.conv.weight", "head.weight")}
+
+    one, of_layers = moved(), moved(layer_decay=0.5)
+    for decay, plain in ((None, one), (0.5, of_layers)):
+        found = moved(layer_decay=decay, lr_factors={"head.*": 4.0, "*.weight": 0.5})
+        for name, factor in (("stem.conv.weight", 0.5), ("head.weight", 2.0)):
+            torch.testing.assert_close(found[name], factor * plain[name], rtol=1e-3, atol=1e-7)
+    assert (of_layers["stem.conv.weight"] - one["stem.conv.weight"]).norm() > 0.1 * one["stem.conv.weight"].norm()
+
+
+def test_a_resumed_run_has_its_factors_of_rates_again(tmp_path, monkeypatch):
+    recipe = other(optimizer="nmuon", lr_factors={"head.*": 0.3}, epochs=3)
+    whole = go(tmp_path / "whole", recipe)
+    assert not same(whole, go(tmp_path / "none", other(optimizer="nmuon", epochs=3)))
+    begin = TrainingState.begin_epoch
+
+    def stop(self, epoch, history):
+        if epoch == 1:
+            raise KeyboardInterrupt
+        begin(self, epoch, history)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingState, "begin_epoch", stop)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "stopped", recipe)
+    assert same(whole, go(tmp_path / "stopped", recipe))
+
+
+def test_factors_of_rates_of_no_parameter(tmp_path):
+    for changes in ({}, {"freeze": ("stem",)}):
+        pattern = "stem.*" if changes else "*.query.*"
+        with pytest.raises(
+            ValueError, match=rf"lr_factors: '{re.escape(pattern)}' matches no parameter that is trained"
+        ):
+            go(tmp_path, other(lr_factors={pattern: 0.1}, **changes))
 
 
 def test_images_that_are_streamed_train_alike(tmp_path):

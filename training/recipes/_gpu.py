@@ -9,7 +9,7 @@ __all__ = ["on_a_gpu"]
 
 _TEXT = (
     "Our recipe, for one GPU: {epochs} epochs in bfloat16 with Muon, batch size {batch_size}, a cosine learning rate "
-    "schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not matrices), weight "
+    "schedule from {lr:g} after a warm-up of {warmup} (0.3 times that for parameters that are not matrices), weight "
     "decay {weight_decay:g}, label smoothing 0.1, a moving average of the weights, and augmentation by flips, by "
     "shifts of up to 4 pixels and by Cutout: a square, a quarter of the side wide, gets the image's mean color. 5,000 "
     "of the 50,000 training images for validation, drawn with a fixed seed. On the GPU sums have no fixed order "
@@ -32,4 +32,5 @@ _VALUES: dict[str, Any] = MUON | {
 def on_a_gpu(models: Iterable[str], variant: str, more: str, **values: Any) -> dict[str, Entry]:
     """The recipe for some networks; ``more`` says what the papers do and what was measured."""
     values = _VALUES | values
-    return family(models, "cifar10", _TEXT.format(more=more, **values).strip(), variant, **values)
+    warmup = "one epoch" if values["warmup_epochs"] == 1 else f"{values['warmup_epochs']} epochs"
+    return family(models, "cifar10", _TEXT.format(more=more, warmup=warmup, **values).strip(), variant, **values)

@@ -46,6 +46,18 @@ _LONGER_LARGE = (
     "lowest, 1.50 %, in epoch 31, and its validation loss in epoch 42, while the training loss fell on, from 0.04 to "
     "0.01. So more epochs alone did not help."
 )
+_TAUGHT = (
+    "Adam, batch size and weight decay as in the paper; a cosine learning rate schedule from 1e-2 over 80 epochs in "
+    "bfloat16, a moving average of the weights, and augmentation by bilinear rotations by any angle (the paper: steps "
+    "from 2e-2 over 200 epochs, none of the rest). The network also learned from others (distillation), which no "
+    "network of the paper did: 0.8 of the loss is the cross-entropy with the mean of the probabilities that "
+    "p4_e4net_large.rotmnist, p4_e4net.rotmnist and p4_cnn_w19.rotmnist give the same augmented digit, 0.2 that with "
+    "the label. All were trained on the same 10,000 digits. The first of them was an earlier network of this name, of "
+    "the recipe p4_e4net_large.rotmnist_second, with 1.25 % validation error and 1.34 % test error; a new run learns "
+    "from the present weights. Validation errors over the last 40 epochs were 1.05 to 1.25 %, so that of the selected "
+    "epoch is partly luck; the validation loss was lowest, 0.045, at the end. Two minutes on an H200 that did other "
+    "work at the same time. 10,000 digits for training and 2,000 to select the epoch."
+)
 _CIFAR = (
     "As in the paper: SGD with Nesterov momentum 0.9, learning rate 0.1 divided by 5 at 60, 120 and 160, weight decay "
     "5e-4, batch size 128, 200 epochs and no augmentation, on all 50,000 training images without a validation split. "
@@ -130,12 +142,13 @@ def _first(model: str, epochs: int, more: str = "") -> dict[str, Entry]:
     return family((model,), "rotmnist", text, "first", epochs=epochs, lr=1e-2, augment="rotations")
 
 
-def _longer(model: str, epochs: int, before: str, more: str) -> dict[str, Entry]:
+def _longer(model: str, epochs: int, before: str, more: str, variant: str = "") -> dict[str, Entry]:
     """Our recipe that goes on with the weights of `_first`, which had the errors ``before``."""
     return family(
         (model,),
         "rotmnist",
         _LONGER.format(model=model, epochs=epochs, before=before) + more,
+        variant,
         epochs=epochs,
         lr=4e-3,
         augment="rotations",
@@ -147,7 +160,24 @@ def _longer(model: str, epochs: int, before: str, more: str) -> dict[str, Entry]
 
 RECIPES: dict[str, Entry] = {
     **_longer("p4_e4net", 30, "60 epochs, 1.55 % validation error and 1.46 % test error", _LONGER_SMALL),
-    **_longer("p4_e4net_large", 20, "40 epochs, 1.45 % validation error and 1.48 % test error", _LONGER_LARGE),
+    **_longer(
+        "p4_e4net_large", 20, "40 epochs, 1.45 % validation error and 1.48 % test error", _LONGER_LARGE, "second"
+    ),
+    **family(
+        ("p4_e4net_large",),
+        "rotmnist",
+        _TAUGHT,
+        epochs=80,
+        lr=1e-2,
+        augment="rotations",
+        ema_decay=0.999,
+        precision="bfloat16",
+        channels_last=True,
+        cuda_graphs=True,
+        deterministic=False,
+        teachers=("p4_e4net_large.rotmnist", "p4_e4net.rotmnist", "p4_cnn_w19.rotmnist"),
+        teacher_weight=0.8,
+    ),
     **_first("p4_e4net", 60, _TRIED),
     **_first("p4_e4net_large", 40),
     **family(("p4_e4net", "p4_e4net_large"), "rotmnist", _MNIST, "paper", **_MNIST_VALUES),
