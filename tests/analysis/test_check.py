@@ -235,8 +235,8 @@ def test_a_large_tolerance_passes_and_one_that_is_no_number_is_refused():
 
 
 def test_arguments_for_names_are_not_ignored(tmp_path):
-    with pytest.raises(WeightsNotFoundError, match="p4_cnn_w11"):
-        eqzoo.check_equivariance("p4_cnn_w11", pretrained=True)
+    with pytest.raises(WeightsNotFoundError, match="r16_gsanet_t"):
+        eqzoo.check_equivariance("r16_gsanet_t", pretrained=True)
     for source in (tmp_path / "net.onnx", nn.Flatten()):
         for option in ({"model": "p4_cnn"}, {"pretrained": True}):
             with pytest.raises(ValueError, match="leave model and pretrained out"):

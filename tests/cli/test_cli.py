@@ -90,7 +90,8 @@ def test_the_table_of_networks(capsys):
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
     assert heading == ["name", "group", "parameters", "input", "family", "checkpoints"]
     assert ["p4_cnn", "p4", "24,610", "1 x 28 x 28", "G-CNN", "rotmnist"] in rows
-    assert ["p4_cnn_w11", "p4", "29,051", "1 x 28 x 28", "G-CNN"] in rows
+    rows = run(capsys, "list", "z2_allcnn", "--long", "--parameters")[1].splitlines()
+    assert re.split(r"  +", rows[1]) == ["z2_allcnn", "z2", "1,370,996", "3 x 32 x 32", "attentive"]
     _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])

@@ -52,9 +52,9 @@ def test_a_registered_name_comes_before_a_folder_of_that_name(tmp_path, monkeypa
 
 
 def test_weights_that_are_not_there(folder):
-    assert not resolve("p4_cnn_w11").has_weights
+    assert not resolve("r16_gsanet_t").has_weights
     with pytest.raises(WeightsNotFoundError, match="To fix this"):
-        load_network("p4_cnn_w11", pretrained=True)
+        load_network("r16_gsanet_t", pretrained=True)
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="no weights at"):
         load_network(folder)

@@ -196,9 +196,33 @@ _P4M = (
 )
 
 
+def _of_attention(*parts: str) -> dict[str, Any]:
+    """Rates of networks with self-attention, lower ones for the parts that make its scores."""
+    return {"lr": 0.03, "lr_factors": {f"*.{part}.*": 0.3 for part in parts}}
+
+
+_QUERIES_AND_KEYS = _of_attention("query", "key", "query_map", "key_map")
+_RATES: dict[str, dict[str, Any]] = {
+    "z2_sasa_resnet29": _of_attention("query", "key"),
+    "z2_simple_asc_resnet29": {"lr": 0.015},  # has one embedding for queries, keys and values
+    "z2_asc_resnet29": _QUERIES_AND_KEYS,
+    "z2_asc_se_resnet29": _QUERIES_AND_KEYS,
+    "p4_asc_resnet29": _QUERIES_AND_KEYS,
+}
+_LOWER = (
+    "Queries and keys, where the network has them apart from the values, have 0.3 of the learning rate: so "
+    "p4m_asc_resnet29 learned best. "
+)
+
+
 def gpu_resnets(models: Iterable[str], variant: str = "", more: str = "") -> dict[str, Entry]:
     """Our recipe for CIFAR-10 on a GPU."""
-    return on_a_gpu(models, variant, _GPU_ASC + more, channels_last=True)
+    found: dict[str, Entry] = {}
+    for model in models:
+        rates = _RATES.get(model, {})
+        text = _GPU_ASC + (_LOWER if rates else "") + more
+        found |= on_a_gpu((model,), variant, text, channels_last=True, **rates)
+    return found
 
 
 def _values(epochs: int, milestones: tuple[int, int]) -> dict[str, Any]:
@@ -233,12 +257,11 @@ RECIPES: dict[str, Entry] = {
         _GPU_P4M_ASC,
         epochs=42,
         batch_size=128,
-        lr=0.03,
         weight_decay=2e-2,
         warmup_epochs=2,
         half_size_epochs=5,
         channels_last=True,
-        lr_factors={f"*.{name}.*": 0.3 for name in ("query", "key", "query_map", "key_map")},
+        **_QUERIES_AND_KEYS,
         teachers=("z2_resnet29.cifar10", "p4_resnet29.cifar10"),
         teacher_weight=0.8,
     ),
