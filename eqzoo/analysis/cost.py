@@ -81,13 +81,17 @@ def throughput(
 
 
 def machine(device: torch.device) -> str:
-    """The name of the accelerator, or of the processor with the number of its cores."""
+    """The name of the accelerator; or of the processor, with the vector instructions that torch uses, and its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    vectors = (
+        torch.backends.cpu.get_cpu_capability()
+    )  # some names, such as "AMD EPYC", stand for processors of all kinds
+    parts = [names[0] if names else platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
+    return ", ".join(parts if vectors in ("DEFAULT", "NO AVX") else [parts[0], vectors, parts[1]])
 
 
 def versions() -> dict[str, str]:
