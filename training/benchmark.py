@@ -53,7 +53,7 @@ from torch import Tensor, nn
 
 import eqzoo
 from eqzoo._common import atomic, interleaved_times
-from eqzoo.analysis import machine
+from eqzoo.analysis import instructions, machine
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.layers import GroupConv2d
@@ -158,12 +158,6 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "compiled": args.compile,
         "cpu_time": args.cpu_time,
     }
-
-
-def instructions() -> str:
-    """The vectors of the processor, as torch takes them, such as AVX2; empty where torch has no word for them."""
-    found = torch.backends.cpu.get_cpu_capability()
-    return "" if found in ("DEFAULT", "NO AVX") else found
 
 
 def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

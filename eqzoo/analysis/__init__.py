@@ -1,7 +1,7 @@
 """Equivariance checks and their diagnosis, input sizes, multiply-adds and speed, accuracy over rotations."""
 
 from .check import EquivarianceCheck, check_equivariance
-from .cost import machine, multiply_adds, throughput
+from .cost import instructions, machine, multiply_adds, throughput
 from .diagnosis import diagnose, stride_mismatch
 from .rotation import accuracy_over_rotations, rotate, rotation_curve, sample
 from .sizes import check_side, refusal, weightless
@@ -12,6 +12,7 @@ __all__ = [
     "check_equivariance",
     "check_side",
     "diagnose",
+    "instructions",
     "machine",
     "stride_mismatch",
     "multiply_adds",

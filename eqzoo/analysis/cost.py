@@ -16,7 +16,7 @@ from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
 from ._mode import evaluation_mode
 
-__all__ = ["machine", "multiply_adds", "throughput", "versions"]
+__all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
 
 Shape = Sequence[int]
 BATCH_SIZE, MIN_SECONDS = 64, 3.0  # of the measurement of throughput
@@ -65,7 +65,7 @@ def throughput(
         min_seconds: How long batches are timed, at least.
 
     Returns:
-        ``images_per_second``, ``batch_size``, and ``machine`` with the number of threads.
+        ``images_per_second``, ``batch_size``, and ``machine``, with a processor's vectors and the number of threads.
     """
     parameter = next(model.parameters(), torch.empty(0))
     x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
@@ -73,25 +73,31 @@ def throughput(
     timer = torch_benchmark().Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
     with evaluation_mode(model):
         seconds = timer.blocked_autorange(min_run_time=min_seconds).median
+    vectors = f" with {instructions()}" if parameter.is_cpu and instructions() else ""
     return {
         "images_per_second": round(batch_size / seconds, 1),
         "batch_size": batch_size,
-        "machine": f"{machine(parameter.device)}, {threads} thread{'s' * (threads > 1)}",
+        "machine": f"{machine(parameter.device)}{vectors}, {threads} thread{'s' * (threads > 1)}",
     }
 
 
 def machine(device: torch.device) -> str:
-    """The name of the accelerator; or of the processor, with the vector instructions that torch uses, and its cores."""
+    """The name of the accelerator, or of the processor with the number of its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    vectors = (
-        torch.backends.cpu.get_cpu_capability()
-    )  # some names, such as "AMD EPYC", stand for processors of all kinds
-    parts = [names[0] if names else platform.processor() or platform.machine(), f"{os.cpu_count()} cores"]
-    return ", ".join(parts if vectors in ("DEFAULT", "NO AVX") else [parts[0], vectors, parts[1]])
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def instructions() -> str:
+    """The vectors of the processor, as torch takes them, such as AVX2; empty where torch has no word for them.
+
+    Some names, such as "AMD EPYC", are those of processors of several kinds.
+    """
+    found = torch.backends.cpu.get_cpu_capability()
+    return "" if found in ("DEFAULT", "NO AVX") else found
 
 
 def versions() -> dict[str, str]:

@@ -112,10 +112,10 @@ def finetune(
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
         **recipe: Anything else of `eqzoo.engine.Recipe`, such as ``epochs``, ``batch_size``, ``lr``, ``precision``,
-            ``channels_last``, ``patience``, ``layer_decay``, ``ema_decay``, ``seed`` or ``augment``, where
-            ``"missing"`` is the 90° rotations and reflections that are not in the network's group. What is left out or
-            None follows the rules of `eqzoo.engine.defaults`; ``precision`` and ``channels_last`` are what is fastest
-            in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
+            ``channels_last``, ``patience``, ``layer_decay``, ``lr_factors``, ``ema_decay``, ``seed`` or ``augment``,
+            where ``"missing"`` is the 90° rotations and reflections that are not in the network's group. What is left
+            out or None follows the rules of `eqzoo.engine.defaults`; ``precision`` and ``channels_last`` are what is
+            fastest in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
 
     Returns:
         The network, the report and the folder.

@@ -98,7 +98,9 @@ class Recipe:
             for never.
         layer_decay: The factor of the learning rate for each layer further from the classifier; None for one rate.
         lr_factors: Factors of the learning rate, above 0, of the parameters whose names match a pattern of `fnmatch`,
-            such as ``{"*.query.*": 0.3}``; where several match, their product, times that of ``layer_decay``.
+            such as ``{"*.query.*": 0.3}``; where several match, their product, times the factor of ``layer_decay``.
+            Each pattern matches a parameter that is trained. AdamW and Muon decay weights by rate times weight decay,
+            so that the factor is also one of the decay.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
             classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
@@ -165,7 +167,7 @@ class Recipe:
                 object.__setattr__(self, item.name, value)
             if not _fits(value, hints[item.name]):
                 raise ValueError(f"{item.name} is {_words(hints[item.name])}, got {value!r}")
-        for name in ("model_args", "optimizer_args", "lr_factors"):
+        for name in ("model_args", "optimizer_args"):
             if json.loads(_json(name, getattr(self, name))) != getattr(self, name):
                 raise ValueError(f"{name} are kept as JSON: lists instead of tuples; got {getattr(self, name)!r}")
         for name in ("epochs", "batch_size"):
@@ -256,7 +258,9 @@ class Recipe:
             "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
             "patience": self.patience is None or self.patience >= 1,
             "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
-            "lr_factors": all(0 < factor < float("inf") for factor in self.lr_factors.values()),
+            "lr_factors": all(
+                isinstance(pattern, str) and 0 < x < float("inf") for pattern, x in self.lr_factors.items()
+            ),
             "teacher_weight": 0 < self.teacher_weight <= 1,
             "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
         }
@@ -412,7 +416,7 @@ def _words(hint: Any) -> str:
     if origin is tuple:
         return f"a list in [], each {_words(get_args(hint)[0])}"
     if hint == dict[str, float]:
-        return "an object of numbers"
+        return 'an object of names and numbers, such as {"head.*": 0.3}'
     return _WORDS[origin or hint]
 
 

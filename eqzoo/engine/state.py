@@ -181,7 +181,7 @@ class TrainingState:
         return total.item()
 
     def base_rate(self, epoch: float, history: list[float]) -> float:
-        """The learning rate after a number of epochs, before layer decay."""
+        """The learning rate after a number of epochs, before the factors of layers and parts."""
         return self.recipe.rate(epoch) * self.recipe.decay_rate ** self.recipe.decays(history)
 
     @torch.no_grad()

@@ -138,7 +138,7 @@ def load_network(
         WeightsNotFoundError: If weights are asked for and found nowhere.
 
     Example:
-        >>> load_network("p4_cnn").trained, load_network("p4_cnn_w11").trained
+        >>> load_network("p4_cnn").trained, load_network("r16_gsanet_t").trained
         (True, False)
     """
     text = os.fspath(source)

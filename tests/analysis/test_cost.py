@@ -130,3 +130,10 @@ def test_attention_of_torch_is_counted_with_any_release():
     torch.set_default_dtype(torch.float32)
     assert eqzoo.multiply_adds(Attention(), (2, 10, 8)) == 2 * 2 * 10 * 10 * 8  # scores and sums of values, in 2 heads
     torch.set_default_dtype(x)
+
+
+@pytest.mark.parametrize(("vectors", "said"), [("AVX2", " cores with AVX2, "), ("DEFAULT", " cores, ")])
+def test_throughput_names_the_vectors_of_the_processor(monkeypatch, vectors, said):
+    """Some names, such as "AMD EPYC", are those of processors of several kinds."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
+    assert said in throughput(nn.Identity(), (1, 4, 4), min_seconds=1e-3)["machine"]

@@ -432,6 +432,7 @@ def test_a_resumed_run_has_its_factors_of_rates_again(tmp_path, monkeypatch):
 
 
 def test_factors_of_rates_of_no_parameter(tmp_path):
+    go(tmp_path / "some are frozen", other(lr_factors={"*.weight": 0.1}, freeze=("stem",), epochs=1, warmup_epochs=0))
     for changes in ({}, {"freeze": ("stem",)}):
         pattern = "stem.*" if changes else "*.query.*"
         with pytest.raises(

@@ -1,5 +1,6 @@
 """Recipes: typed, complete, and what they say they are."""
 
+import fnmatch
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import eqzoo
 from eqzoo.engine import Recipe, build_network
@@ -61,6 +63,18 @@ def test_names_say_network_and_data_set_and_texts_are_sentences():
             assert recipe.compile or recipe.cuda_graphs or recipe.model in ("z2_resnet18", "p4m_resnet18")
         else:
             assert not recipe.compile
+
+
+def test_rates_of_parts_are_those_of_parameters():
+    found = 0
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        if recipe.lr_factors:
+            with torch.device("meta"):
+                names = [name for name, _ in build_network(recipe).named_parameters()]
+            assert all(fnmatch.filter(names, pattern) for pattern in recipe.lr_factors)
+            found += 1
+    assert found > 3
 
 
 def test_recipes_survive_json():

@@ -65,7 +65,7 @@ RECIPES: dict[str, Entry] = {
         cosine learning rate schedule in place of a constant rate."""),
     ),
     **family(("p4_alpha_f_cnn",), "rotmnist", _text(_OURS), epochs=150, lr=5e-3),
-    **family(("p4_cnn_w19",), "rotmnist", _text(_PLAIN.format(minutes=30, **_PLAIN_VALUES)), **_PLAIN_VALUES),
+    **family(("p4_cnn_w19",), "rotmnist", _text(_PLAIN.format(minutes=32, **_PLAIN_VALUES)), **_PLAIN_VALUES),
     **_in_float32("p4_cnn_w15", minutes=33),
     **_in_float32("p4_cnn_w11", minutes=21),
     **family(
