@@ -43,6 +43,7 @@ def churn(**env):
 
 
 @glibc
+@pytest.mark.slow
 def test_freed_memory_is_used_again_and_one_line_says_so():
     kept, faults, said = churn()
     assert kept

@@ -335,7 +335,10 @@ def test_other_number_formats(middle):
     assert F.cosine_similarity(model.bfloat16()(x.bfloat16()).float(), expected).min() > 0.98
 
 
-@pytest.mark.parametrize(("middle", "fused"), [("asc", False), ("asc", True), ("sasa", False)])
+@pytest.mark.parametrize(
+    ("middle", "fused"),
+    [("asc", True)] + [pytest.param(middle, False, marks=pytest.mark.slow) for middle in ("asc", "sasa")],
+)
 def test_export_with_any_batch(middle, fused):
     model, x = trained_like(ASCResNet(P4, middle=middle, **SMALL), 8)
     net = reparameterize_model(model) if fused else model

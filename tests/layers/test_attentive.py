@@ -340,7 +340,7 @@ def test_layers_work_in_all_formats(layer_cls, attention):
     assert_works_in_all_formats(layer, image(layer))
 
 
-@pytest.mark.parametrize("kind", ["allcnn", "densenet"])
+@pytest.mark.parametrize("kind", ["allcnn", pytest.param("densenet", marks=pytest.mark.slow)])
 def test_networks_compile_and_export(kind):
     model, x = trained_like(kind, P4, None)
     torch.compiler.reset()

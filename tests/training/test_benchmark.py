@@ -63,7 +63,7 @@ def test_every_case_has_a_name_of_its_own():
         ("files", ["--only", "p4_cnn as a file, batch 1 "]),
         pytest.param("memory", ["--only", "p4_e4net : p4_cnn_w19"], marks=pytest.mark.slow),
         ("group_convolution", ["--only", "p4, 64, 64, 1"]),
-        ("group_convolution_networks", ["--only", "p4_asc_resnet29"]),
+        pytest.param("group_convolution_networks", ["--only", "p4_asc_resnet29"], marks=pytest.mark.slow),
         ("twins", ["--only", "p4_cnn"]),
     ],
 )

@@ -188,6 +188,7 @@ def test_a_network_with_fewer_channels_than_its_configuration_is_published_as_it
     assert len(loaded.pretrained_cfg["mean"]) == 1
 
 
+@pytest.mark.slow
 def test_an_onnx_file_of_other_weights_is_not_pushed(tmp_path, monkeypatch):
     folder = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "p4_cnn.rotmnist")
     other = eqzoo.create_model("p4_cnn").float()
