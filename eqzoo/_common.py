@@ -65,7 +65,8 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
         example: A setting that the error shows.
 
     Raises:
-        ValueError: If one of the items has no key or no equals sign, or a key comes twice.
+        ValueError: If one of the items has no key or no equals sign, a key comes twice, or a value begins as a list or
+            an object of JSON does and is none.
 
     Example:
         >>> parse_settings(["lr=0.01", "milestones=[20, 40]", "optimizer=sgd"])
@@ -80,7 +81,12 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
             raise ValueError(f"--set takes each key once, and {key} comes twice")
         try:
             found[key] = json.loads(value)
-        except ValueError:
+        except ValueError as error:
+            if value[:1] in ("{", "["):
+                said = (
+                    f"--set {key} is no JSON ({error}): names in double quotes, all of it in single ones; got {value!r}"
+                )
+                raise ValueError(said) from error
             found[key] = value  # a word needs no quotes
     return found
 

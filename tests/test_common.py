@@ -24,6 +24,9 @@ def test_no_round_begins_after_the_time_is_over():
 def test_settings_are_json_or_words():
     found = parse_settings(["lr=0.1", 'model_args={"depth": 3}', "model=p4=cnn", "start=null"])
     assert found == {"lr": 0.1, "model_args": {"depth": 3}, "model": "p4=cnn", "start": None}
+    for item in ('lr_factors={"head.*": 3', "lr_factors={'head.*': 3}", "milestones=[2,"):
+        with pytest.raises(ValueError, match=r"--set \w+ is no JSON \(.*column.*\): names in double quotes.*; got "):
+            parse_settings([item])
     for item in ("lr", "=3"):
         with pytest.raises(ValueError, match=f"KEY=VALUE such as lr=0.01, got '{item}'"):
             parse_settings([item])

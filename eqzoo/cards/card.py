@@ -182,8 +182,8 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
     timm = " timm's create_transform is as exact on square images; on others its crop is rounded to whole pixels."
     images = _wrap(
-        f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their pixels in [0, 1] are "
-        f"normalized by mean {mean} and standard deviation {std}, as in the code above."
+        f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their values, 0 to 255, are "
+        f"divided by 255 and normalized by mean {mean} and standard deviation {std}, both by data.normalize."
         f"{timm if channels in MODES else ''} {classes}"
     )
     shell = f"From a shell:\n\n    eqzoo predict image.png --model {best}\n\n" if channels in MODES else ""

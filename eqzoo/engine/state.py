@@ -391,8 +391,9 @@ def _set_factors(optimizer: torch.optim.Optimizer, model: nn.Module, factors: Ma
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
-            some = ", ".join([*names.values()][:5])
-            raise ValueError(f"lr_factors: {pattern!r} matches no parameter that is trained; these are {some}, ...")
+            parts = dict.fromkeys(part for name in names.values() for part in name.split(".") if not part.isdigit())
+            said = f"{next(iter(names.values()))}, and their parts {', '.join(parts)}"
+            raise ValueError(f"lr_factors: {pattern!r} matches no parameter that is trained; names are as {said}")
     groups = []
     for group in optimizer.param_groups:
         parts: dict[float, list[nn.Parameter]] = {}
