@@ -183,7 +183,7 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     timm = " timm's create_transform is as exact on square images; on others its crop is rounded to whole pixels."
     images = _wrap(
         f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their values, 0 to 255, are "
-        f"divided by 255 and normalized by mean {mean} and standard deviation {std}, both by data.normalize."
+        f"divided by 255 and normalized by mean {mean} and standard deviation {std}, both by eqzoo.data.normalize."
         f"{timm if channels in MODES else ''} {classes}"
     )
     shell = f"From a shell:\n\n    eqzoo predict image.png --model {best}\n\n" if channels in MODES else ""
