@@ -391,8 +391,8 @@ def _set_factors(optimizer: torch.optim.Optimizer, model: nn.Module, factors: Ma
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
-            parts = dict.fromkeys(part for name in names.values() for part in name.split(".") if not part.isdigit())
-            said = f"{next(iter(names.values()))}, and their parts {', '.join(parts)}"
+            words = dict.fromkeys(word for name in names.values() for word in name.split(".") if not word.isdigit())
+            said = f"{next(iter(names.values()))}, and their parts {', '.join(words)}"
             raise ValueError(f"lr_factors: {pattern!r} matches no parameter that is trained; names are as {said}")
     groups = []
     for group in optimizer.param_groups:
