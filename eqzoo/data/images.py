@@ -1,6 +1,7 @@
 """Reading, resizing and normalizing images."""
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,32 @@ def normalize(
 
     Returns:
         ``(n, channels, height, width)``.
+
+    Warns:
+        UserWarning: If floating point images on the CPU have no value above 1, as those of
+            `torchvision.transforms.ToTensor`, but are not black: multiply them by 255 before.
     """
+    if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
+        _warn_below_1(images.detach())
     shape = (1, -1, 1, 1)
     center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
     scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
     return (images.to(dtype) / 255 - center) / scale
+
+
+def _warn_below_1(images: Tensor) -> None:
+    if torch.jit.is_tracing() or not images.numel():  # type: ignore[attr-defined]
+        return
+    try:
+        largest = float(images.amax())
+    except RuntimeError:  # no values to look at: under torch.func.vmap, or a fake tensor
+        return
+    if 0 < largest <= 1:
+        warnings.warn(
+            f"the largest value of the images is {largest:.3g}: normalize takes values in 0 to 255 and divides them by "
+            "255; multiply images with values in 0 to 1 by 255 before",
+            stacklevel=3,
+        )
 
 
 def is_grayscale(image: Image.Image) -> bool:

@@ -132,6 +132,10 @@ def test_preprocessing_keeps_values_beyond_those_of_pixels():
 def test_normalize():
     images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
     assert normalize(images, (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx([-0.5, 2, 0])
+    for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
+        normalize(silent, (0.2,), (0.4,), torch.float64)
+    with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):
+        normalize(images / 255, (0.2,), (0.4,), torch.float64)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
