@@ -2,7 +2,6 @@
 
 import fnmatch
 import json
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 import eqzoo
 from eqzoo.engine import Recipe, build_network
 from tests.conftest import NETWORKS, ROOT
+from tests.training.in_process import run_script
 
 sys.path.insert(0, str(ROOT / "training"))
 from common import input_size, load_recipe, recipe_names, recipe_text
@@ -251,8 +251,7 @@ def test_the_script_trains_on_a_file_of_ones_own_and_says_what_is_wrong(tmp_path
     np.savez(tmp_path / "mine.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:])
 
     def script(*args):
-        command = [sys.executable, "training/train.py", *args, "--data-dir", str(tmp_path), "--device", "cpu"]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return run_script("train", *args, "--data-dir", tmp_path, "--device", "cpu")
 
     run = tmp_path / "run"
     small = ("--epochs", "1", "--set", "batch_size=15", "--output", str(run))
