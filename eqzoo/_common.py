@@ -16,6 +16,7 @@ __all__ = [
     "interleaved_times",
     "json_text",
     "parse_settings",
+    "setting_text",
     "torch_benchmark",
     "write_json",
 ]
@@ -65,8 +66,8 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
         example: A setting that the error shows.
 
     Raises:
-        ValueError: If one of the items has no key or no equals sign, a key comes twice, or a value begins as a list or
-            an object of JSON does and is none.
+        ValueError: If one of the items has no key or no equals sign, a key comes twice, also in an object, or a value
+            begins as a list or an object of JSON does and is none.
 
     Example:
         >>> parse_settings(["lr=0.01", "milestones=[20, 40]", "optimizer=sgd"])
@@ -80,7 +81,9 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
         if key in found:
             raise ValueError(f"--set takes each key once, and {key} comes twice")
         try:
-            found[key] = json.loads(value)
+            found[key] = json.loads(value, object_pairs_hook=_each_once)
+        except KeyError as twice:
+            raise ValueError(f"--set {key} takes each name once, and {twice.args[0]!r} comes twice") from twice
         except ValueError as error:
             if value[:1] in ("{", "["):
                 said = (
@@ -89,6 +92,28 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
                 raise ValueError(said) from error
             found[key] = value  # a word needs no quotes
     return found
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON with these entries; Python's own would keep the last of those that share a name."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise KeyError(name)
+        found[name] = value
+    return found
+
+
+def setting_text(value: Any) -> str:
+    """A setting as it is shown, and as `parse_settings` reads it: six digits of a number, a word, or JSON.
+
+    Example:
+        >>> setting_text(0.3), setting_text("adam"), setting_text(True), setting_text({"head.*": 3.0})
+        ('0.3', 'adam', 'true', '{"head.*": 3.0}')
+    """
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def torch_benchmark() -> ModuleType:

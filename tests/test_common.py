@@ -27,6 +27,9 @@ def test_settings_are_json_or_words():
     for item in ('lr_factors={"head.*": 3', "lr_factors={'head.*': 3}", "milestones=[2,"):
         with pytest.raises(ValueError, match=r"--set \w+ is no JSON \(.*column.*\): names in double quotes.*; got "):
             parse_settings([item])
+    for item in ('lr_factors={"a.*": 3, "a.*": 2}', 'model_args={"a": [{"a.*": 1, "a.*": 1}]}'):
+        with pytest.raises(ValueError, match=r"--set \w+ takes each name once, and 'a\.\*' comes twice"):
+            parse_settings([item])
     for item in ("lr", "=3"):
         with pytest.raises(ValueError, match=f"KEY=VALUE such as lr=0.01, got '{item}'"):
             parse_settings([item])

@@ -1,12 +1,12 @@
 """Renders a model card and the table of results; every number comes from results.json or the papers' table."""
 
-import json
 import math
 import textwrap
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from .._common import setting_text
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
@@ -411,5 +411,4 @@ def _bytes(size: int) -> str:
 
 
 def _value(value: Any) -> str:
-    text = value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
-    return text.replace("|", "\\|")
+    return setting_text(value).replace("|", "\\|")

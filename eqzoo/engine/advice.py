@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
 from ..groups import P4M, transform
@@ -68,7 +69,7 @@ def summary(
     steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
     length = f"{epochs} epoch{'s' * (epochs != 1)} of {steps} step{'s' * (steps != 1)}"
     time = _duration(epochs * speed.epoch_seconds(splits))
-    said = [f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}" for key, value in made.items()]
+    said = [f"{key} {setting_text(value)}" for key, value in made.items()]
     statistics = f"mean {settings['mean']}, std {settings['std']}"
     return (
         f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {length}; "

@@ -243,29 +243,43 @@ class Recipe:
 
     def _check_ranges(self) -> None:
         ranges = {
-            "seed": 0 <= self.seed < 2**32,
-            "weight_decay": self.weight_decay >= 0,
-            "decay_rate": 0 < self.decay_rate < 1,
-            "plateau_patience": self.plateau_patience >= 0,
-            "label_smoothing": 0 <= self.label_smoothing < 1,
-            "class_weights": min(self.class_weights, default=1) >= 0 < max(self.class_weights, default=1),
-            "ema_decay": self.ema_decay is None or 0 < self.ema_decay < 1,
-            "clip_grad": self.clip_grad is None or self.clip_grad > 0,
-            "half_size_epochs": 0 <= self.half_size_epochs < self.epochs,
-            "full_size_lr": self.full_size_lr is None or self.full_size_lr > 0,
-            "accumulate": self.accumulate >= 1 and self.batch_size % self.accumulate == 0,
-            "valid_size": self.valid_size is None or self.valid_size >= 0,
-            "samples_per_class": self.samples_per_class is None or self.samples_per_class >= 1,
-            "patience": self.patience is None or self.patience >= 1,
-            "layer_decay": self.layer_decay is None or 0 < self.layer_decay <= 1,
-            "lr_factors": all(
-                isinstance(pattern, str) and 0 < x < float("inf") for pattern, x in self.lr_factors.items()
+            "seed": (0 <= self.seed < 2**32, "from 0 to 2^32 - 1"),
+            "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "decay_rate": (0 < self.decay_rate < 1, "between 0 and 1"),
+            "plateau_patience": (self.plateau_patience >= 0, "at least 0"),
+            "label_smoothing": (0 <= self.label_smoothing < 1, "at least 0 and below 1"),
+            "class_weights": (
+                min(self.class_weights, default=1) >= 0 < max(self.class_weights, default=1),
+                "a list of numbers of at least 0, one of them above 0",
             ),
-            "teacher_weight": 0 < self.teacher_weight <= 1,
-            "milestones": list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
+            "ema_decay": (self.ema_decay is None or 0 < self.ema_decay < 1, "null or between 0 and 1"),
+            "clip_grad": (self.clip_grad is None or self.clip_grad > 0, "null or above 0"),
+            "half_size_epochs": (
+                0 <= self.half_size_epochs < self.epochs,
+                f"at least 0 and less than the {self.epochs} epochs",
+            ),
+            "full_size_lr": (self.full_size_lr is None or self.full_size_lr > 0, "null or above 0"),
+            "accumulate": (
+                self.accumulate >= 1 and self.batch_size % self.accumulate == 0,
+                f"a divisor of the batch size, {self.batch_size}",
+            ),
+            "valid_size": (self.valid_size is None or self.valid_size >= 0, "null or at least 0"),
+            "samples_per_class": (self.samples_per_class is None or self.samples_per_class >= 1, "null or at least 1"),
+            "patience": (self.patience is None or self.patience >= 1, "null or at least 1"),
+            "layer_decay": (self.layer_decay is None or 0 < self.layer_decay <= 1, "null, or above 0 and at most 1"),
+            "lr_factors": (
+                all(isinstance(name, str) and 0 < x < float("inf") for name, x in self.lr_factors.items()),
+                "an object of patterns of names and factors above 0",
+            ),
+            "teacher_weight": (0 < self.teacher_weight <= 1, "above 0 and at most 1"),
+            "milestones": (
+                list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0,
+                "a list of ascending epochs above 0",
+            ),
         }
-        if wrong := [name for name, right in ranges.items() if not right]:
-            raise ValueError(f"{wrong[0]} is out of range, got {getattr(self, wrong[0])!r}")
+        for name, (right, said) in ranges.items():
+            if not right:
+                raise ValueError(f"{name} is {said}; got {getattr(self, name)!r}")
         if bool(self.milestones) != (self.schedule == "multistep"):
             raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
         if self.milestones and self.milestones[-1] >= self.epochs:
@@ -307,7 +321,7 @@ class Recipe:
                 f"restart_lrs is empty or has a rate for each restart, got {self.restart_lrs} for {self.restarts}"
             )
         if not all(0 < lr < float("inf") for lr in self.restart_lrs):
-            raise ValueError(f"restart_lrs is out of range, got {self.restart_lrs}")
+            raise ValueError(f"restart_lrs is a list of rates above 0; got {self.restart_lrs!r}")
 
     def _check_teachers(self) -> None:
         if not self.teachers and self.teacher_weight != type(self).teacher_weight:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._common import atomic
+from .._common import atomic, setting_text
 from ..viz import plot_confusion, plot_rotation_curve
 
 __all__ = ["command", "markdown", "write_figures"]
@@ -74,7 +74,7 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
     if "against" in report:
         lines += ["", *_comparison(report)]
     lines += ["", "## Settings", "", "| setting | value |", "|---|---|"]
-    lines += [f"| {key} | {value} |" for key, value in report["settings"].items()]
+    lines += [f"| {key} | {_cell(setting_text(value))} |" for key, value in report["settings"].items()]
     for name in figures:
         lines += ["", f"![{Path(name).stem.replace('_', ' ')}]({name})"]
     return "\n".join(lines) + "\n"
