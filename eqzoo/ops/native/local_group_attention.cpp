@@ -12,6 +12,7 @@
 // where there are more poses than channels: then nothing grows faster than |H|^2.
 #include <algorithm>
 #include <new>
+#include <type_traits>
 
 #include "common.h"
 
@@ -25,7 +26,8 @@ template <class T> struct Left {
 template <class T> struct Right {
     const T *data;
     int64_t column, inner;
-    const int64_t *jumps;  // one for each neighbor, null for a single one
+    const int64_t *jumps;  // one for each neighbor, null where all are
+    int64_t jump = 0;      // this one
 };
 template <class T> struct Out {
     T *data;
@@ -33,46 +35,63 @@ template <class T> struct Out {
     bool add;
 };
 
-// out(r, c) = sum over j and k of left(j, r, k) right(j, k, c), with R x C sums in registers. The numbers on the left
-// are the same in all lanes if they are Uniform.
-template <class T, bool Uniform, int R, int C>
+// out(r, c) = sum over j and k of left(j, r, k) right(j, k, c), with R x C sums in registers, which begin with what is
+// there if Add. The numbers on the left are the same in all lanes if they are Uniform. Unrolled before GCC assigns
+// registers; otherwise the sums begin and end on the stack.
+template <class T, bool Uniform, bool Add, int R, int C>
 void block(const Left<T> &left, const Right<T> &right, const Out<T> &out, int64_t r0, int64_t c0, int64_t neighbors,
            int64_t inner) {
     const int64_t row = left.row, column = right.column, left_step = left.inner, right_step = right.inner;
     const T *a0 = left.data + r0 * row, *b0 = right.data + c0 * column;
-    Vector<T> sums[R][C] = {};
+    T *to = out.data + r0 * out.row + c0 * out.column;
+    Vector<T> sums[R][C];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) {
+            if constexpr (Add)
+                sums[r][c] = load(to + r * out.row + c * out.column);
+            else
+                sums[r][c] = Vector<T>{};
+        }
     for (int64_t j = 0; j < neighbors; j++) {
-        const T *a = a0 + j * left.jump, *b = b0 + (right.jumps ? right.jumps[j] : 0);
+        const T *a = a0 + j * left.jump, *b = b0 + (right.jumps ? right.jumps[j] : j * right.jump);
         for (int64_t k = 0; k < inner; k++, a += left_step, b += right_step) {
             Vector<T> columns[C];
+#pragma GCC unroll 4
             for (int c = 0; c < C; c++) columns[c] = load(b + c * column);
+#pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
                 if constexpr (Uniform) {
+#pragma GCC unroll 4
                     for (int c = 0; c < C; c++) sums[r][c] += columns[c] * a[r * row];
                 } else {
                     Vector<T> factor = load(a + r * row);
+#pragma GCC unroll 4
                     for (int c = 0; c < C; c++) sums[r][c] += columns[c] * factor;
                 }
             }
         }
     }
-    T *to = out.data + r0 * out.row + c0 * out.column;
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) {
-            T *at = to + r * out.row + c * out.column;
-            store<T>(at, out.add ? sums[r][c] + load(at) : sums[r][c]);
-        }
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) store<T>(to + r * out.row + c * out.column, sums[r][c]);
 }
+
+template <class T, bool Uniform, bool Add> struct Blocks {
+    using Block = void (*)(const Left<T> &, const Right<T> &, const Out<T> &, int64_t, int64_t, int64_t, int64_t);
+    template <int R, int C> static constexpr Block of = block<T, Uniform, Add, R, C>;
+    static constexpr Block table[4][4] = {{of<1, 1>, of<1, 2>, of<1, 3>, of<1, 4>},
+                                          {of<2, 1>, of<2, 2>, of<2, 3>, of<2, 4>},
+                                          {of<3, 1>, of<3, 2>, of<3, 3>, of<3, 4>},
+                                          {of<4, 1>, of<4, 2>, of<4, 3>, of<4, 4>}};
+};
 
 template <class T, bool Uniform = false>
 inline void product(int64_t rows, int64_t columns, const Left<T> &left, const Right<T> &right, const Out<T> &out,
                     int64_t neighbors, int64_t inner) {
-    using Block = void (*)(const Left<T> &, const Right<T> &, const Out<T> &, int64_t, int64_t, int64_t, int64_t);
-    static constexpr Block blocks[4][4] = {
-        {block<T, Uniform, 1, 1>, block<T, Uniform, 1, 2>, block<T, Uniform, 1, 3>, block<T, Uniform, 1, 4>},
-        {block<T, Uniform, 2, 1>, block<T, Uniform, 2, 2>, block<T, Uniform, 2, 3>, block<T, Uniform, 2, 4>},
-        {block<T, Uniform, 3, 1>, block<T, Uniform, 3, 2>, block<T, Uniform, 3, 3>, block<T, Uniform, 3, 4>},
-        {block<T, Uniform, 4, 1>, block<T, Uniform, 4, 2>, block<T, Uniform, 4, 3>, block<T, Uniform, 4, 4>}};
+    const auto &blocks = out.add ? Blocks<T, Uniform, true>::table : Blocks<T, Uniform, false>::table;
     for (int64_t c = 0; c < columns; c += 4)
         for (int64_t r = 0; r < rows; r += 4)
             blocks[std::min<int64_t>(rows - r, 4) - 1][std::min<int64_t>(columns - c, 4) - 1](left, right, out, r, c,
@@ -112,7 +131,7 @@ template <class T> struct Worker {
     T *placed, *highest, *mass, *mixture, *staged;
     T *grad_keys, *grad_values, *grad_out, *grad_query, *grad_weights, *grad_mixture, *grad_placed, *sum_delta, *delta;
     T *grad_bias, *grad_position, *grad_pose;
-    int64_t *shifts, *jumps, *steps;
+    int64_t *shifts, *jumps;
 
     Worker(const Sizes &sizes, const T *position, const T *pose, const T *log_measure, const int64_t *seeds, bool grad)
         : n(sizes), position(position), pose(pose), log_measure(log_measure) {
@@ -165,9 +184,7 @@ template <class T> struct Worker {
         if (n.dropout <= 0) kept = weights;
         shifts = new int64_t[J];
         jumps = new int64_t[J];
-        steps = new int64_t[J];
         for (int64_t j = 0; j < J; j++) {
-            steps[j] = j * d * G * L;
             shifts[j] = j / n.columns * n.pitch() + j % n.columns;
             for (int64_t c = 0; c < n.coded; c++)
                 for (int64_t v = 0; v < n.outputs; v++)
@@ -184,7 +201,6 @@ template <class T> struct Worker {
         ::operator delete(memory, std::align_val_t(64));
         delete[] shifts;
         delete[] jumps;
-        delete[] steps;
     }
 
     int64_t place(int64_t y) const { return (y + n.reach_rows()) * n.pitch() + n.reach_columns(); }
@@ -247,27 +263,26 @@ template <class T> struct Worker {
             }
     }
 
+    // Keeps or drops each pose and neighbor for the pixel of each lane, by a hash of their numbers.
     void drop(int64_t head) {
-        int64_t G = n.poses;
+        using Bits = Vector<uint32_t, L * 4>;
+        using Mask = Vector<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
+        int64_t GG = n.poses * n.poses, row = (head * n.neighbors() + first) * GG;
         T inverse = T(1 / (1 - n.dropout));
         uint32_t bound = static_cast<uint32_t>(std::min(n.dropout * 4294967296.0, 4294967295.0));
-        for (int64_t j = 0; j < count; j++)
-            for (int64_t gm = 0; gm < G * G; gm++) {
-                int64_t row = ((head * n.neighbors() + first + j) * G * G) + gm;
-                uint32_t low = hash(static_cast<uint32_t>(row) ^ seed[0]), high = hash(low + seed[1]);
-                // 32-bit integers in a loop of their own: GCC 12 miscompiles a loop that has doubles, too.
-                uint32_t x[L];
-                for (int l = 0; l < L; l++) {
-                    x[l] = static_cast<uint32_t>(source[l]) * 0x9e3779b9u + low;
-                    x[l] = (x[l] ^ (x[l] >> 16)) * 0x7feb352du ^ high;
-                    x[l] = (x[l] ^ (x[l] >> 15)) * 0x846ca68bu;
-                    x[l] ^= x[l] >> 16;
-                }
-                T factor[L];
-                for (int l = 0; l < L; l++) factor[l] = x[l] >= bound ? inverse : T(0);
-                int64_t i = (j * G * G + gm) * L;
-                store<T>(kept + i, load(weights + i) * load(factor));
-            }
+        const T *from = weights;
+        T *to = kept;
+        Bits pixel;
+        for (int l = 0; l < L; l++) pixel[l] = static_cast<uint32_t>(source[l]) * 0x9e3779b9u;
+        for (int64_t i = 0, size = count * GG * L; i < size; i += L, row++) {
+            uint32_t low = hash(static_cast<uint32_t>(row) ^ seed[0]), high = hash(low + seed[1]);
+            Bits x = pixel + low;
+            x = (x ^ (x >> 16)) * 0x7feb352du ^ high;
+            x = (x ^ (x >> 15)) * 0x846ca68bu;
+            x ^= x >> 16;
+            Vector<T> weight = load(from + i) * inverse;
+            store<T>(to + i, __builtin_convertvector(x >= bound, Mask) ? weight : Vector<T>{});
+        }
     }
 
     void exponentials(T *x, int64_t size) const {
@@ -309,10 +324,15 @@ template <class T> struct Worker {
     // a, for some output poses, neighbor by neighbor, so that the working set stays in the L1 cache.
     void attend_to_places(int64_t v, int64_t outputs) {
         int64_t G = n.poses, J = n.neighbors(), size = outputs * G * L;
+        const bool all = outputs == n.outputs;  // the output poses of a neighbor follow those of the one before
+        if (all)
+            product<T, true>(count * outputs, G, {codes + first * outputs, 1, J * outputs, 0},
+                             {query, L, G * L, nullptr}, {placed, G * L, L, false}, 1, n.coded);
         for (int64_t j = 0; j < count; j++) {
             T *A = placed + j * size;
-            product<T, true>(outputs, G, {codes + (first + j) * n.outputs + v, 1, J * n.outputs, 0},
-                             {query, L, G * L, nullptr}, {A, G * L, L, false}, 1, n.coded);
+            if (!all)
+                product<T, true>(outputs, G, {codes + (first + j) * n.outputs + v, 1, J * n.outputs, 0},
+                                 {query, L, G * L, nullptr}, {A, G * L, L, false}, 1, n.coded);
             for (int64_t o = 0, i = 0; o < outputs; o++)
                 for (int64_t g = 0; g < G; g++, i += L) {
                     Vector<T> score = load(A + i) + load(top + (j * G + g) * L);
@@ -351,7 +371,7 @@ template <class T> struct Worker {
         int64_t d = n.channels, G = n.poses;
         for (int64_t j = 0; j < count; j++)
             product<T>(G, d, {kept + j * G * G * L, G * L, L, 0}, {values + jumps[j], G * plane, plane, nullptr},
-                       {mixture + steps[j], d * L, L, false}, 1, G);
+                       {mixture + j * d * G * L, d * L, L, false}, 1, G);
     }
 
     void forward(int64_t head, const T *qkv_query, T *out) {
@@ -363,7 +383,7 @@ template <class T> struct Worker {
             int64_t outputs = std::min(most, n.outputs - v);
             attend_to_places(v, outputs);
             if (poses_first) {
-                product<T>(outputs, d, {placed, G * L, L, outputs * G * L}, {mixture, L, d * L, steps},
+                product<T>(outputs, d, {placed, G * L, L, outputs * G * L}, {mixture, L, d * L, nullptr, d * G * L},
                            {staged, d * L, L, false}, count, G);
             } else {
                 for (int64_t j = 0; j < count; j++) mix(j, outputs, mixture + j * G * outputs * L);
@@ -380,10 +400,10 @@ template <class T> struct Worker {
         int64_t d = n.channels, G = n.poses, GGL = G * G * L, size = outputs * G * L;
         T *DA = grad_placed + j * size, *A = placed + j * size;
         if (poses_first) {
-            product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {mixture + steps[j], d * L, L, nullptr},
+            product<T>(outputs, G, {grads, L, n.outputs * L, 0}, {mixture + j * d * G * L, d * L, L, nullptr},
                        {DA, G * L, L, false}, 1, d);
             product<T>(G, d, {A, L, G * L, 0}, {grads, n.outputs * L, L, nullptr},
-                       {grad_mixture + steps[j], d * L, L, true}, 1, outputs);
+                       {grad_mixture + j * d * G * L, d * L, L, true}, 1, outputs);
             return;
         }
         mix(j, outputs, mixture);
@@ -400,7 +420,7 @@ template <class T> struct Worker {
     void backward_of_mixed_values() {
         int64_t d = n.channels, G = n.poses, GGL = G * G * L;
         for (int64_t j = 0; j < count; j++) {
-            const T *DU = grad_mixture + steps[j];
+            const T *DU = grad_mixture + j * d * G * L;
             product<T>(G, G, {DU, d * L, L, 0}, {values + jumps[j], plane, G * plane, nullptr},
                        {grad_weights + j * GGL, G * L, L, false}, 1, d);
             product<T>(d, G, {DU, L, d * L, 0}, {kept + j * GGL, L, G * L, nullptr},
@@ -443,9 +463,9 @@ template <class T> struct Worker {
                     }
                 product<T>(n.coded, outputs, {query, G * L, L, 0}, {DA, G * L, L, nullptr},
                            {grad_position + ((first + j) * n.coded * n.outputs + v) * L, n.outputs * L, L, true}, 1, G);
-                product<T, true>(n.coded, G, {codes + (first + j) * n.outputs + v, J * n.outputs, 1, 0},
-                                 {DA, L, G * L, nullptr}, {grad_query, L, d * L, true}, 1, outputs);
             }
+            product<T, true>(n.coded, G, {codes + first * n.outputs + v, J * n.outputs, 1, n.outputs},
+                             {grad_placed, L, G * L, nullptr, size}, {grad_query, L, d * L, true}, count, outputs);
         }
         if (poses_first) backward_of_mixed_values();
         for (int64_t j = 0; j < count; j++) {
