@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,15 +34,26 @@ def normalize(
     Returns:
         ``(n, channels, height, width)``.
 
+    Raises:
+        TypeError: If the type is not floating point.
+        ValueError: If images, mean and std differ in their number of channels.
+
     Warns:
         UserWarning: If floating point images on the CPU have no value above 1, as those of
             `torchvision.transforms.ToTensor`, but are not black: multiply them by 255 before.
     """
+    if not dtype.is_floating_point:
+        raise TypeError(f"normalized images are of a floating point type such as torch.float32, got {dtype}")
     if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
         _warn_below_1(images.detach())
     shape = (1, -1, 1, 1)
     center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
     scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
+    if not center.shape[1] == scale.shape[1] == images.shape[1]:
+        raise ValueError(
+            f"images are (n, channels, height, width), with as many channels as numbers of mean and std; got "
+            f"{tuple(images.shape)}, {center.numel()} and {scale.numel()}"
+        )
     return (images.to(dtype) / 255 - center) / scale
 
 
@@ -229,11 +241,19 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
         ``(channels, *size)``, or a batch of such.
 
     Raises:
-        TypeError: If the image is no floating point tensor.
+        TypeError: If the image is no floating point tensor, or the size no pair.
+        ValueError: If the image has another number of dimensions.
     """
     if not isinstance(image, Tensor) or not image.is_floating_point():
         got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
         raise TypeError(f"an image is a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
+    if image.ndim not in (3, 4):
+        raise ValueError(
+            f"an image is (channels, height, width), or a batch of such, got {tuple(image.shape)}; image[None] adds "
+            "the channel of a grayscale one"
+        )
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise TypeError(f"a size is (height, width), such as model.input_size[1:], got {size!r}")
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
     scaled = [
         wanted + 2 * round((side * factor - wanted) / 2) for wanted, side in zip(size, image.shape[-2:], strict=True)

@@ -127,6 +127,12 @@ def test_preprocessing_keeps_values_beyond_those_of_pixels():
         preprocess(image.to(torch.uint8), (64, 64))
     with pytest.raises(TypeError, match="floating point tensor, got ndarray"):
         preprocess(image.numpy(), (64, 64))
+    with pytest.raises(TypeError, match=r"a size is \(height, width\), such as model\.input_size\[1:\], got 64"):
+        preprocess(image, 64)
+    with pytest.raises(
+        ValueError, match=r"\(channels, height, width\), or a batch of such, got \(69, 69\); image\[None\]"
+    ):
+        preprocess(image[0], (64, 64))
 
 
 def test_normalize():
@@ -134,6 +140,13 @@ def test_normalize():
     assert normalize(images, (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx([-0.5, 2, 0])
     for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
         normalize(silent, (0.2,), (0.4,), torch.float64)
+    for mean, std in (((0.2, 0.2), (0.4,)), ((0.2, 0.2), (0.4, 0.4)), ((0.2,), (0.4, 0.4))):
+        with pytest.raises(
+            ValueError, match=rf"as many channels as numbers .* got \(3, 1, .*, {len(mean)} and {len(std)}"
+        ):
+            normalize(images, mean, std, torch.float64)
+    with pytest.raises(TypeError, match=r"floating point type such as torch\.float32, got torch\.uint8"):
+        normalize(images, (0.2,), (0.4,), images.dtype)
     with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):
         normalize(images / 255, (0.2,), (0.4,), torch.float64)
 
