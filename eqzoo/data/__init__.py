@@ -8,7 +8,7 @@ from .folder import image_folder
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import complete_splits, folders_in_classes, native_side, read_images
+from .user_data import complete_splits, folders_in_classes, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",
@@ -29,7 +29,7 @@ __all__ = [
     "image_folder",
     "load_image",
     "load_splits",
-    "native_side",
+    "native_sides",
     "normalize",
     "npz",
     "num_classes",

@@ -12,7 +12,7 @@ from torch import Tensor
 from .images import check_header, is_grayscale, load_image, preprocess, unidentified
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_side", "image_folder", "images_below", "inner_folders"]
+__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_sides", "image_folder", "images_below", "inner_folders"]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
@@ -93,12 +93,18 @@ def folder_channels(path: Path) -> int:
         return 1 if all(_tried(pool, _gray, images_below(path))[0]) else 3
 
 
-def folder_side(path: Path, count: int = 100) -> int:
-    """The median of the shorter sides of at most ``count`` images below a folder, in pixels; 0 if none is readable."""
+def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
+    """The medians of the shorter and the longer sides of at most ``count`` images below a folder, in pixels.
+
+    None if none is readable.
+    """
     files = images_below(path)
     with ThreadPoolExecutor() as pool:
-        sides = sorted(_tried(pool, _shorter_side, files[:: max(1, len(files) // count)])[0])
-    return sides[len(sides) // 2] if sides else 0
+        found = _tried(pool, _sides, files[:: max(1, len(files) // count)])[0]
+    if not found:
+        return None
+    shorter, longer = (sorted(sides)[len(sides) // 2] for sides in zip(*found, strict=True))
+    return shorter, longer
 
 
 def inner_folders(path: Path) -> list[str]:
@@ -109,9 +115,9 @@ def inner_folders(path: Path) -> list[str]:
     return sorted({entry.name for entry in inner if images_below(entry)})
 
 
-def _shorter_side(path: Path) -> int:
+def _sides(path: Path) -> tuple[int, int]:
     with Image.open(path) as image:
-        return min(image.size)
+        return min(image.size), max(image.size)
 
 
 def _gray(path: Path) -> bool:

@@ -9,10 +9,10 @@ import torch
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, folder_side, image_folder, inner_folders
+from .folder import folder_channels, folder_sides, image_folder, inner_folders
 from .splits import AnySplit, check, resized, stratified
 
-__all__ = ["complete_splits", "folders_in_classes", "native_side", "read_images"]
+__all__ = ["complete_splits", "folders_in_classes", "native_sides", "read_images"]
 
 _FRACTION = 0.15
 _NOUNS = {"valid": "validation", "test": "test"}
@@ -73,20 +73,22 @@ def read_images(
     return {part: resized(split, (side, side)) for part, split in splits.items()}
 
 
-def native_side(data: object) -> int | None:
-    """The shorter side of images before they are resized, in pixels; of a folder, the median of some of them.
+def native_sides(data: object) -> tuple[int, int] | None:
+    """The shorter and the longer side of images before they are resized, in pixels; of a folder, medians of some.
 
     None for data of another kind than a folder, a .npz file or splits in memory.
     """
     if isinstance(data, Mapping):
-        return min(data["train"].shape[1:])
+        sides = data["train"].shape[1:]
+        return min(sides), max(sides)
     if not isinstance(data, str | os.PathLike):
         return None
     path = Path(data)
     if path.suffix == ".npz" and path.is_file():
         with np.load(path) as arrays:
-            return min(arrays["x_train"].shape[1:3])
-    return folder_side(path) or None if path.is_dir() else None
+            sides = arrays["x_train"].shape[1:3]
+        return min(sides), max(sides)
+    return folder_sides(path) if path.is_dir() else None
 
 
 def folders_in_classes(data: object) -> list[str]:

@@ -16,17 +16,20 @@ from .digests import image_codes
 from .recipe import Recipe
 from .speed import Speed
 
-__all__ = ["advice_after", "advice_before", "chosen", "duplicates", "summary"]
+__all__ = ["advice_after", "advice_before", "advice_on_time", "chosen", "dark_images", "duplicates", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
 DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
 NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
+CUT_OFF = 0.05  # of an image, beyond its central square
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 _BATCH = 256
+_SOME = 0.01  # of the images
+_LATE = 1.2  # times the minutes of the user
 # How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
 _STRONGER = {
     "affine": ", or augment them more with --augment affine_color",
@@ -81,34 +84,48 @@ def summary(
 def advice_before(
     splits: Mapping[str, AnySplit],
     model: EquivariantNet,
-    native: int | None,
+    native: tuple[int, int] | None,
     side: int,
     balance: bool,
     drawn: Collection[str] = (),
     inner: Sequence[str] = (),
     trained: np.ndarray | None = None,
+    sized: bool = False,
 ) -> list[str]:
     """What the images call for, a line each.
 
     Args:
         splits: The images.
         model: The network on the meta device.
-        native: The shorter side of the images before they were resized; None if that is unknown.
+        native: The shorter and the longer side of the images before they were resized; None if they are unknown.
         side: The side that they were resized to.
         balance: Whether the loss is weighted already.
         drawn: The splits that were drawn from the training images.
         inner: The names of folders inside of the class folders.
         trained: ``(n,)`` uint64, the `image_codes` of the images that the initial weights were trained on, as far as
             they are known.
+        sized: Whether the user chose the side.
     """
     return [
         *_nested(inner, splits["train"], bool(drawn)),
         *_few(splits["train"], drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
-        *_larger(model, native, side),
+        *_cut_off(native),
+        *([] if sized or native is None else _larger(model, native[0], side)),
         *_duplicated(splits),
         *_trained_before(splits, trained),
+    ]
+
+
+def advice_on_time(minutes: float | None, speed: Speed, splits: Mapping[str, AnySplit]) -> list[str]:
+    """A line where an epoch, the least that is trained, takes longer than the minutes that the user gave."""
+    seconds = speed.epoch_seconds(splits)
+    if minutes is None or seconds <= _LATE * 60 * minutes:
+        return []
+    return [
+        f"an epoch takes about {_duration(seconds)}, and --minutes is {minutes:g}: one epoch is trained, which seldom "
+        "suffices; a smaller network, smaller images (--size) or fewer of them take less time"
     ]
 
 
@@ -202,12 +219,31 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
 
 
 def _dark(train: AnySplit) -> Iterator[str]:
+    what = (
+        "as with 12-bit numbers in files of 16 bits: if the files hold more shades, stretch {} first, all by the same "
+        "factor, or, where single bright pixels matter, by np.arcsinh"
+    )
     if (level := _bright(train)) < DARK:
         yield (
-            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, as with 12-bit "
-            "numbers in files of 16 bits: if the files hold more shades, stretch the images first, all by the same "
-            "factor, or, where single bright pixels matter, by np.arcsinh"
+            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, "
+            f"{what.format('the images')}"
         )
+    elif isinstance(train, Split) and (count := int(dark_images(train.images).sum())) >= _SOME * len(train):
+        yield (
+            f"{count:,} of the {len(train):,} training images are darker than the others: {100 * NEARLY_ALL:g} % of "
+            f"their pixels are below {DARK} of 255, {what.format('them')}"
+        )
+
+
+def dark_images(images: Tensor) -> Tensor:
+    """Which images have nearly all of their pixels below `DARK`, but are not black, ``(n,)`` bool.
+
+    Args:
+        images: ``(n, channels, height, width)`` with values in 0 to 255.
+    """
+    parts = [part.flatten(1) for part in images.split(_BATCH)]
+    found = [((part < DARK).double().mean(1) >= NEARLY_ALL) & (part.amax(1) > 0) for part in parts]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
 
 def _bright(split: AnySplit) -> int:
@@ -221,8 +257,18 @@ def _bright(split: AnySplit) -> int:
     return int((shares < NEARLY_ALL).sum())
 
 
-def _larger(model: EquivariantNet, native: int | None, side: int) -> Iterator[str]:
-    if native is None or native <= side:
+def _cut_off(native: tuple[int, int] | None) -> Iterator[str]:
+    if native is None or (lost := 1 - native[0] / native[1]) < CUT_OFF:
+        return
+    yield (
+        f"the images have {native[0]} x {native[1]} pixels, and the network sees their central squares: "
+        f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, make "
+        "squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
+    )
+
+
+def _larger(model: EquivariantNet, native: int, side: int) -> Iterator[str]:
+    if native <= side:
         return
     largest = min(native, int(TRY_AT_MOST * side))
     sizes = range(largest, side, -1) if native >= LARGER * side else [native]  # slightly larger ones: as they are

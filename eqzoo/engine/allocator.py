@@ -39,7 +39,11 @@ def keep_freed_memory() -> bool:
         if not _done and _wanted():
             _done = all(_mallopt(parameter, value) for parameter, value in _SETTINGS.items())
             if _done:
-                print("eqzoo: glibc keeps freed memory for the next step (EQZOO_MALLOC=0 leaves it)", file=sys.stderr)
+                print(
+                    "eqzoo: training is faster where the process keeps freed memory, and so it does; EQZOO_MALLOC=0 "
+                    "in the environment gives it back to the system",
+                    file=sys.stderr,
+                )
         return _done
 
 

@@ -19,7 +19,15 @@ from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
 from .digests import split_differences, split_digests
 from .epochs import rank
-from .metrics import BATCH_SIZE, predict_quarter_rotations, predict_split, quarter_rotation_metrics, scores, top1
+from .metrics import (
+    BATCH_SIZE,
+    DIGITS,
+    predict_quarter_rotations,
+    predict_split,
+    quarter_rotation_metrics,
+    scores,
+    top1,
+)
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
 from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
@@ -228,4 +236,4 @@ def _network(run: FinishedRun, half: bool, device: str | torch.device) -> Equiva
 
 def _error(predicted: Tensor, split: AnySplit) -> float:
     """The error, in percent."""
-    return round(100 - top1(predicted, split.labels), 3)
+    return round(100 - top1(predicted, split.labels), DIGITS)

@@ -20,7 +20,7 @@ from ..data import (
     check,
     complete_splits,
     folders_in_classes,
-    native_side,
+    native_sides,
     num_classes,
     read_images,
 )
@@ -29,7 +29,7 @@ from ..models import EquivariantNet
 from ..models._builder import loaded_checkpoint
 from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
-from .advice import advice_before, summary
+from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
 from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
 from .digests import image_codes, split_digest
@@ -174,8 +174,10 @@ def finetune(
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
-        native, drawn = None if size else native_side(data), splits.keys() - images.keys()
-        advice = advice_before(splits, blank, native, side, balance, drawn, folders_in_classes(data), before)
+        native, drawn = native_sides(data), splits.keys() - images.keys()
+        inner = folders_in_classes(data)
+        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
+        advice += advice_on_time(minutes, speed, splits)
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         _say(*summary(plan, splits, settings, speed), *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}

@@ -295,8 +295,12 @@ def _progress_bar(state: TrainingState, start: int) -> "tqdm[Any]":
 
 
 def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
-    accuracy = {"best": f"{best['valid_accuracy']:.2f}"} if best.get("valid_accuracy") is not None else {}
-    return {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"} | accuracy
+    shown = {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"}
+    if best.get("valid_accuracy") is None:
+        return shown
+    if "valid_recall" in best:  # by which the epoch is kept then
+        return shown | {"best recall": f"{best['valid_recall']:.2f}"}
+    return shown | {"best": f"{best['valid_accuracy']:.2f}"}
 
 
 def _not_finite(

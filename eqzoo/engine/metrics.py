@@ -17,6 +17,7 @@ from ..groups import P4, transform
 
 __all__ = [
     "BATCH_SIZE",
+    "DIGITS",
     "evaluate",
     "evaluation_bar",
     "predict_quarter_rotations",
@@ -30,6 +31,7 @@ __all__ = [
 
 # Larger batches are slower on a CPU, where the activations between two layers no longer fit its caches.
 BATCH_SIZE = 500 if torch.cuda.is_available() else 50
+DIGITS = 6  # of a percentage that is kept; fewer would be rounded a second time where two are shown
 STEPS = (15, 30, 45)  # degrees between the angles of a rotation curve: the first that there is time for
 LEAST_IMAGES = 50  # that are rotated, however slow the network
 
@@ -75,8 +77,8 @@ def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any
     """
     same = (predicted == predicted[0]).all(0).double().mean().item()
     return {
-        "accuracy_of_rotated_copies": [round(top1(classes, labels.cpu()), 3) for classes in predicted],
-        "same_class_at_all_quarter_rotations": round(100 * same, 3),
+        "accuracy_of_rotated_copies": [round(top1(classes, labels.cpu()), DIGITS) for classes in predicted],
+        "same_class_at_all_quarter_rotations": round(100 * same, DIGITS),
     }
 
 
@@ -227,12 +229,12 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> dict[str,
     present = [row for row in classes if row["images"]]
     return {
         "accuracy": _percent(correct.sum(), matrix.sum()),
-        "balanced_accuracy": round(sum(row["recall"] for row in present) / len(present), 3),
-        "macro_f1": round(sum(row["f1"] for row in present) / len(present), 3),
+        "balanced_accuracy": round(sum(row["recall"] for row in present) / len(present), DIGITS),
+        "macro_f1": round(sum(row["f1"] for row in present) / len(present), DIGITS),
         "classes": classes,
         "confusion": matrix.tolist(),
     }
 
 
 def _percent(part: Tensor, whole: Tensor) -> float | None:
-    return round(100 * float(part) / float(whole), 3) if whole else None
+    return round(100 * float(part) / float(whole), DIGITS) if whole else None

@@ -19,7 +19,7 @@ from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
 from .epochs import best_row
-from .metrics import BATCH_SIZE, STEPS, evaluate, predict_split, top1
+from .metrics import BATCH_SIZE, DIGITS, STEPS, evaluate, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
@@ -111,7 +111,7 @@ def write_report(
         "notes": notes,
         "advice": advice,
         **metrics,
-        "training_accuracy": round(training_accuracy, 2),
+        "training_accuracy": round(training_accuracy, DIGITS),
         "equivariance_error": error,
         "training_seconds": training_seconds,
         "speed": speed.as_dict(),
@@ -139,7 +139,7 @@ def write_report(
             label_names=names,
             command=made_by,
             rows=rows,
-            test_error=round(100 - metrics["accuracy"], 3),
+            test_error=round(100 - metrics["accuracy"], DIGITS),
             metrics=metrics,
             rotated_images=metrics["rotated_images"],
             training_seconds=training_seconds,

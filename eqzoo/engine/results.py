@@ -12,6 +12,7 @@ from ..equivariance import equivariance_error
 from ..groups import P4
 from ..models import EquivariantNet
 from .epochs import best_row
+from .metrics import DIGITS
 from .recipe import Recipe
 
 __all__ = ["checkpoint_config", "checkpoint_results"]
@@ -87,14 +88,14 @@ def checkpoint_results(
         "command": command,
         "recipe": asdict(recipe),
         "selected_epoch": best["epoch"],
-        "valid_error": None if None in accuracies else round(100 - best["valid_accuracy"], 3),
-        "valid_accuracies": [] if None in accuracies else [round(accuracy, 3) for accuracy in accuracies],
+        "valid_error": None if None in accuracies else round(100 - best["valid_accuracy"], DIGITS),
+        "valid_accuracies": [] if None in accuracies else [round(accuracy, DIGITS) for accuracy in accuracies],
         "test_error": test_error,
         "macro_f1": metrics["macro_f1"],
         "balanced_accuracy": metrics["balanced_accuracy"],
         "classes": metrics["classes"],
         "rotated_images": rotated_images,
-        "test_error_of_rotated_copies": [round(100 - value, 3) for value in metrics["accuracy_of_rotated_copies"]],
+        "test_error_of_rotated_copies": [round(100 - value, DIGITS) for value in metrics["accuracy_of_rotated_copies"]],
         "same_class_at_all_quarter_rotations": metrics["same_class_at_all_quarter_rotations"],
         "rotation_curve": metrics["rotation_curve"],
         "equivariance_error": equivariance_error(model, x),

@@ -51,7 +51,10 @@ def test_freed_memory_is_used_again_and_one_line_says_so():
     assert not kept
     assert 10 * faults < many  # where the heap lies differs, and with it a few thousand faults
     assert not nothing
-    assert said == ["eqzoo: glibc keeps freed memory for the next step (EQZOO_MALLOC=0 leaves it)"]
+    (line,) = said
+    assert line.startswith(
+        "eqzoo: training is faster where the process keeps freed memory, and so it does; EQZOO_MALLOC=0"
+    )
 
 
 @glibc

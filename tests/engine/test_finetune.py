@@ -625,11 +625,13 @@ def test_scores_are_those_counted_by_hand():
     assert found["confusion"] == [[2, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
     assert found["accuracy"] == 50
     a, b, c, d = found["classes"]
-    assert (a["precision"], a["recall"], a["f1"]) == (50, pytest.approx(66.667), pytest.approx(57.143))
+    assert (a["precision"], a["recall"], a["f1"]) == (50, 66.666667, 57.142857)
     assert (b["precision"], b["recall"]) == (50, 50)
     assert (c["precision"], c["recall"], c["f1"]) == (None, 0, 0)
     assert (d["precision"], d["recall"], d["f1"], d["images"]) == (None, None, None, 0)
-    assert found["balanced_accuracy"] == pytest.approx((66.667 + 50 + 0) / 3, abs=1e-3)
+    assert found["balanced_accuracy"] == pytest.approx((200 / 3 + 50 + 0) / 3, abs=1e-6)
+    shown = scores(torch.zeros(82, dtype=torch.long), torch.tensor([0] * 72 + [1] * 10), "ab")["accuracy"]
+    assert f"{shown:.2f}" == "87.80"  # 72 of 82 are 87.8049 %; of 87.805 it would be 87.81
 
 
 def test_wrong_calls_say_what_would_work(tmp_path):

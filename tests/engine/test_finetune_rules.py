@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import eqzoo
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
-from eqzoo.data import Split, Streamed, native_side
+from eqzoo.data import Split, Streamed, native_sides
 from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
-from eqzoo.engine.advice import advice_after, advice_before, duplicates
+from eqzoo.engine.advice import advice_after, advice_before, advice_on_time, dark_images, duplicates
 from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.epochs import rank
@@ -328,7 +329,7 @@ def split_of(*counts):
 def test_advice_on_images():
     model = weightless("p4_cnn")
     fine = {"train": split_of(40, 60), "valid": split_of(9, 9)}
-    assert advice_before(fine, model, 28, 28, balance=False) == []
+    assert advice_before(fine, model, (28, 28), 28, balance=False) == []
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False)
     assert few == "fewer than 20 training images of 'a' (19): add images"
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False, drawn=["test"])
@@ -344,35 +345,70 @@ def test_advice_on_images():
     assert "'b' has 10 times the images of 'a'" in imbalance
     assert "--balance" in imbalance
     assert advice_before(rare, model, None, 28, balance=True) == []
-    (larger,) = advice_before(fine, model, 300, 28, balance=False)
+    (larger,) = advice_before(fine, model, (300, 300), 28, balance=False)
     assert "300 pixels a side and are scaled to 28" in larger
     assert "--size 56, which takes about 4.0 times as long" in larger
-    assert advice_before(fine, model, 41, 28, balance=False) == []  # 41 x 41 is refused
-    (slightly,) = advice_before(fine, model, 40, 28, balance=False)
+    assert advice_before(fine, model, (41, 41), 28, balance=False) == []  # 41 x 41 is refused
+    (slightly,) = advice_before(fine, model, (40, 40), 28, balance=False)
     assert "40 pixels a side and are scaled to 28: if details matter, try --size 40" in slightly
-    assert advice_before(fine, model, 28, 28, balance=False) == []
+    assert advice_before(fine, model, (28, 28), 28, balance=False) == []
     dark = {"train": replace(fine["train"], images=fine["train"].images // 16)}  # 12-bit numbers in files of 16 bits
-    assert advice_before(dark, model, 28, 28, balance=False) == [
+    assert advice_before(dark, model, (28, 28), 28, balance=False) == [
         "99.9 % of the pixels of the training images are at most 15 of 255, as with 12-bit numbers in files of 16 "
         "bits: if the files hold more shades, stretch the images first, all by the same factor, or, where "
         "single bright pixels matter, by np.arcsinh"
     ]
     dark["train"].images[0, 0, :5, :5] = 255  # a few that are saturated
     dark["test"] = dark["train"][torch.arange(1, 3)]
-    stretch, equal = advice_before(dark, model, 28, 28, balance=False)
+    stretch, equal = advice_before(dark, model, (28, 28), 28, balance=False)
     assert "are at most 15 of 255" in stretch
     assert equal.endswith("; if they differ in the files, the lost shades are what makes them equal")
     del dark["test"]
     lighter = {"train": replace(dark["train"], images=dark["train"].images + 17)}
-    assert advice_before(lighter, model, 28, 28, balance=False) == []
+    assert advice_before(lighter, model, (28, 28), 28, balance=False) == []
+
+
+def test_advice_on_images_of_which_some_are_dark():
+    model, split = weightless("p4_cnn"), split_of(100, 100)
+    assert not dark_images(split.images).any()
+    split.images[1] = 0  # black, not dark
+    split.images[3] //= 16
+    assert dark_images(split.images).nonzero().flatten().tolist() == [3]
+    assert advice_before({"train": split}, model, None, 28, balance=False) == []  # one of 200
+    split.images[8] //= 16
+    (mixed,) = advice_before({"train": split}, model, None, 28, balance=False)
+    assert mixed.startswith("2 of the 200 training images are darker than the others: 99.9 % of their pixels are below")
+    assert "12-bit numbers in files of 16 bits: if the files hold more shades, stretch them first" in mixed
+
+
+def test_advice_on_images_whose_ends_are_cut_off():
+    model, fine = weightless("p4_cnn"), {"train": split_of(40, 60)}
+    (cut,) = advice_before(fine, model, (28, 34), 28, balance=False)
+    assert cut.startswith("the images have 28 x 34 pixels, and the network sees their central squares: 18 % of each")
+    assert "PIL.ImageOps.pad" in cut
+    assert advice_before(fine, model, (28, 29), 28, balance=False) == []
+    _, larger = advice_before(fine, model, (180, 220), 28, balance=False)
+    assert larger.startswith("the images have 180 pixels a side")
+    (cut,) = advice_before(fine, model, (180, 220), 28, balance=False, sized=True)
+    assert "central squares" in cut
+
+
+def test_advice_on_an_epoch_that_takes_longer_than_the_time():
+    splits, speed = {"train": split_of(300, 300)}, Speed("float32", False, 2.0)
+    (late,) = advice_on_time(2.0, speed, splits)
+    assert late.startswith("an epoch takes about 5.0 minutes, and --minutes is 2: one epoch is trained")
+    assert advice_on_time(5.0, speed, splits) == advice_on_time(None, speed, splits) == []
 
 
 def test_the_side_of_images_before_they_are_resized(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((3, 40, 50, 3), np.uint8), y_train=np.zeros(3, int))
-    assert native_side(tmp_path / "a.npz") == 40
-    assert native_side({"train": split_of(9, 9)}) == 28
-    assert native_side("cifar10") is None
-    assert native_side(tmp_path) is None
+    assert native_sides(tmp_path / "a.npz") == (40, 50)
+    assert native_sides({"train": split_of(9, 9)}) == (28, 28)
+    assert native_sides("cifar10") is None
+    assert native_sides(tmp_path) is None
+    for i, size in enumerate([(30, 20), (22, 33), (40, 21)]):
+        Image.new("L", size).save(tmp_path / f"{i}.png")
+    assert native_sides(tmp_path) == (21, 33)
 
 
 def test_duplicates_across_splits_are_found_however_they_are_rotated():
