@@ -262,8 +262,8 @@ def _cut_off(native: tuple[int, int] | None) -> Iterator[str]:
         return
     yield (
         f"the images have {native[0]} x {native[1]} pixels, and the network sees their central squares: "
-        f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, make "
-        "squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
+        f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, "
+        "make squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
     )
 
 
