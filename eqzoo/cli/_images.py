@@ -8,10 +8,11 @@ from torch import Tensor
 
 from ..data import load_image, normalize, preprocess
 from ..data.folder import images_below
+from ..engine.advice import DARK, dark_images
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
-__all__ = ["copies_of", "image_files", "transformed_copies"]
+__all__ = ["copies_of", "image_files", "is_dark", "transformed_copies"]
 
 
 def image_files(paths: Sequence[str]) -> list[str]:
@@ -43,3 +44,9 @@ def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) 
     _, height, width = model.input_size
     views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]
     return normalize(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
+
+
+def is_dark(image: Tensor, model: EquivariantNet) -> bool:
+    """Whether an image ``(C, height, width)``, 0 to 255, is dark and those that a network was trained on are not."""
+    bright = max(model.pretrained_cfg["mean"]) * 255 >= 2 * DARK
+    return bright and bool(dark_images(image[None, :3]).any())

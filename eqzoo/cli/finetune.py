@@ -10,10 +10,9 @@ from ..engine.finetuning import finetune
 from ..hub import CONFIG_NAME
 from ..models import list_models
 from ._answer import Answer, table
+from ._metrics import FEW_CLASSES, metric_rows
 
 __all__ = ["run"]
-
-_FEW_CLASSES = 12
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -78,28 +77,23 @@ def _settings(items: list[str]) -> dict[str, Any]:
 
 
 def _text(report: dict[str, Any], folder: str) -> str:
-    curve = report["rotation_curve"]["accuracy"]
     rows = [
         ["started from", report["start"] or "random weights"],
         ["images", ", ".join(f"{count:,} to {use}" for use, count in report["images"].items())],
         ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
         ["evaluated on", report["evaluated_on"]],
-        ["accuracy", f"{report['accuracy']:.2f} %"],
-        ["mean recall of the classes", f"{report['balanced_accuracy']:.2f} %"],
-        ["mean F1 of the classes", f"{report['macro_f1']:.2f} %"],
+        *metric_rows(report),
         *_recalls(report["classes"]),
-        ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
-        ["same prediction at all 90° rotations", f"{report['same_class_at_all_quarter_rotations']:.2f} %"],
         *_against(report.get("against")),
-        ["wrote", f"{folder}; report.md has the metrics of each class"],
+        ["wrote", f"{folder}; report.md has all metrics of each class"],
     ]
     return "\n".join([table(rows, flexible={1}), *report["notes"], *(f"advice: {line}" for line in report["advice"])])
 
 
 def _recalls(classes: list[dict[str, Any]]) -> list[list[str]]:
-    """The row of the recall of each class, where a line or two hold them."""
+    """The row of the recall of each class."""
     present = [f"{row['name']} {row['recall']:.2f} %" for row in classes if row["images"]]
-    return [["recall of each class", ", ".join(present)]] if len(classes) <= _FEW_CLASSES else []
+    return [["recall of each class", ", ".join(present)]] if len(classes) <= FEW_CLASSES else []
 
 
 def _against(other: dict[str, Any] | None) -> list[list[str]]:

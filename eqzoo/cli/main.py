@@ -233,6 +233,23 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _evaluate(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name", metavar="NAME", help="a checkpoint by name, folder or file")
+    sub.add_argument(
+        "data",
+        metavar="DATA_DIR",
+        help="a folder with a folder of images for each class, or with folders train, val and test of such; a .npz "
+        "file; or a data set by name, as of eqzoo finetune",
+    )
+    sub.add_argument("--split", choices=["train", "valid", "test"], help="default: test, or valid, or all images")
+    sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
+    sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
+    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    sub.add_argument(
+        "--workers", type=int, default=4, help="processes that read images that are not in memory (default: 4)"
+    )
+
+
 def _attention(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("name", metavar="NAME", help="a network or a checkpoint")
     sub.add_argument("image", metavar="FILE", help="an image file")
@@ -337,6 +354,12 @@ COMMANDS = {
         "Trains a network on your images, evaluates it, and writes a checkpoint that can be loaded, exported and "
         "published. The same command resumes an interrupted run.",
         _finetune,
+    ),
+    "evaluate": Command(
+        "evaluate a network on labeled images",
+        "Predicts labeled images and prints accuracy, precision, recall and F1 of each class, the confusion matrix and "
+        "the accuracy on rotated images. Classes are matched by the names of their folders.",
+        _evaluate,
     ),
     "attention": Command(
         "draw the attention of a layer",

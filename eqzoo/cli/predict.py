@@ -3,6 +3,7 @@
 import argparse
 import csv
 import io
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from tqdm import tqdm
 
 from ..data import load_image
 from ..data.folder import SHOWN
+from ..engine.advice import DARK
 from ..groups import P4, P4M, Z2, Group
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
-from ._images import copies_of, image_files, transformed_copies
+from ._images import copies_of, image_files, is_dark
 
 __all__ = ["run"]
 
@@ -27,19 +29,26 @@ _BATCH_SIZE = 32
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the predictions for one image and its rotated copies, or for each of many images."""
-    of_copies = len(args.images) == 1 and not Path(args.images[0]).is_dir()
-    if args.csv and (of_copies or args.json):
-        raise ValueError("--csv prints a line for each of several files, without --json; give a folder or more files")
+    of_copies = len(args.images) == 1 and not Path(args.images[0]).is_dir() and not args.csv
+    if args.csv and args.json:
+        raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     models = [load_network(name, pretrained=True) for name in args.model or _MODELS]
     if of_copies:
-        return _of_copies(args.images[0], models, args.invert)
-    return _of_files(image_files(args.images), models, args.invert, args.csv)
+        answer = _of_copies(args.images[0], models, args.invert)
+    else:
+        answer = _of_files(image_files(args.images), models, args.invert, args.csv)
+    if not args.model:
+        print(f"eqzoo: without --model, {' and '.join(_MODELS)} take an image for a digit", file=sys.stderr)
+    return answer
 
 
 def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Answer:
     """A row for each copy of the image, a column for each network."""
     group = P4M if any(model.network.group.reflections for model in models) else P4
-    columns = [_predict(model, transformed_copies(image, model.network, group, invert)) for model in models]
+    read = {count: load_image(image, count) for count in {model.network.in_chans for model in models}}
+    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group, invert)) for m in models]
+    if not invert:
+        _tell_of_dark([image for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
         rows.append([group.describe(g), *(column.text(g) for column in columns)])
@@ -74,6 +83,7 @@ def _predict_files(
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
+    dark: list[str] = []
     networks = [model.network for model in models]
     channels = {network.in_chans for network in networks}
     with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
@@ -84,6 +94,7 @@ def _predict_files(
                 try:
                     read = {count: load_image(file, count) for count in channels}
                     images.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
+                    dark += [file] * any(is_dark(read[network.in_chans], network) for network in networks)
                 except (OSError, ValueError) as error:
                     broken[file] = str(error)
             for k, model in enumerate(models if images else ()):
@@ -91,8 +102,20 @@ def _predict_files(
             bar.update(len(batch))
     if not parts[0]:
         raise ValueError(_unreadable(broken, len(files)))
+    if not invert:
+        _tell_of_dark(dark, len(files))
     joined = [_Prediction(p[0].name, p[0].labels, torch.cat([part.probabilities for part in p])) for p in parts]
     return joined, broken
+
+
+def _tell_of_dark(dark: Sequence[str], count: int) -> None:
+    if dark:
+        which = dark[0] if count == 1 else f"{len(dark)} of {count} images ({dark[0]}{', ...' * (len(dark) > 1)})"
+        print(
+            f"eqzoo: {which}: nearly all pixels are below {DARK} of 255, darker than what the network was trained on; "
+            "12-bit numbers in files of 16 bits are to be stretched by the same factor as the training images were",
+            file=sys.stderr,
+        )
 
 
 def _unreadable(broken: Mapping[str, str], count: int) -> str:
@@ -109,14 +132,19 @@ def _unreadable(broken: Mapping[str, str], count: int) -> str:
 
 
 def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:
-    """Comma-separated values: the file, and of each network the class and the probability of every class."""
+    """Comma-separated values: the file, and of each network the class and the probability of every class.
+
+    The columns of one network are named by the classes, those of several by the network as well.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     heading = ["file"]
     for number, column in enumerate(columns, 1):
         alone = [other.name for other in columns].count(column.name) == 1
         name = column.name if alone else f"{column.name} ({number})"
-        heading += [name, *(f"{name} {label}" for label in column.labels)]
+        several = [name, *(f"{name} {label}" for label in column.labels)]
+        alike = len(columns) > 1 or {"file", "prediction"} & {*column.labels}
+        heading += several if alike else ["prediction", *column.labels]
     writer.writerow(heading)
     for i, file in enumerate(files):
         values = [[column.answer(i)[0], *column.probabilities[i].tolist()] for column in columns]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -530,10 +531,33 @@ def test_predict_prints_comma_separated_values(capsys, digits_folder):
     heading = out.splitlines()[0].split(",")
     assert len(set(heading)) == len(heading) == 23
     assert heading[1] == "p4_cnn.rotmnist (1)"
-    for args in ((IMAGE, "--csv"), (digits_folder, "--csv", "--json")):
-        code, _, err = run(capsys, "predict", *args)
-        assert code == 2
-        assert "--csv prints a line for each of several files" in err
+    _, out, err = run(capsys, "predict", digits_folder, "--model", "p4_cnn", "--csv")
+    assert out.splitlines()[0] == "file,prediction,0,1,2,3,4,5,6,7,8,9"
+    assert err == ""
+    _, alone, err = run(capsys, "predict", digits_folder / "a.png", "--csv", "--model", "p4_cnn")
+    assert alone.splitlines() == out.splitlines()[:2]
+    code, _, err = run(capsys, "predict", digits_folder, "--csv", "--json")
+    assert code == 2
+    assert "--csv and --json are two ways to print the same" in err
+    _, _, err = run(capsys, "predict", IMAGE)
+    assert err == "eqzoo: without --model, p4_cnn and z2_cnn take an image for a digit\n"
+
+
+def test_predict_tells_of_images_darker_than_those_of_the_training(capsys, tmp_path):
+    """12-bit numbers in files of 16 bits; the digits' own mean is 0.13, that of land 0.36."""
+    tile = Image.open(IMAGE.with_name("tile.jpg"))
+    Image.fromarray(np.asarray(tile.convert("L")).astype(np.uint16) * 16).save(tmp_path / "dark.png")
+    Image.new("L", tile.size).save(tmp_path / "black.png")
+    tile.save(tmp_path / "tile.png")
+    args = ("predict", tmp_path, "--model", "z2_resnet29.eurosat")
+    _, _, err = run(capsys, *args)
+    assert err.startswith(f"eqzoo: 1 of 3 images ({tmp_path / 'dark.png'}): nearly all pixels are below 32 of 255")
+    assert run(capsys, *args, "--invert")[2] == ""
+    _, _, err = run(capsys, "predict", tmp_path / "dark.png", *args[2:])
+    assert err.startswith(f"eqzoo: {tmp_path / 'dark.png'}: nearly all pixels are below 32 of 255, darker than")
+    assert run(capsys, "predict", tmp_path / "dark.png", "--model", "p4_cnn")[2] == ""
+    (tmp_path / "dark.png").unlink()
+    assert run(capsys, *args)[2] == ""
 
 
 def test_predict_without_a_readable_file_is_an_error(capsys, digits_folder):

@@ -1,0 +1,39 @@
+"""Metrics of a classifier as rows of a table."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows"]
+
+FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
+
+
+def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """What `eqzoo.engine.metrics.evaluate` found, a row for each metric of all classes."""
+    curve = found["rotation_curve"]["accuracy"]
+    return [
+        ["accuracy", f"{found['accuracy']:.2f} %"],
+        ["mean recall of the classes", f"{found['balanced_accuracy']:.2f} %"],
+        ["mean F1 of the classes", f"{found['macro_f1']:.2f} %"],
+        ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
+        ["same prediction at all 90° rotations", f"{found['same_class_at_all_quarter_rotations']:.2f} %"],
+    ]
+
+
+def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A heading and, for each class that has images or is predicted, its scores."""
+    rows = [["class", "precision", "recall", "F1", "images"]]
+    for row in classes:
+        if row["images"] or row["precision"] is not None:
+            scores = ["" if row[key] is None else f"{row[key]:.2f} %" for key in ("precision", "recall", "f1")]
+            rows.append([row["name"], *scores, f"{row['images']:,}"])
+    return rows
+
+
+def confusion_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """The number of images by true and predicted class, with a heading; none for more than `FEW_CLASSES`."""
+    names = [row["name"] for row in found["classes"]]
+    if len(names) > FEW_CLASSES:
+        return []
+    counts = [[name, *map(str, row)] for name, row in zip(names, found["confusion"], strict=True) if sum(row)]
+    return [["true class / predicted", *names], *counts]
