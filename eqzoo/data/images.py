@@ -27,8 +27,8 @@ def normalize(
 
     Args:
         images: ``(n, channels, height, width)`` with values in 0 to 255, uint8 or floating point.
-        mean: The mean of each channel, for pixel values in 0 to 1.
-        std: The standard deviation of each channel, for pixel values in 0 to 1.
+        mean: The mean of each channel, or one for all, for pixel values in 0 to 1.
+        std: The standard deviation, the same.
         dtype: The floating point type of the result.
 
     Returns:
@@ -36,7 +36,7 @@ def normalize(
 
     Raises:
         TypeError: If the type is not floating point.
-        ValueError: If images, mean and std differ in their number of channels.
+        ValueError: If mean or std has another number of channels, and more than one.
 
     Warns:
         UserWarning: If floating point images on the CPU have no value above 1, as those of
@@ -49,10 +49,10 @@ def normalize(
     shape = (1, -1, 1, 1)
     center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
     scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
-    if not center.shape[1] == scale.shape[1] == images.shape[1]:
+    if not {center.shape[1], scale.shape[1]} <= {1, images.shape[1]}:
         raise ValueError(
-            f"images are (n, channels, height, width), with as many channels as numbers of mean and std; got "
-            f"{tuple(images.shape)}, {center.numel()} and {scale.numel()}"
+            "images are (n, channels, height, width), and mean and std have a number for each channel, or one for all; "
+            f"got {tuple(images.shape)}, {center.numel()} and {scale.numel()}"
         )
     return (images.to(dtype) / 255 - center) / scale
 

@@ -121,6 +121,7 @@ def finetune(
         The network, the report and the folder.
 
     Raises:
+        TypeError: If the data is of another type.
         ValueError: If an image, a size, a class or a setting is invalid or without effect, the folder holds other
             files, or another command trains there.
         FileNotFoundError: If there are no such images.
@@ -294,6 +295,11 @@ def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[st
     check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("fine-tuning runs in one process; training/train.py trains in several")
+    if not isinstance(data, Mapping | str | os.PathLike):
+        raise TypeError(
+            "the data is a folder, a .npz file, the name of a data set or a dictionary of splits such as "
+            f"{{'train': Split(images, labels)}}, got {type(data).__name__}"
+        )
     folder = Path(output).resolve()
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{output} is a file; name a new folder")

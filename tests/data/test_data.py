@@ -142,9 +142,12 @@ def test_normalize():
         normalize(silent, (0.2,), (0.4,), torch.float64)
     for mean, std in (((0.2, 0.2), (0.4,)), ((0.2, 0.2), (0.4, 0.4)), ((0.2,), (0.4, 0.4))):
         with pytest.raises(
-            ValueError, match=rf"as many channels as numbers .* got \(3, 1, .*, {len(mean)} and {len(std)}"
+            ValueError, match=rf"a number for each channel, or one for all; got \(3, 1, .*, {len(mean)} and {len(std)}"
         ):
             normalize(images, mean, std, torch.float64)
+    assert normalize(images.view(1, 3, 1, 1), (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx(
+        [-0.5, 2, 0]
+    )
     with pytest.raises(TypeError, match=r"floating point type such as torch\.float32, got torch\.uint8"):
         normalize(images, (0.2,), (0.4,), images.dtype)
     with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):

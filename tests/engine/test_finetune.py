@@ -669,6 +669,8 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         with pytest.raises((ValueError, OSError), match=message):
             eqzoo.finetune(**call)
         assert not (tmp_path / "out").exists(), message
+    with pytest.raises(TypeError, match=r"dictionary of splits such as \{'train': .*, got list"):
+        eqzoo.finetune("p4_cnn", [images], tmp_path / "out", device="cpu")
 
 
 class Pairs:
