@@ -1,19 +1,23 @@
 """`eqzoo evaluate`: the metrics of a network on labeled images."""
 
 import argparse
+import time
 from dataclasses import replace
 
 import torch
 
+from ..analysis.rotation import sample
 from ..data import AnySplit, read_images
-from ..engine.metrics import evaluate
+from ..engine.metrics import evaluate, predict_split
+from ..models import EquivariantNet
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
-_SECONDS = 60  # for rotated images, of which there are fewer where the network is slow
+_TIMED = 64  # images, by which the time for all is estimated
+_SECONDS = 30  # that rotated images may take at least; of many images as long as these unrotated
 _PARTS = ("test", "valid", "train")  # the first that there is
 
 
@@ -29,13 +33,22 @@ def run(args: argparse.Namespace) -> Answer:
     names = _names(loaded)
     split = _relabeled(splits[part], names, args)
     model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    found = evaluate(model, split, names, workers=args.workers, seconds=_SECONDS)
+    found = evaluate(model, split, names, workers=args.workers, seconds=_time(model, split, args.workers))
     count = f"{len(split):,}{f' {part} images' if len(splits) > 1 else ''} of {args.data}"
     rows = [["network", loaded.name], ["images", count], *metric_rows(found)]
     parts = [table(rows, flexible={1}), table(class_rows(found["classes"]), right=range(1, 5))]
     if confusion := confusion_rows(found):
         parts.append(table(confusion, right=range(1, len(names) + 1)))
     return Answer("\n\n".join(parts), {"network": loaded.name, "data": args.data, "split": part} | found)
+
+
+def _time(model: EquivariantNet, split: AnySplit, workers: int) -> float:
+    """The seconds for all images, and for rotated ones as much again."""
+    few = sample(split, _TIMED)
+    began = time.perf_counter()
+    predict_split(model, few, workers)
+    seconds = (time.perf_counter() - began) / len(few) * len(split)
+    return seconds + max(seconds, _SECONDS)
 
 
 def _names(loaded: LoadedNetwork) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ def test_metrics_are_those_counted_by_hand(capsys, digits):
     assert rows["images"] == f"6 of {digits}"
     assert rows["accuracy"] == "83.33 %"
     assert rows["mean recall of the classes"] == "83.33 %"  # 100 % of the sevens, 2 of 3 fours
-    assert rows["same prediction at all 90° rotations"] == "100.00 %"
+    assert rows["same prediction at all 90° rotations"] == "100.00 %, of 6 images"
     found = [re.split(r"  +", line.strip()) for line in classes.splitlines()]
     assert found[1:] == [["4", "100.00 %", "66.67 %", "80.00 %", "3"], ["7", "75.00 %", "100.00 %", "85.71 %", "3"]]
     counts = {line.split()[0]: line.split()[1:] for line in confusion.splitlines()[1:]}
@@ -39,6 +39,8 @@ def test_metrics_are_those_counted_by_hand(capsys, digits):
     data = json.loads(run(capsys, "evaluate", "p4_cnn", digits, "--json")[1])
     assert data["accuracy"] == 83.333333
     assert data["network"] == "p4_cnn"
+    plain = json.loads(run(capsys, "evaluate", "z2_cnn", digits, "--json")[1])
+    assert plain["same_class_at_all_quarter_rotations"] < 100 == data["same_class_at_all_quarter_rotations"]
 
 
 def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path):
