@@ -1,5 +1,6 @@
 """Splits of a data set, in memory or streamed: batches, held-out parts and subsets."""
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -120,6 +121,10 @@ def _with_readable_errors(images: Iterator[Tensor]) -> Iterator[Tensor]:
     try:
         yield from images
     except (ValueError, OSError, RuntimeError) as error:
+        # torch's frames hold the loader in a cycle with the error. As garbage its queues no longer tell the workers to
+        # end, and each of these is waited for, five seconds.
+        traceback.clear_frames(error.__traceback__)
+        images = iter(())
         said, of_image = str(error), isinstance(error, ValueError | FileNotFoundError)
         if "DataLoader worker" in said:
             said = said.strip().splitlines()[-1].removeprefix(f"{type(error).__name__}: ")

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import multiprocessing
 import shutil
 import struct
 from collections import Counter
@@ -588,6 +589,7 @@ def test_a_streamed_image_that_breaks_is_named_in_one_line(tmp_path, monkeypatch
     assert broken.startswith(f"{file} is not an image that Pillow can read: ")
     assert broken.endswith(said)
     assert "\n" not in broken
+    assert multiprocessing.active_children() == []
     file.unlink()
     assert message() == f"no image at {file}{said}"
 
