@@ -33,6 +33,7 @@ from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
 from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
 from .digests import image_codes, split_digest
+from .epochs import is_finished
 from .loop import check_device, train
 from .processor import limited_threads
 from .recipe import Recipe
@@ -180,6 +181,10 @@ def finetune(
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
         advice += advice_on_time(minutes, speed, splits)
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
+        if is_finished(plan, directory.rows()):
+            later.append(
+                f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
+            )
         _say(*summary(plan, splits, settings, speed), *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()

@@ -240,6 +240,8 @@ def test_one_class_is_none(tmp_path):
 def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned, tmp_path, capsys):
     weights, state = (tuned.folder / "model.safetensors").read_bytes(), tuned.folder / "state.pt"
     assert command_line.main(tuned.args) == 0
+    said = f"the run in {tuned.folder} has all of its epochs: none is trained, the report is written anew"
+    assert said in capsys.readouterr().err
     state.rename(tmp_path / "state.pt")
     record = (tuned.folder / "record.jsonl").read_bytes()
     assert command_line.main(tuned.args) == 0
