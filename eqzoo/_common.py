@@ -105,7 +105,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def setting_text(value: Any) -> str:
-    """A setting as it is shown, and as `parse_settings` reads it: six digits of a number, a word, or JSON.
+    """A setting as it is shown, which `parse_settings` takes: six digits of a number, a word, or JSON.
 
     Example:
         >>> setting_text(0.3), setting_text("adam"), setting_text(True), setting_text({"head.*": 3.0})

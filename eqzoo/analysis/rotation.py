@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import AnySplit, batches, normalize
+from ..data import AnySplit, batches
+from ..data.images import normalized
 from ._mode import evaluation_mode
 
 __all__ = [
@@ -117,7 +118,7 @@ def inputs(model: nn.Module, split: AnySplit, batch_size: int = 250, workers: in
     cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     like = next(model.parameters())
     for images in batches(split, torch.arange(len(split)).split(batch_size), workers):
-        yield normalize(images.to(like.device), cfg["mean"], cfg["std"], like.dtype)
+        yield normalized(images.to(like.device), cfg["mean"], cfg["std"], like.dtype)
 
 
 def sample(split: AnySplit, size: int = SAMPLE_SIZE) -> AnySplit:

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data import load_image, normalize, preprocess
+from ..data import load_image, preprocess
 from ..data.folder import images_below
+from ..data.images import normalized
 from ..engine.advice import DARK, dark_images
 from ..groups import Group, transform
 from ..models import EquivariantNet
@@ -43,7 +44,7 @@ def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) 
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
     views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]
-    return normalize(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
+    return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
 
 
 def is_dark(image: Tensor, model: EquivariantNet) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 __all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows"]
 
 FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
+_WIDTH = 80  # of a terminal, in characters
 
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -32,9 +33,15 @@ def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def confusion_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The number of images by true and predicted class, with a heading; none for more than `FEW_CLASSES`."""
+    """The number of images by true and predicted class, with a heading; none for more than `FEW_CLASSES`.
+
+    Where the names are too long for a terminal, the columns have numbers and the rows begin with them.
+    """
     names = [row["name"] for row in found["classes"]]
     if len(names) > FEW_CLASSES:
         return []
-    counts = [[name, *map(str, row)] for name, row in zip(names, found["confusion"], strict=True) if sum(row)]
-    return [["true class / predicted", *names], *counts]
+    heading, rows = names, names
+    if sum(map(len, names)) + max(map(len, names)) + 3 * len(names) > _WIDTH:
+        heading, rows = [str(i) for i in range(len(names))], [f"{i} {name}" for i, name in enumerate(names)]
+    counts = [[name, *map(str, row)] for name, row in zip(rows, found["confusion"], strict=True) if sum(row)]
+    return [["true \\ predicted", *heading], *counts]

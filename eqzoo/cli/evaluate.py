@@ -1,54 +1,46 @@
 """`eqzoo evaluate`: the metrics of a network on labeled images."""
 
 import argparse
-import time
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from ..analysis.rotation import sample
 from ..data import AnySplit, read_images
-from ..engine.metrics import evaluate, predict_split
-from ..models import EquivariantNet
+from ..data.folder import split_folder
+from ..engine.digests import SPLIT_NAMES, image_codes
+from ..engine.loop import check_device
+from ..engine.metrics import evaluate
+from ..engine.run_directory import RunDirectory
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
-_TIMED = 64  # images, by which the time for all is estimated
-_SECONDS = 30  # that rotated images may take at least; of many images as long as these unrotated
-_PARTS = ("test", "valid", "train")  # the first that there is
+_PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference, as folders are named
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix."""
+    check_device(args.device)
+    if args.workers < 0 or args.rotated < 1:
+        raise ValueError(f"--workers is 0 or more and --rotated 1 or more, got {args.workers} and {args.rotated}")
     loaded = load_network(args.name, pretrained=True)
-    model = loaded.network
-    side = model.input_size[-1]
-    splits = read_images(args.data, side, model.in_chans, args.data_dir, args.download)
-    part = args.split or next(name for name in _PARTS if name in splits)
-    if part not in splits:
-        raise ValueError(f"{args.data} has no {part} images, only {' and '.join(splits)}; leave --split out")
-    names = _names(loaded)
-    split = _relabeled(splits[part], names, args)
-    model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
-    found = evaluate(model, split, names, workers=args.workers, seconds=_time(model, split, args.workers))
-    count = f"{len(split):,}{f' {part} images' if len(splits) > 1 else ''} of {args.data}"
+    model, names = loaded.network, _names(loaded)
+    read, part = _images(args, model.input_size)
+    split, notes = _relabeled(read, names, args.data, loaded)
+    notes += _trained_on(read, loaded)
+    model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    found = evaluate(model, split, names, workers=args.workers, rotated=args.rotated)
+    count = f"{len(split):,}{f' {SPLIT_NAMES[part]} images' if part else ''} of {args.data}"
     rows = [["network", loaded.name], ["images", count], *metric_rows(found)]
     parts = [table(rows, flexible={1}), table(class_rows(found["classes"]), right=range(1, 5))]
     if confusion := confusion_rows(found):
         parts.append(table(confusion, right=range(1, len(names) + 1)))
-    return Answer("\n\n".join(parts), {"network": loaded.name, "data": args.data, "split": part} | found)
-
-
-def _time(model: EquivariantNet, split: AnySplit, workers: int) -> float:
-    """The seconds for all images, and for rotated ones as much again."""
-    few = sample(split, _TIMED)
-    began = time.perf_counter()
-    predict_split(model, few, workers)
-    seconds = (time.perf_counter() - began) / len(few) * len(split)
-    return seconds + max(seconds, _SECONDS)
+    data = {"network": loaded.name, "data": args.data, "split": part, "notes": notes} | found
+    return Answer("\n\n".join([*parts, *notes]), data)
 
 
 def _names(loaded: LoadedNetwork) -> tuple[str, ...]:
@@ -59,17 +51,53 @@ def _names(loaded: LoadedNetwork) -> tuple[str, ...]:
     return tuple(loaded.network.pretrained_cfg.get("label_names") or map(str, range(count)))
 
 
-def _relabeled(split: AnySplit, names: tuple[str, ...], args: argparse.Namespace) -> AnySplit:
-    """The split with the labels of the network: classes are matched by name, and by number where the data has none."""
+def _images(args: argparse.Namespace, input_size: tuple[int, int, int]) -> tuple[AnySplit, str | None]:
+    """The images, and the part of the data that they are; None if it has no parts."""
+    channels, height, width = input_size
+    if height != width:
+        raise ValueError(f"{args.name} takes images of {height} x {width} pixels, and eqzoo evaluate reads square ones")
+    folder = Path(args.data)
+    there = [name for name in _PARTS if folder.is_dir() and split_folder(folder, _PARTS[name])]
+    splits = {} if there else read_images(args.data, width, channels, args.data_dir, args.download)
+    if len(splits) > 1:
+        there = [name for name in _PARTS if _PARTS[name] in splits]
+    if args.split and args.split not in there:
+        parts = f"only {' and '.join(there)}" if there else "they are not divided"
+        raise ValueError(f"{args.data} has no {args.split} images, {parts}; leave --split out")
+    if not there:
+        return splits["train"], None
+    part = _PARTS[args.split or there[0]]
+    if splits:
+        return splits[part], part
+    own = split_folder(folder, part)
+    assert own
+    return read_images(own, width, channels)["train"], part  # the images of other parts are not read
+
+
+def _relabeled(split: AnySplit, names: tuple[str, ...], data: str, loaded: LoadedNetwork) -> tuple[AnySplit, list[str]]:
+    """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels
     if split.classes:
-        if unknown := [name for name in split.classes if name not in names]:
+        if unknown := [name for i, name in enumerate(split.classes) if name not in names and (labels == i).any()]:
             raise ValueError(
-                f"{args.data} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
-                f"{args.name} does not predict: its classes are {', '.join(map(repr, names[:12]))}"
-                f"{', ...' * (len(names) > 12)}; rename or move the folders"
+                f"{data} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
+                f"{loaded.name} does not predict: its classes are {', '.join(map(repr, names[:12]))}"
+                f"{', ...' * (len(names) > 12)}; give the classes the same names, such as of their folders"
             )
-        labels = torch.tensor([names.index(name) for name in split.classes])[labels]
-    elif int(labels.max()) >= len(names):
-        raise ValueError(f"{args.data} has labels up to {int(labels.max())}, and {args.name} {len(names)} classes")
-    return replace(split, labels=labels, classes=names)
+        numbers = [names.index(name) if name in names else 0 for name in split.classes]
+        return replace(split, labels=torch.tensor(numbers)[labels], classes=names), []
+    if int(labels.max()) >= len(names):
+        raise ValueError(f"{data} has labels up to {int(labels.max())}, and {loaded.name} has {len(names)} classes")
+    named = loaded.network.pretrained_cfg.get("label_names")
+    note = f"the labels of {data} have no names: 0 is taken for {names[0]!r}, and so on in the network's order"
+    return replace(split, classes=names), [note] if named else []
+
+
+def _trained_on(split: AnySplit, loaded: LoadedNetwork) -> list[str]:
+    """A note where the network was fine-tuned on some of the images."""
+    if not loaded.source.folder:
+        return []
+    count = int(np.isin(image_codes(split), RunDirectory(Path(loaded.source.folder)).trained()).sum())
+    if not count:
+        return []
+    return [f"{loaded.name} was trained on {count:,} of these {len(split):,} images, so the metrics are too good"]

@@ -241,7 +241,10 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         help="a folder with a folder of images for each class, or with folders train, val and test of such; a .npz "
         "file; or a data set by name, as of eqzoo finetune",
     )
-    sub.add_argument("--split", choices=["train", "valid", "test"], help="default: test, or valid, or all images")
+    sub.add_argument("--split", choices=["train", "val", "test"], help="default: test, or val, or all images")
+    sub.add_argument(
+        "--rotated", type=int, default=200, metavar="N", help="the images that are rotated, at most (default: 200)"
+    )
     sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
     sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
     sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
@@ -358,7 +361,7 @@ COMMANDS = {
     "evaluate": Command(
         "evaluate a network on labeled images",
         "Predicts labeled images and prints accuracy, precision, recall and F1 of each class, the confusion matrix and "
-        "the accuracy on rotated images. Classes are matched by the names of their folders.",
+        "the accuracy on rotated images. Classes are matched by name, such as of their folders.",
         _evaluate,
     ),
     "attention": Command(

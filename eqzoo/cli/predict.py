@@ -113,7 +113,8 @@ def _tell_of_dark(dark: Sequence[str], count: int) -> None:
         which = dark[0] if count == 1 else f"{len(dark)} of {count} images ({dark[0]}{', ...' * (len(dark) > 1)})"
         print(
             f"eqzoo: {which}: nearly all pixels are below {DARK} of 255, darker than what the network was trained on; "
-            "12-bit numbers in files of 16 bits are to be stretched by the same factor as the training images were",
+            "if they are 12-bit numbers in files of 16 bits, stretch them by the factor that the training images were "
+            "stretched by",
             file=sys.stderr,
         )
 
@@ -143,8 +144,8 @@ def _csv(files: Sequence[str], columns: Sequence["_Prediction"]) -> str:
         alone = [other.name for other in columns].count(column.name) == 1
         name = column.name if alone else f"{column.name} ({number})"
         several = [name, *(f"{name} {label}" for label in column.labels)]
-        alike = len(columns) > 1 or {"file", "prediction"} & {*column.labels}
-        heading += several if alike else ["prediction", *column.labels]
+        prefixed = len(columns) > 1 or {"file", "prediction"} & {*column.labels}
+        heading += several if prefixed else ["prediction", *column.labels]
     writer.writerow(heading)
     for i, file in enumerate(files):
         values = [[column.answer(i)[0], *column.probabilities[i].tolist()] for column in columns]

@@ -12,7 +12,15 @@ from torch import Tensor
 from .images import check_header, is_grayscale, load_image, preprocess, unidentified
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["MEMORY_LIMIT", "folder_channels", "folder_sides", "image_folder", "images_below", "inner_folders"]
+__all__ = [
+    "MEMORY_LIMIT",
+    "folder_channels",
+    "folder_sides",
+    "image_folder",
+    "images_below",
+    "inner_folders",
+    "split_folder",
+]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
@@ -146,6 +154,11 @@ def images_below(folder: Path) -> list[Path]:
         and path.is_file()
         and not any(map(_hidden, path.relative_to(folder).parts))
     )
+
+
+def split_folder(path: Path, split: str) -> Path | None:
+    """The folder of a split, ``train``, ``valid`` or ``test``, in an image folder; None if there is none."""
+    return _first(path, _NAMES[split])
 
 
 def _hidden(name: str) -> bool:

@@ -44,21 +44,30 @@ def normalize(
     """
     if not dtype.is_floating_point:
         raise TypeError(f"normalized images are of a floating point type such as torch.float32, got {dtype}")
-    if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
-        _warn_below_1(images.detach())
+    if isinstance(images, Tensor) and not torch.jit.is_tracing():  # type: ignore[attr-defined]
+        counts = {torch.as_tensor(values).numel() for values in (mean, std)}
+        if images.ndim != 4 or not counts <= {1, images.shape[1]}:
+            raise ValueError(
+                "images are (n, channels, height, width), and mean and std have a number for each channel, or one for "
+                f"all, got {tuple(images.shape)}, {mean} and {std}"
+            )
+        if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
+            _warn_below_1(images.detach())
+    return normalized(images, mean, std, dtype)
+
+
+def normalized(
+    images: Tensor, mean: tuple[float, ...] | Tensor, std: tuple[float, ...] | Tensor, dtype: torch.dtype
+) -> Tensor:
+    """`normalize` of images that were read here, whose values are known to be in 0 to 255."""
     shape = (1, -1, 1, 1)
     center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
     scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
-    if not {center.shape[1], scale.shape[1]} <= {1, images.shape[1]}:
-        raise ValueError(
-            "images are (n, channels, height, width), and mean and std have a number for each channel, or one for all; "
-            f"got {tuple(images.shape)}, {center.numel()} and {scale.numel()}"
-        )
     return (images.to(dtype) / 255 - center) / scale
 
 
 def _warn_below_1(images: Tensor) -> None:
-    if torch.jit.is_tracing() or not images.numel():  # type: ignore[attr-defined]
+    if not images.numel():
         return
     try:
         largest = float(images.amax())

@@ -261,7 +261,7 @@ def _cut_off(native: tuple[int, int] | None) -> Iterator[str]:
     if native is None or (lost := 1 - native[0] / native[1]) < CUT_OFF:
         return
     yield (
-        f"the images have {native[0]} x {native[1]} pixels, and the network sees their central squares: "
+        f"most images have about {native[0]} x {native[1]} pixels, and the network sees their central squares: about "
         f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, "
         "make squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
     )

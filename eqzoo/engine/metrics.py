@@ -90,6 +90,7 @@ def evaluate(
     workers: int = 0,
     seconds: float | None = None,
     channels_last: bool = False,
+    rotated: int | None = None,
 ) -> dict[str, Any]:
     """The metrics of a classifier on a split, all in percent. A progress bar on stderr counts evaluated images.
 
@@ -102,6 +103,7 @@ def evaluate(
         seconds: The time that it may take: there are fewer rotated images and fewer angles where the network is slow.
             None for no limit. All images are evaluated unrotated, whatever the time.
         channels_last: Whether the network is evaluated on images in the channels-last memory format.
+        rotated: The number of images that are rotated, at most; None for all.
 
     Returns:
         Those of `scores`, `quarter_rotation_metrics`, their number of images as ``rotated_images``, and as
@@ -112,7 +114,8 @@ def evaluate(
         began = time.perf_counter()
         predicted = predict_split(model, split, workers)
         each = (time.perf_counter() - began) / len(split)
-        plan = _Rotations.plan(len(split), curve_size, None if seconds is None else seconds / each - len(split))
+        most = len(split) if rotated is None else min(rotated, len(split))
+        plan = _Rotations.plan(most, curve_size, None if seconds is None else seconds / each - len(split))
         bar.total = len(split) + plan.cost
         drawn = sample(split, plan.images)
         labels = drawn.labels.cpu()

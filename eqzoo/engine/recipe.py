@@ -279,7 +279,7 @@ class Recipe:
         }
         for name, (right, said) in ranges.items():
             if not right:
-                raise ValueError(f"{name} is {said}; got {getattr(self, name)!r}")
+                raise ValueError(f"{name} is {said}, got {getattr(self, name)!r}")
         if bool(self.milestones) != (self.schedule == "multistep"):
             raise ValueError(f"milestones belong to a multistep schedule, got {self.milestones} and {self.schedule!r}")
         if self.milestones and self.milestones[-1] >= self.epochs:
@@ -321,7 +321,7 @@ class Recipe:
                 f"restart_lrs is empty or has a rate for each restart, got {self.restart_lrs} for {self.restarts}"
             )
         if not all(0 < lr < float("inf") for lr in self.restart_lrs):
-            raise ValueError(f"restart_lrs is a list of rates above 0; got {self.restart_lrs!r}")
+            raise ValueError(f"restart_lrs is a list of rates above 0, got {self.restart_lrs!r}")
 
     def _check_teachers(self) -> None:
         if not self.teachers and self.teacher_weight != type(self).teacher_weight:

@@ -18,7 +18,8 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
 from ..analysis.sizes import blank, refusal
-from ..data import AnySplit, Split, Streamed, augment, batches, normalize
+from ..data import AnySplit, Split, Streamed, augment, batches
+from ..data.images import normalized
 from ..models import EquivariantNet, create_model
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .digests import split_differences, split_digests
@@ -109,7 +110,7 @@ class TrainingState:
         images = images.to(self.device, non_blocking=True).to(self.mean.dtype)
         if self.half_size:
             images = F.avg_pool2d(images, 2)
-        x = normalize(images, self.mean, self.std, self.mean.dtype)
+        x = normalized(images, self.mean, self.std, self.mean.dtype)
         return x.to(memory_format=torch.channels_last) if self.recipe.channels_last else x
 
     def autocast(self) -> Any:

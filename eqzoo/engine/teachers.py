@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..analysis.sizes import blank, refusal, sizes_that_work
-from ..data import normalize
+from ..data.images import normalized
 from ..models import EquivariantNet, create_model
 from .recipe import Recipe
 
@@ -67,7 +67,7 @@ class Teachers:
         layout = torch.channels_last if channels_last else torch.contiguous_format
         with autocast:
             found = [
-                network(normalize(images, mean, std, mean.dtype).to(memory_format=layout)).float().softmax(1)
+                network(normalized(images, mean, std, mean.dtype).to(memory_format=layout)).float().softmax(1)
                 for network, mean, std in self._teachers
             ]
         return torch.stack(found).mean(0)

@@ -2,14 +2,28 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from PIL import Image
 
+import eqzoo
+from eqzoo.cli._metrics import confusion_rows
+from eqzoo.engine.metrics import scores
+from eqzoo.hub import shipped_folder
 from tests.cli.test_cli import IMAGE, run
+from tests.engine.test_finetune import save_shapes
 
 OTHER = IMAGE.with_name("four.png")
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    """No table is wrapped: pytest's workers have COLUMNS=80."""
+    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
@@ -20,6 +34,16 @@ def digits(tmp_path):
         for i in range(count):
             Image.open(image).save(tmp_path / "digits" / name / f"{image.stem}{i}.png")
     return tmp_path / "digits"
+
+
+def card(tmp_path, **changes):
+    """A copy of the checkpoint of p4_cnn, with changes of its config.json, and of its pretrained_cfg."""
+    folder = shutil.copytree(shipped_folder() / "p4_cnn.rotmnist", tmp_path / "card")
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        config[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def test_metrics_are_those_counted_by_hand(capsys, digits):
@@ -36,11 +60,23 @@ def test_metrics_are_those_counted_by_hand(capsys, digits):
     assert found[1:] == [["4", "100.00 %", "66.67 %", "80.00 %", "3"], ["7", "75.00 %", "100.00 %", "85.71 %", "3"]]
     counts = {line.split()[0]: line.split()[1:] for line in confusion.splitlines()[1:]}
     assert counts == {"4": ["0", "0", "0", "0", "2", "0", "0", "1", "0", "0"], "7": ["0"] * 7 + ["3", "0", "0"]}
-    data = json.loads(run(capsys, "evaluate", "p4_cnn", digits, "--json")[1])
-    assert data["accuracy"] == 83.333333
-    assert data["network"] == "p4_cnn"
+    data = json.loads(run(capsys, "evaluate", "p4_cnn", digits, "--json", "--rotated", 4)[1])
+    assert (data["network"], data["accuracy"], data["rotated_images"]) == ("p4_cnn", 83.333333, 4)
     plain = json.loads(run(capsys, "evaluate", "z2_cnn", digits, "--json")[1])
     assert plain["same_class_at_all_quarter_rotations"] < 100 == data["same_class_at_all_quarter_rotations"]
+
+
+def test_classes_are_matched_by_their_names(capsys, digits, tmp_path):
+    """A network whose digits have other places: 4 and 7 are exchanged, in the names and in the weights."""
+    folder = card(tmp_path, label_names=list("0123756489"))
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    order = [0, 1, 2, 3, 7, 5, 6, 4, 8, 9]
+    (folder / "model.safetensors").write_bytes(
+        safetensors.torch.save({key: x[order] if key.startswith("head.") else x for key, x in weights.items()})
+    )
+    assert eqzoo.create_model(f"local-dir:{folder}", pretrained=True).pretrained_cfg["label_names"][4] == "7"
+    data = json.loads(run(capsys, "evaluate", folder, digits, "--json")[1])
+    assert (data["accuracy"], data["classes"][4]["name"], data["classes"][4]["recall"]) == (83.333333, "7", 100)
 
 
 def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path):
@@ -50,24 +86,70 @@ def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path
         for number in range({"train": 1, "val": 2, "test": 3}[name]):
             for label, image in (("7", IMAGE), ("4", OTHER)):
                 Image.open(image).save(tmp_path / "all" / name / label / f"{number}.png")
-    for options, count in (((), "6 test images"), (("--split", "valid"), "4 valid images")):
+    (tmp_path / "all" / "train" / "7" / "0.png").write_text("broken, and not read")
+    for options, count in (((), "6 test images"), (("--split", "val"), "4 validation images")):
         assert f"{count} of {tmp_path / 'all'}" in run(capsys, "evaluate", "p4_cnn", tmp_path / "all", *options)[1]
-    code, _, err = run(capsys, "evaluate", "p4_cnn", digits, "--split", "test")
-    assert code == 2
-    assert f"{digits} has no test images, only train; leave --split out" in err
+    shutil.rmtree(tmp_path / "all" / "train")
+    assert json.loads(run(capsys, "evaluate", "p4_cnn", tmp_path / "all", "--json")[1])["split"] == "test"
+    images = np.stack([np.asarray(Image.open(image).convert("L")) for image in (OTHER, IMAGE)])
+    numbers = {"x_train": images, "y_train": np.arange(2), "x_test": images[[0, 1, 1]], "y_test": np.array([0, 1, 1])}
+    np.savez(tmp_path / "some.npz", **numbers)
+    assert "3 test images of" in run(capsys, "evaluate", "p4_cnn", tmp_path / "some.npz")[1]
+    for data, said in ((digits, "they are not divided"), (tmp_path / "some.npz", "only test and train")):
+        code, _, err = run(capsys, "evaluate", "p4_cnn", data, "--split", "val")
+        assert code == 2
+        assert f"{data} has no val images, {said}; leave --split out" in err
 
 
-def test_classes_that_the_network_does_not_predict_are_an_error(capsys, digits, tmp_path):
-    (digits / "4").rename(digits / "four")
-    code, _, err = run(capsys, "evaluate", "p4_cnn", digits)
-    assert code == 2
-    assert "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'" in err
+def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
+    save_shapes(tmp_path / "shapes", (8, 8, 8))
+    out = tmp_path / "out"
+    assert run(capsys, "finetune", "p4_cnn", tmp_path / "shapes", "--output", out, "--epochs", 1)[0] == 0
+    _, text, _ = run(capsys, "evaluate", out, tmp_path / "shapes")
+    assert text.endswith(f"{out} was trained on 18 of these 24 images, so the metrics are too good\n")
+    save_shapes(tmp_path / "new", (9, 9, 9))
+    for name in ("bar", "blob", "cross"):
+        for path in sorted((tmp_path / "new" / name).iterdir())[:8]:
+            path.unlink()
+    assert json.loads(run(capsys, "evaluate", out, tmp_path / "new", "--json")[1])["notes"] == []
+
+
+def test_labels_without_names_are_numbers_of_the_network(capsys, tmp_path):
     images = np.zeros((12, 28, 28), np.uint8)
     np.savez(tmp_path / "a.npz", x_train=images, y_train=np.arange(12))
     code, _, err = run(capsys, "evaluate", "p4_cnn", tmp_path / "a.npz")
     assert code == 2
-    assert "has labels up to 11, and p4_cnn 10 classes" in err
+    assert "has labels up to 11, and p4_cnn has 10 classes" in err
     np.savez(tmp_path / "b.npz", x_train=images[:10], y_train=np.arange(10))
-    assert f"10 of {tmp_path / 'b.npz'}" in run(capsys, "evaluate", "p4_cnn", tmp_path / "b.npz")[1]
-    code, _, err = run(capsys, "evaluate", "p4_cnn_w7", digits)
-    assert code == 2
+    _, out, _ = run(capsys, "evaluate", "p4_cnn", tmp_path / "b.npz")
+    assert f"10 of {tmp_path / 'b.npz'}" in out
+    assert "have no names: 0 is taken for '0', and so on in the network's order" in out
+
+
+def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
+    (digits / "4").rename(digits / "four")
+    empty = card(tmp_path, num_classes=0)
+    config = json.loads((empty / "config.json").read_text())
+    config["model_args"]["num_classes"] = config["pretrained_cfg"]["num_classes"] = 0
+    (empty / "config.json").write_text(json.dumps(config | {"label_names": []}))
+    weights = eqzoo.create_model("p4_cnn", pretrained=True, num_classes=0).state_dict()
+    safetensors.torch.save_file(weights, empty / "model.safetensors")
+    for args, said in (
+        (("p4_cnn", digits), "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'"),
+        (("p4_cnn", digits, "--workers", -1), "--workers is 0 or more and --rotated 1 or more, got -1 and 200"),
+        (("p4_cnn", digits, "--rotated", 0), "--rotated 1 or more, got 4 and 0"),
+        (("p4_cnn", tmp_path / "none"), "no images at"),
+        ((empty, digits), "has no classifier, so it predicts nothing"),
+    ):
+        code, out, err = run(capsys, "evaluate", *args)
+        assert (code, out) == (2, "")
+        assert said in err
+
+
+def test_a_wide_matrix_has_numbered_columns():
+    labels, names = torch.arange(9), [f"class {letter}" * 2 for letter in "abcdefghi"]
+    heading, first, *_ = confusion_rows(scores(labels, labels, names))
+    assert heading == ["true \\ predicted", *map(str, range(9))]
+    assert first == ["0 class aclass a", "1", *["0"] * 8]
+    assert confusion_rows(scores(labels, labels, "abcdefghi"))[0][1:] == [*"abcdefghi"]
+    assert confusion_rows(scores(torch.arange(13), torch.arange(13), [*map(str, range(13))])) == []

@@ -3,8 +3,10 @@
 import hashlib
 import math
 import multiprocessing
+import re
 import shutil
 import struct
+import warnings
 from collections import Counter
 from dataclasses import replace
 from urllib.error import URLError
@@ -139,20 +141,38 @@ def test_preprocessing_keeps_values_beyond_those_of_pixels():
 def test_normalize():
     images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
     assert normalize(images, (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx([-0.5, 2, 0])
-    for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
-        normalize(silent, (0.2,), (0.4,), torch.float64)
+    one_for_all = normalize(images.view(1, 3, 1, 1), (0.2,), (0.4,), torch.float64)
+    assert one_for_all.flatten().tolist() == pytest.approx([-0.5, 2, 0])
     for mean, std in (((0.2, 0.2), (0.4,)), ((0.2, 0.2), (0.4, 0.4)), ((0.2,), (0.4, 0.4))):
-        with pytest.raises(
-            ValueError, match=rf"a number for each channel, or one for all; got \(3, 1, .*, {len(mean)} and {len(std)}"
-        ):
+        said = re.escape(f"or one for all, got (3, 1, 1, 1), {mean} and {std}")
+        with pytest.raises(ValueError, match=said):
             normalize(images, mean, std, torch.float64)
-    assert normalize(images.view(1, 3, 1, 1), (0.2,), (0.4,), torch.float64).flatten().tolist() == pytest.approx(
-        [-0.5, 2, 0]
-    )
     with pytest.raises(TypeError, match=r"floating point type such as torch\.float32, got torch\.uint8"):
         normalize(images, (0.2,), (0.4,), images.dtype)
+
+
+def test_images_in_0_to_1_are_not_normalized_without_a_word():
+    images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
     with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):
         normalize(images / 255, (0.2,), (0.4,), torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
+            normalize(silent, (0.2,), (0.4,), torch.float64)
+
+
+def test_normalizing_is_traced_and_mapped():
+    x = torch.rand(2, 3, 4, 4) * 255
+
+    def of(x):
+        return normalize(x, (0.2, 0.3, 0.4), (0.4, 0.5, 0.6), torch.float64)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(of, x)
+    for again in (traced, torch.fx.symbolic_trace(of), torch.compile(of, backend="eager", fullgraph=True)):
+        torch.testing.assert_close(again(x), of(x))
+    torch.testing.assert_close(torch.func.vmap(of)(x[None]), of(x)[None])
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])

@@ -384,7 +384,9 @@ def test_advice_on_images_of_which_some_are_dark():
 def test_advice_on_images_whose_ends_are_cut_off():
     model, fine = weightless("p4_cnn"), {"train": split_of(40, 60)}
     (cut,) = advice_before(fine, model, (28, 34), 28, balance=False)
-    assert cut.startswith("the images have 28 x 34 pixels, and the network sees their central squares: 18 % of each")
+    assert cut.startswith(
+        "most images have about 28 x 34 pixels, and the network sees their central squares: about 18 % of each"
+    )
     assert "PIL.ImageOps.pad" in cut
     assert advice_before(fine, model, (28, 29), 28, balance=False) == []
     _, larger = advice_before(fine, model, (180, 220), 28, balance=False)

@@ -167,7 +167,7 @@ def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):
 def test_a_recipe_refuses_teachers_that_have_no_effect():
     with pytest.raises(ValueError, match=r"teacher_weight belongs to teachers, got 0\.7 and none"):
         Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
-    with pytest.raises(ValueError, match="teacher_weight is above 0 and at most 1; got 0"):
+    with pytest.raises(ValueError, match="teacher_weight is above 0 and at most 1, got 0"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
     with pytest.raises(ValueError, match=r"set label_smoothing=0, or a lower teacher_weight"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, label_smoothing=0.1)

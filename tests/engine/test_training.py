@@ -301,8 +301,8 @@ def test_learning_rates_with_restarts():
         ({"half_size_epochs": 4, "full_size_lr": 0.4, "restarts": (4,)}, "between 4 and the 10 epochs"),
         ({"restarts": (4,), "restart_lrs": (0.1, 0.2)}, "restart_lrs is empty or has a rate for each restart"),
         ({"restart_lrs": (0.1,)}, "restart_lrs is empty or has a rate for each restart"),
-        ({"restarts": (4,), "restart_lrs": (0.0,)}, "restart_lrs is a list of rates above 0; got"),
-        ({"seed": 2**32}, r"seed is from 0 to 2\^32 - 1; got 4294967296"),
+        ({"restarts": (4,), "restart_lrs": (0.0,)}, "restart_lrs is a list of rates above 0, got"),
+        ({"seed": 2**32}, r"seed is from 0 to 2\^32 - 1, got 4294967296"),
         ({"restarts": (4,), "schedule": "constant"}, "restarts belong to a cosine schedule"),
     ):
         with pytest.raises(ValueError, match=said):
