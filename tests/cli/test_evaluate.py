@@ -104,7 +104,10 @@ def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path
 def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
     save_shapes(tmp_path / "shapes", (8, 8, 8))
     out = tmp_path / "out"
-    assert run(capsys, "finetune", "p4_cnn", tmp_path / "shapes", "--output", out, "--epochs", 1)[0] == 0
+    code, text, _ = run(capsys, "finetune", "p4_cnn", tmp_path / "shapes", "--output", out, "--epochs", 1)
+    assert code == 0
+    classes = json.loads((out / "report.json").read_text())["classes"]
+    assert f"recall of each class{' ' * 19}bar {classes[0]['recall']:.2f} %, blob " in text
     _, text, _ = run(capsys, "evaluate", out, tmp_path / "shapes")
     assert text.endswith(f"{out} was trained on 18 of these 24 images, so the metrics are too good\n")
     save_shapes(tmp_path / "new", (9, 9, 9))

@@ -223,7 +223,7 @@ def test_images(capsys, tmp_path, flag, name):
     assert "a.png" in refused(capsys, "predict", tmp_path / "a.png")
 
 
-@pytest.mark.parametrize("command", ["predict", "check", "export", "finetune"])
+@pytest.mark.parametrize("command", ["predict", "evaluate", "check", "export", "finetune"])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights(capsys, tmp_path, flag, name, command):
     folder = shutil.copytree(CARD, tmp_path / "card")
@@ -297,6 +297,9 @@ def arguments(command, folder, tmp_path):
         return ["predict", IMAGE, "--model", folder]
     if command == "export":
         return ["export", folder, tmp_path / "a.onnx"]
+    if command == "evaluate":
+        np.savez(tmp_path / "a.npz", x_train=_X, y_train=_Y)
+        return ["evaluate", folder, tmp_path / "a.npz"]
     if command == "finetune":
         np.savez(tmp_path / "a.npz", x_train=_X, y_train=_Y)
         return ["finetune", folder, tmp_path / "a.npz", "--output", tmp_path / "out", "--epochs", "1"]

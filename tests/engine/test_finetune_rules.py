@@ -148,6 +148,13 @@ def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
     assert rank(row | {"epoch": 2}) > rank(row)
     assert rank(row | {"valid_accuracy": 91.0, "valid_loss": 9.0}) > rank(row)
     assert rank(row) > rank(row | {"half_size": True, "valid_accuracy": 99.0})
+    assert loop._postfix(1, 0.5, row) == {"epoch": "2", "loss": "0.5000", "best": f"{row['valid_accuracy']:.2f}"}
+    assert loop._postfix(1, 0.5, row | {"valid_recall": 90.0}) == {
+        "epoch": "2",
+        "loss": "0.5000",
+        "best recall": "90.00",
+    }
+    assert loop._postfix(1, 0.5, row | {"valid_accuracy": None}) == {"epoch": "2", "loss": "0.5000"}
     assert rank(row | {"valid_recall": 90.0}) > rank(row | {"valid_recall": 50.0, "valid_accuracy": 95.0})
     found = [(50.0, 0.9), (60.0, 0.3), (60.0, 0.4), (60.0, 0.3)]
     measured = iter([{"valid_accuracy": accuracy, "valid_loss": loss} for accuracy, loss in found])
