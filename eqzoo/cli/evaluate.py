@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data import AnySplit, read_images
-from ..data.folder import split_folder
-from ..engine.digests import SPLIT_NAMES, image_codes
+from ..data import AnySplit, labeled_images, native_sides
+from ..engine.advice import cut_off
+from ..engine.digests import image_codes
 from ..engine.loop import check_device
 from ..engine.metrics import evaluate
 from ..engine.run_directory import RunDirectory
@@ -19,27 +19,32 @@ from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
-_PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference, as folders are named
+_NAMES = {"test": "test", "val": "validation", "train": "training"}
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix."""
     check_device(args.device)
-    if args.workers < 0 or args.rotated < 1:
-        raise ValueError(f"--workers is 0 or more and --rotated 1 or more, got {args.workers} and {args.rotated}")
+    if args.workers < 0:
+        raise ValueError(f"--workers is a number of processes, 0 or more, got {args.workers}")
+    if args.rotated < 1:
+        raise ValueError(f"--rotated is a number of images, 1 or more, got {args.rotated}")
     loaded = load_network(args.name, pretrained=True)
     model, names = loaded.network, _names(loaded)
-    read, part = _images(args, model.input_size)
+    channels, height, width = model.input_size
+    if height != width:
+        raise ValueError(f"{args.name} takes images of {height} x {width} pixels, and eqzoo evaluate reads square ones")
+    read, part = labeled_images(args.data, width, channels, args.split, args.data_dir, args.download)
     split, notes = _relabeled(read, names, args.data, loaded)
-    notes += _trained_on(read, loaded)
+    notes += [*_trained_on(read, loaded), *cut_off(native_sides(args.data))]
     model = model.to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     found = evaluate(model, split, names, workers=args.workers, rotated=args.rotated)
-    count = f"{len(split):,}{f' {SPLIT_NAMES[part]} images' if part else ''} of {args.data}"
+    count = f"{len(split):,}{f' {_NAMES[part]} images' if part else ''} of {args.data}"
     rows = [["network", loaded.name], ["images", count], *metric_rows(found)]
     parts = [table(rows, flexible={1}), table(class_rows(found["classes"]), right=range(1, 5))]
     if confusion := confusion_rows(found):
         parts.append(table(confusion, right=range(1, len(names) + 1)))
-    data = {"network": loaded.name, "data": args.data, "split": part, "notes": notes} | found
+    data = {"network": loaded.name, "data": args.data, "split": part, "images": len(split), "notes": notes} | found
     return Answer("\n\n".join([*parts, *notes]), data)
 
 
@@ -51,29 +56,6 @@ def _names(loaded: LoadedNetwork) -> tuple[str, ...]:
     return tuple(loaded.network.pretrained_cfg.get("label_names") or map(str, range(count)))
 
 
-def _images(args: argparse.Namespace, input_size: tuple[int, int, int]) -> tuple[AnySplit, str | None]:
-    """The images, and the part of the data that they are; None if it has no parts."""
-    channels, height, width = input_size
-    if height != width:
-        raise ValueError(f"{args.name} takes images of {height} x {width} pixels, and eqzoo evaluate reads square ones")
-    folder = Path(args.data)
-    there = [name for name in _PARTS if folder.is_dir() and split_folder(folder, _PARTS[name])]
-    splits = {} if there else read_images(args.data, width, channels, args.data_dir, args.download)
-    if len(splits) > 1:
-        there = [name for name in _PARTS if _PARTS[name] in splits]
-    if args.split and args.split not in there:
-        parts = f"only {' and '.join(there)}" if there else "they are not divided"
-        raise ValueError(f"{args.data} has no {args.split} images, {parts}; leave --split out")
-    if not there:
-        return splits["train"], None
-    part = _PARTS[args.split or there[0]]
-    if splits:
-        return splits[part], part
-    own = split_folder(folder, part)
-    assert own
-    return read_images(own, width, channels)["train"], part  # the images of other parts are not read
-
-
 def _relabeled(split: AnySplit, names: tuple[str, ...], data: str, loaded: LoadedNetwork) -> tuple[AnySplit, list[str]]:
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels
@@ -82,7 +64,8 @@ def _relabeled(split: AnySplit, names: tuple[str, ...], data: str, loaded: Loade
             raise ValueError(
                 f"{data} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
                 f"{loaded.name} does not predict: its classes are {', '.join(map(repr, names[:12]))}"
-                f"{', ...' * (len(names) > 12)}; give the classes the same names, such as of their folders"
+                f"{', ...' * (len(names) > 12)}; give the classes the same names, such as of their folders, or leave "
+                "their images out"
             )
         numbers = [names.index(name) if name in names else 0 for name in split.classes]
         return replace(split, labels=torch.tensor(numbers)[labels], classes=names), []

@@ -8,7 +8,7 @@ from .folder import image_folder
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import complete_splits, folders_in_classes, native_sides, read_images
+from .user_data import complete_splits, folders_in_classes, labeled_images, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",
@@ -27,6 +27,7 @@ __all__ = [
     "folders_in_classes",
     "hold_out",
     "image_folder",
+    "labeled_images",
     "load_image",
     "load_splits",
     "native_sides",

@@ -82,7 +82,7 @@ def load_splits(
     return splits
 
 
-def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnySplit]:
+def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool = True) -> dict[str, AnySplit]:
     """Reads the splits of a .npz file.
 
     The arrays are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and optionally ``x_valid``, ``y_valid`` and
@@ -91,6 +91,7 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
     Args:
         path: The file.
         needs_test: Whether a test split is required.
+        needs_train: Whether a training split is required.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -100,7 +101,8 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"no file at {path}")
-    needed, arrays = _NPZ_KEYS[: 4 if needs_test else 2], dict[str, np.ndarray[Any, Any]]()
+    needed = (_NPZ_KEYS[:2] if needs_train else ()) + (_NPZ_KEYS[2:4] if needs_test else ())
+    arrays = dict[str, np.ndarray[Any, Any]]()
     try:
         loaded = np.load(path, allow_pickle=False)
         if not isinstance(loaded, np.ndarray):
@@ -111,7 +113,7 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
     if isinstance(loaded, np.ndarray):
         raise ValueError(
             f"{path} holds a single array, {loaded.dtype} {loaded.shape}, as numpy.save writes it; numpy.savez writes "
-            f"{', '.join(needed)} into a .npz file"
+            f"{', '.join(needed or _NPZ_KEYS[2:4])} into a .npz file"
         )
     if missing := set(needed) - set(arrays):
         raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
@@ -123,6 +125,8 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True) -> dict[str, AnyS
             f"{path} has {', '.join(others)}, which would not be read; images and labels are {', '.join(_NPZ_KEYS)}: "
             "rename the arrays or leave them out"
         )
+    if not needed and not partners:
+        raise ValueError(f"{path} has no images; they are arrays {', '.join(_NPZ_KEYS)}, got {list(arrays)}")
     classes = _class_names(arrays["label_names"], path) if "label_names" in arrays else ()
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
     return {name: _from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}

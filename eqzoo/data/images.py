@@ -17,6 +17,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 _WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
+_FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolation adds at edges
 _TIFF_BANDS = 277  # samples a pixel
 
 
@@ -35,13 +36,16 @@ def normalize(
         ``(n, channels, height, width)``.
 
     Raises:
-        TypeError: If the type is not floating point.
+        TypeError: If images are no tensor, or the type is not floating point.
         ValueError: If mean or std has another number of channels, and more than one.
 
     Warns:
-        UserWarning: If floating point images on the CPU have no value above 1, as those of
-            `torchvision.transforms.ToTensor`, but are not black: multiply them by 255 before.
+        UserWarning: If floating point images on the CPU seem to have values in 0 to 1, as those of
+            `torchvision.transforms.ToTensor`: none is above 2, as `preprocess` may go beyond 1 at edges, and not all
+            are 0. Multiply them by 255 before.
     """
+    if isinstance(images, np.ndarray):
+        raise TypeError("images are a tensor, got ndarray; torch.as_tensor(images) makes one")
     if not dtype.is_floating_point:
         raise TypeError(f"normalized images are of a floating point type such as torch.float32, got {dtype}")
     if isinstance(images, Tensor) and not torch.jit.is_tracing():  # type: ignore[attr-defined]
@@ -52,7 +56,7 @@ def normalize(
                 f"all, got {tuple(images.shape)}, {mean} and {std}"
             )
         if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
-            _warn_below_1(images.detach())
+            _warn_of_fractions(images.detach())
     return normalized(images, mean, std, dtype)
 
 
@@ -66,14 +70,14 @@ def normalized(
     return (images.to(dtype) / 255 - center) / scale
 
 
-def _warn_below_1(images: Tensor) -> None:
+def _warn_of_fractions(images: Tensor) -> None:
     if not images.numel():
         return
     try:
         largest = float(images.amax())
     except RuntimeError:  # no values to look at: under torch.func.vmap, or a fake tensor
         return
-    if 0 < largest <= 1:
+    if 0 < largest <= _FRACTION:
         warnings.warn(
             f"the largest value of the images is {largest:.3g}: normalize takes values in 0 to 255 and divides them by "
             "255; multiply images with values in 0 to 1 by 255 before",

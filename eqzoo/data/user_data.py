@@ -9,13 +9,14 @@ import torch
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, folder_sides, image_folder, inner_folders
-from .splits import AnySplit, check, resized, stratified
+from .folder import folder_channels, folder_sides, image_folder, inner_folders, split_folder
+from .splits import AnySplit, Split, check, resized, stratified
 
-__all__ = ["complete_splits", "folders_in_classes", "native_sides", "read_images"]
+__all__ = ["complete_splits", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
 
 _FRACTION = 0.15
 _NOUNS = {"valid": "validation", "test": "test"}
+_PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference to evaluate on, as folders are named
 
 
 def read_images(
@@ -73,6 +74,64 @@ def read_images(
     return {part: resized(split, (side, side)) for part, split in splits.items()}
 
 
+def labeled_images(
+    data: str | os.PathLike[str],
+    side: int,
+    channels: int,
+    part: str | None = None,
+    data_dir: str | os.PathLike[str] = "data",
+    download: bool = False,
+) -> tuple[AnySplit, str | None]:
+    """The images of one part of a data set, resized, to evaluate a network on; other parts of a folder are not read.
+
+    Args:
+        data: As in `read_images`; a folder or a .npz file needs no training images, and a .npz file not all classes.
+        side: The side of the square images, in pixels.
+        channels: The number of channels.
+        part: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is.
+        data_dir: The folder of data sets that are given by name.
+        download: Whether missing data sets of torchvision may be downloaded.
+
+    Returns:
+        The images, and the name of the part; None if the data has no parts.
+
+    Raises:
+        FileNotFoundError: If the data set is not found.
+        ValueError: As `read_images`, or if there is no such part.
+    """
+    path, splits = Path(data), dict[str, AnySplit]()
+    there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
+    if path.suffix == ".npz" and path.is_file():
+        splits = npz(path, needs_test=False, needs_train=False)
+    elif not there:
+        splits = read_images(data, side, channels, data_dir, download)
+    if len(splits) > 1 or "test" in splits or "valid" in splits:
+        there = [name for name in _PARTS if _PARTS[name] in splits]
+    if part is not None and part not in there:
+        parts = f"only {' and '.join(there)}" if there else "they are not divided"
+        raise ValueError(f"{data} has no {part} images, {parts}")
+    chosen = (part or there[0]) if there else None
+    if not splits:
+        folder = split_folder(path, _PARTS[chosen or ""])
+        assert folder
+        return read_images(folder, side, channels)["train"], chosen
+    split = splits[_PARTS[chosen] if chosen else "train"]
+    _check_labeled(split, channels, data)
+    return resized(split, (side, side)), chosen
+
+
+def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
+    """Raises ValueError unless there are images of these channels with a label each, and a name for each label."""
+    if split.shape[0] != channels:
+        raise ValueError(f"the images of {data} have {split.shape[0]} channels, and the network takes {channels}")
+    images = len(split.images) if isinstance(split, Split) else len(split.labels)
+    if not images or images != len(split.labels):
+        raise ValueError(f"{data} has {images} images and {len(split.labels)} labels; there is a label for each image")
+    least, most = int(split.labels.min()), int(split.labels.max())
+    if least < 0 or (split.classes and most >= len(split.classes)):
+        raise ValueError(f"{data}: labels are 0, 1, 2 ..., with a name each or none, got {least} to {most}")
+
+
 def native_sides(data: object) -> tuple[int, int] | None:
     """The shorter and the longer side of images before they are resized, in pixels; of a folder, medians of some.
 
@@ -86,7 +145,7 @@ def native_sides(data: object) -> tuple[int, int] | None:
     path = Path(data)
     if path.suffix == ".npz" and path.is_file():
         with np.load(path) as arrays:
-            sides = arrays["x_train"].shape[1:3]
+            sides = next(arrays[f"x_{name}"] for name in _PARTS.values() if f"x_{name}" in arrays).shape[1:3]
         return min(sides), max(sides)
     return folder_sides(path) if path.is_dir() else None
 

@@ -16,7 +16,16 @@ from .digests import image_codes
 from .recipe import Recipe
 from .speed import Speed
 
-__all__ = ["advice_after", "advice_before", "advice_on_time", "chosen", "dark_images", "duplicates", "summary"]
+__all__ = [
+    "advice_after",
+    "advice_before",
+    "advice_on_time",
+    "chosen",
+    "cut_off",
+    "dark_images",
+    "duplicates",
+    "summary",
+]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
@@ -111,7 +120,7 @@ def advice_before(
         *_few(splits["train"], drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
-        *_cut_off(native),
+        *cut_off(native),
         *([] if sized or native is None else _larger(model, native[0], side)),
         *_duplicated(splits),
         *_trained_before(splits, trained),
@@ -257,7 +266,8 @@ def _bright(split: AnySplit) -> int:
     return int((shares < NEARLY_ALL).sum())
 
 
-def _cut_off(native: tuple[int, int] | None) -> Iterator[str]:
+def cut_off(native: tuple[int, int] | None) -> Iterator[str]:
+    """A line where images are not square, by their shorter and their longer side."""
     if native is None or (lost := 1 - native[0] / native[1]) < CUT_OFF:
         return
     yield (

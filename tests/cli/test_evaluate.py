@@ -54,7 +54,7 @@ def test_metrics_are_those_counted_by_hand(capsys, digits):
     assert rows["network"] == "p4_cnn"
     assert rows["images"] == f"6 of {digits}"
     assert rows["accuracy"] == "83.33 %"
-    assert rows["mean recall of the classes"] == "83.33 %"  # 100 % of the sevens, 2 of 3 fours
+    assert rows["mean recall of the classes that have images"] == "83.33 %"  # 100 % of the sevens, 2 of 3 fours
     assert rows["same prediction at all 90° rotations"] == "100.00 %, of 6 images"
     found = [re.split(r"  +", line.strip()) for line in classes.splitlines()]
     assert found[1:] == [["4", "100.00 %", "66.67 %", "80.00 %", "3"], ["7", "75.00 %", "100.00 %", "85.71 %", "3"]]
@@ -98,7 +98,7 @@ def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path
     for data, said in ((digits, "they are not divided"), (tmp_path / "some.npz", "only test and train")):
         code, _, err = run(capsys, "evaluate", "p4_cnn", data, "--split", "val")
         assert code == 2
-        assert f"{data} has no val images, {said}; leave --split out" in err
+        assert f"{data} has no val images, {said}" in err
 
 
 def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
@@ -126,7 +126,34 @@ def test_labels_without_names_are_numbers_of_the_network(capsys, tmp_path):
     np.savez(tmp_path / "b.npz", x_train=images[:10], y_train=np.arange(10))
     _, out, _ = run(capsys, "evaluate", "p4_cnn", tmp_path / "b.npz")
     assert f"10 of {tmp_path / 'b.npz'}" in out
+    assert "mean F1 of the classes  " in out  # all have images
     assert "have no names: 0 is taken for '0', and so on in the network's order" in out
+
+
+def test_a_file_needs_no_training_images_and_not_all_classes(capsys, tmp_path):
+    images = np.stack([np.asarray(Image.open(image).convert("L")) for image in (OTHER, IMAGE)])
+    names = np.array(["4", "5", "7"])
+    np.savez(tmp_path / "a.npz", x_test=images, y_test=np.array([0, 2]), label_names=names)
+    data = json.loads(run(capsys, "evaluate", "p4_cnn", tmp_path / "a.npz", "--json")[1])
+    assert (data["split"], data["images"], data["accuracy"]) == ("test", 2, 100)
+    for changes, said in (
+        ({"y_test": np.array([0, 3])}, "labels are 0, 1, 2 ..., with a name each or none, got 0 to 3"),
+        ({"y_test": np.array([0])}, "has 2 images and 1 labels"),
+        ({"x_test": np.stack([images] * 3, -1)}, "have 3 channels, and the network takes 1"),
+    ):
+        np.savez(tmp_path / "b.npz", **({"x_test": images, "y_test": np.array([0, 2]), "label_names": names} | changes))
+        code, _, err = run(capsys, "evaluate", "p4_cnn", tmp_path / "b.npz")
+        assert code == 2
+        assert said in err
+    np.savez(tmp_path / "c.npz", images=images)
+    assert "c.npz has no images; they are arrays x_train" in run(capsys, "evaluate", "p4_cnn", tmp_path / "c.npz")[2]
+
+
+def test_ends_that_are_cut_off_are_told(capsys, digits):
+    for path in digits.rglob("*.png"):
+        Image.open(path).resize((40, 28)).save(path)
+    notes = json.loads(run(capsys, "evaluate", "p4_cnn", digits, "--json")[1])["notes"]
+    assert notes[0].startswith("most images have about 28 x 40 pixels, and the network sees their central squares")
 
 
 def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
@@ -139,8 +166,8 @@ def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     safetensors.torch.save_file(weights, empty / "model.safetensors")
     for args, said in (
         (("p4_cnn", digits), "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'"),
-        (("p4_cnn", digits, "--workers", -1), "--workers is 0 or more and --rotated 1 or more, got -1 and 200"),
-        (("p4_cnn", digits, "--rotated", 0), "--rotated 1 or more, got 4 and 0"),
+        (("p4_cnn", digits, "--workers", -1), "--workers is a number of processes, 0 or more, got -1"),
+        (("p4_cnn", digits, "--rotated", 0), "--rotated is a number of images, 1 or more, got 0"),
         (("p4_cnn", tmp_path / "none"), "no images at"),
         ((empty, digits), "has no classifier, so it predicts nothing"),
     ):

@@ -155,6 +155,14 @@ def test_images_in_0_to_1_are_not_normalized_without_a_word():
     images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
     with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):
         normalize(images / 255, (0.2,), (0.4,), torch.float64)
+    edge = torch.zeros(1, 8, 8)
+    edge[..., 4:] = 1
+    over = preprocess(edge, (31, 31))[None]
+    assert over.max() > 1.01  # bicubic interpolation
+    with pytest.warns(UserWarning, match="multiply"):
+        normalize(over, (0.2,), (0.4,), torch.float64)
+    with pytest.raises(TypeError, match="images are a tensor, got ndarray"):
+        normalize(images.numpy(), (0.2,), (0.4,), torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
