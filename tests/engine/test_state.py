@@ -258,7 +258,7 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
     assert set(seen[len(seen) // 2 :]) == {28}
     best = best_row(rows(tmp_path / "half"))
     assert (best["epoch"], best["valid_accuracy"]) == (3, 50.0)  # of the two at full size
-    with pytest.raises(ValueError, match="half_size_epochs is at least 0 and less than the 3 epochs, got"):
+    with pytest.raises(ValueError, match="half_size_epochs is at least 0 and less than the 4 epochs, got 4"):
         other(epochs=4, half_size_epochs=4)
 
 
