@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ..data import load_image, preprocess
 from ..data.folder import images_below
-from ..data.images import normalized
-from ..engine.advice import DARK, dark_images
+from ..data.images import DARK, dark_images, normalized
 from ..groups import Group, transform
 from ..models import EquivariantNet
 

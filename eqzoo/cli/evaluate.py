@@ -9,7 +9,7 @@ import torch
 
 from ..data import AnySplit, labeled_images, native_sides
 from ..engine.advice import cut_off
-from ..engine.digests import image_codes
+from ..engine.digests import SPLIT_NAMES, image_codes
 from ..engine.loop import check_device
 from ..engine.metrics import evaluate
 from ..engine.run_directory import RunDirectory
@@ -19,7 +19,7 @@ from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
-_NAMES = {"test": "test", "val": "validation", "train": "training"}
+_NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 
 def run(args: argparse.Namespace) -> Answer:

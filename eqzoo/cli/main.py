@@ -223,6 +223,11 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="other keys of a recipe, such as optimizer=adamw",
     )
+    _reading(sub)
+
+
+def _reading(sub: argparse.ArgumentParser) -> None:
+    """The options that say from where and how images are read, and by which device they are computed."""
     sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
     sub.add_argument(
         "--download", action="store_true", help="download a named data set if it is missing (hf: always does)"
@@ -245,12 +250,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--rotated", type=int, default=200, metavar="N", help="the images that are rotated, at most (default: 200)"
     )
-    sub.add_argument("--data-dir", default="data", metavar="DIR", help="the folder of named data sets (default: data)")
-    sub.add_argument("--download", action="store_true", help="download a named data set if it is missing")
-    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
-    sub.add_argument(
-        "--workers", type=int, default=4, help="processes that read images that are not in memory (default: 4)"
-    )
+    _reading(sub)
 
 
 def _attention(sub: argparse.ArgumentParser) -> None:

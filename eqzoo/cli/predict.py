@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..data import load_image
 from ..data.folder import SHOWN
-from ..engine.advice import DARK
+from ..data.images import DARK
 from ..groups import P4, P4M, Z2, Group
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table

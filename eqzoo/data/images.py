@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-__all__ = ["is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
+__all__ = ["DARK", "NEARLY_ALL", "dark_images", "is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 _WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
+DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
+NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
+_BATCH = 256  # images whose brightness is measured together
 _FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolation adds at edges
 _TIFF_BANDS = 277  # samples a pixel
 
@@ -63,7 +66,7 @@ def normalize(
 def normalized(
     images: Tensor, mean: tuple[float, ...] | Tensor, std: tuple[float, ...] | Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """`normalize` of images that were read here, whose values are known to be in 0 to 255."""
+    """`normalize` without its checks, for images that this package has read."""
     shape = (1, -1, 1, 1)
     center = torch.as_tensor(mean, dtype=dtype, device=images.device).view(shape)
     scale = torch.as_tensor(std, dtype=dtype, device=images.device).view(shape)
@@ -83,6 +86,17 @@ def _warn_of_fractions(images: Tensor) -> None:
             "255; multiply images with values in 0 to 1 by 255 before",
             stacklevel=3,
         )
+
+
+def dark_images(images: Tensor) -> Tensor:
+    """Which images have nearly all of their pixels below `DARK`, but are not black, ``(n,)`` bool.
+
+    Args:
+        images: ``(n, channels, height, width)`` with values in 0 to 255.
+    """
+    parts = [part.flatten(1) for part in images.split(_BATCH)]
+    found = [((part < DARK).double().mean(1) >= NEARLY_ALL) & (part.amax(1) > 0) for part in parts]
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
 
 def is_grayscale(image: Image.Image) -> bool:

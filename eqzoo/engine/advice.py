@@ -10,6 +10,7 @@ from torch import Tensor
 from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
+from ..data.images import DARK, NEARLY_ALL, dark_images
 from ..groups import P4M, transform
 from ..models import EquivariantNet
 from .digests import image_codes
@@ -22,15 +23,12 @@ __all__ = [
     "advice_on_time",
     "chosen",
     "cut_off",
-    "dark_images",
     "duplicates",
     "summary",
 ]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
-DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
-NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
 CUT_OFF = 0.05  # of an image, beyond its central square
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
@@ -242,17 +240,6 @@ def _dark(train: AnySplit) -> Iterator[str]:
             f"{count:,} of the {len(train):,} training images are darker than the others: {100 * NEARLY_ALL:g} % of "
             f"their pixels are below {DARK} of 255, {what.format('them')}"
         )
-
-
-def dark_images(images: Tensor) -> Tensor:
-    """Which images have nearly all of their pixels below `DARK`, but are not black, ``(n,)`` bool.
-
-    Args:
-        images: ``(n, channels, height, width)`` with values in 0 to 255.
-    """
-    parts = [part.flatten(1) for part in images.split(_BATCH)]
-    found = [((part < DARK).double().mean(1) >= NEARLY_ALL) & (part.amax(1) > 0) for part in parts]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
 
 
 def _bright(split: AnySplit) -> int:

@@ -543,6 +543,24 @@ def test_predict_prints_comma_separated_values(capsys, digits_folder):
     assert err == "eqzoo: without --model, p4_cnn and z2_cnn take an image for a digit\n"
 
 
+def test_commands_without_training_need_no_packages_of_the_training():
+    """As README's installation has it, without the extra train."""
+    script = f"""
+import sys
+sys.modules["accelerate"] = None
+from eqzoo.cli.main import main
+for command in (["predict", {str(IMAGE)!r}, "--model", "p4_cnn"], ["info", "p4_cnn"], ["check", "p4_cnn"]):
+    assert main(command) == 0, command
+assert main(["evaluate", "p4_cnn", "nowhere"]) == 2
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert (
+        ran.stderr == "eqzoo evaluate: training needs accelerate: pip install 'eqzoo[train]' (import of accelerate "
+        "halted; None in sys.modules)\n"
+    )
+
+
 def test_predict_tells_of_images_darker_than_those_of_the_training(capsys, tmp_path):
     """12-bit numbers in files of 16 bits; the digits' own mean is 0.13, that of land 0.36."""
     tile = Image.open(IMAGE.with_name("tile.jpg"))

@@ -17,8 +17,9 @@ import eqzoo
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
+from eqzoo.data.images import dark_images
 from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
-from eqzoo.engine.advice import advice_after, advice_before, advice_on_time, dark_images, duplicates
+from eqzoo.engine.advice import advice_after, advice_before, advice_on_time, duplicates
 from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.epochs import rank
@@ -28,7 +29,7 @@ from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
 from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
-from tests.engine.test_finetune import arrays, save_shapes
+from tests.engine.test_finetune import arrays, save_shapes, shape
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +272,7 @@ def test_small_batches_are_measured_with_networks_that_reduce_images_to_a_pixel(
     assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second > 0
 
 
-def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
+def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch, capsys):
     rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
     monkeypatch.setattr(speed, "measure", lambda *_, **__: rate[0])
     call = {"epochs": None, "minutes": 0.05}
@@ -283,6 +284,10 @@ def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
     assert tune(tmp_path / "b", **call).report["epochs"] == 6
     results = json.loads((tmp_path / "a" / "results.json").read_text())
     assert "--epochs 3" in results["command"]
+    assert "and --minutes is" not in capsys.readouterr().err
+    rate[0] = Speed("float32", False, 0.05)
+    assert tune(tmp_path / "late", **call).report["epochs"] == 1
+    assert "an epoch takes about 6.7 minutes, and --minutes is 0.05" in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"minutes was 0.05 and is 0.1"):
         tune(tmp_path / "a", epochs=None, minutes=0.1)
     for wrong in ({"minutes": 1.0}, {"epochs": None, "minutes": 0.0}, {"epochs": None, "minutes": float("nan")}):
@@ -400,6 +405,27 @@ def test_advice_on_images_whose_ends_are_cut_off():
     assert larger.startswith("the images have 180 pixels a side")
     (cut,) = advice_before(fine, model, (180, 220), 28, balance=False, sized=True)
     assert "central squares" in cut
+
+
+def test_a_fine_tuning_tells_of_ends_and_sizes_and_shows_settings_as_json(tmp_path, capsys):
+    for number, name in enumerate(("a", "b") * 8):
+        (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(shape(number % 2, number, 60)).resize((60, 80)).save(
+            tmp_path / "images" / name / f"{number}.png"
+        )
+    call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2}
+    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", lr_factors={"head.*": 3.0}, **call)
+    said = capsys.readouterr().err
+    assert "most images have about 60 x 80 pixels" in said
+    assert "60 pixels a side and are scaled to 28: if details matter, try --size 56" in said
+    assert 'channels_last false, lr_factors {"head.*": 3.0}' in said
+    page = (tmp_path / "out" / "report.md").read_text()
+    assert '| lr_factors | {"head.*": 3.0} |' in page
+    assert "| patience | null |" in page
+    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "sized", size=32, **call)
+    said = capsys.readouterr().err
+    assert "most images have about 60 x 80 pixels" in said
+    assert "if details matter" not in said
 
 
 def test_advice_on_an_epoch_that_takes_longer_than_the_time():
