@@ -6,13 +6,13 @@ except ImportError as error:
     raise ImportError(f"training needs accelerate: pip install 'eqzoo[train]' ({error})") from error
 
 from .epochs import best_row, is_finished
-from .evaluation import best_run, evaluate_run
 from .finetuning import FineTuned, finetune
 from .loop import check_device, train
 from .metrics import predictions, top1
 from .recipe import Recipe, build_network
 from .results import checkpoint_config, checkpoint_results
 from .run_directory import FinishedRun, RunDirectory
+from .run_evaluation import best_run, evaluate_run
 
 __all__ = [
     "FineTuned",

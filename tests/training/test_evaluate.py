@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.engine import FinishedRun, Recipe, evaluation
-from eqzoo.engine.evaluation import _check_accuracy, _rounded
+from eqzoo.engine import FinishedRun, Recipe, run_evaluation
 from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.results import _of_epochs as of_epochs
+from eqzoo.engine.run_evaluation import _check_accuracy, _rounded
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
 
@@ -161,8 +161,10 @@ def test_test_images_are_not_evaluated_before_the_checks(runs, monkeypatch, chec
     def fails(*_):
         raise ValueError("the check failed")
 
-    monkeypatch.setattr(evaluation, check, fails)
-    monkeypatch.setattr(evaluation, "predict_quarter_rotations", lambda *_: pytest.fail("test images were evaluated"))
+    monkeypatch.setattr(run_evaluation, check, fails)
+    monkeypatch.setattr(
+        run_evaluation, "predict_quarter_rotations", lambda *_: pytest.fail("test images were evaluated")
+    )
     ran = evaluate(runs, runs / "runs" / "p4_cnn.blobs" / "seed0", "--half")
     assert ran.returncode == 1
     assert "the check failed" in ran.stderr
@@ -170,8 +172,8 @@ def test_test_images_are_not_evaluated_before_the_checks(runs, monkeypatch, chec
 
 def test_rounding_that_changes_predictions_is_an_error(runs, monkeypatch):
     folder = runs / "runs" / "p4_cnn.blobs" / "seed0"
-    monkeypatch.setattr(evaluation, "_rounded", lambda value: value.round().half())
-    monkeypatch.setattr(evaluation, "_check_accuracy", lambda *_: None)
+    monkeypatch.setattr(run_evaluation, "_rounded", lambda value: value.round().half())
+    monkeypatch.setattr(run_evaluation, "_check_accuracy", lambda *_: None)
     ran = evaluate(runs, folder, "--half")
     assert ran.returncode == 1
     assert "to float16 changes the class of" in ran.stderr
