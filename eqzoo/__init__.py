@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._common import __version__ as __version__
+from ._common import lazy_names
 
 if TYPE_CHECKING:
     from . import viz
     from .analysis import EquivarianceCheck, check_equivariance, multiply_adds, rotate, rotation_curve
-    from .engine import FineTuned, finetune
+    from .engine import FineTuned, evaluate, finetune
     from .equivariance import equivariance_error
     from .export import ExportError, ExportReport, export_onnx, export_pt2
     from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
@@ -33,6 +34,7 @@ __all__ = [
     "cyclic",
     "dihedral",
     "equivariance_error",
+    "evaluate",
     "export_onnx",
     "export_pt2",
     "finetune",
@@ -46,7 +48,7 @@ __all__ = [
 
 _MODULES = {
     "analysis": ("EquivarianceCheck", "check_equivariance", "multiply_adds", "rotate", "rotation_curve"),
-    "engine": ("FineTuned", "finetune"),
+    "engine": ("FineTuned", "evaluate", "finetune"),
     "equivariance": ("equivariance_error",),
     "export": ("ExportError", "ExportReport", "export_onnx", "export_pt2"),
     "groups": ("P4", "P4M", "Z2", "Z2M", "Group", "cyclic", "dihedral"),
@@ -67,18 +69,12 @@ _SUBPACKAGES = (
     "ops",
     "viz",
 )
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_name = lazy_names(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name, or a sub-package such as ``eqzoo.data``, when it is first used (PEP 562)."""
-    if name in _MODULE_OF:
-        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
-    if name in _SUBPACKAGES:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}") if name in _SUBPACKAGES else _name(name)
 
 
 def __dir__() -> list[str]:

@@ -4,8 +4,10 @@ import json
 import logging
 import math
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ __all__ = [
     "atomic",
     "interleaved_times",
     "json_text",
+    "lazy_names",
     "parse_settings",
     "setting_text",
     "torch_benchmark",
@@ -25,6 +28,25 @@ __version__ = "0.1.0"
 
 K = TypeVar("K")
 T = TypeVar("T")
+
+
+def lazy_names(package: str, modules: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose public names are imported when they are first used (PEP 562).
+
+    Args:
+        package: The name of the package.
+        modules: Its modules, with the names that each defines.
+    """
+    module_of = {name: module for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
 
 
 def atomic(path: Path, write: Callable[[Path], T]) -> T:

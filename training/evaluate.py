@@ -25,8 +25,7 @@ from common import (
 
 from eqzoo._common import json_text, write_json
 from eqzoo.analysis.rotation import SAMPLE_SIZE
-from eqzoo.engine import FinishedRun, Recipe, best_run, evaluate_run
-from eqzoo.engine.loop import check_device
+from eqzoo.engine import FinishedRun, Recipe, best_run, check_device, evaluate_run
 from eqzoo.engine.run_evaluation import check_no_fine_tuning
 from eqzoo.hub import RESULTS_NAME
 

@@ -10,7 +10,7 @@ _WIDTH = 80  # of a terminal, in characters
 
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """What `eqzoo.engine.metrics.evaluate` found, a row for each metric of all classes."""
+    """What `eqzoo.engine.metrics.classifier_metrics` found, a row for each metric of all classes."""
     curve, kept = found["rotation_curve"]["accuracy"], found["same_class_at_all_quarter_rotations"]
     of_curve, of_kept = (f", of {n:,} images" for n in (found["rotation_curve"]["images"], found["rotated_images"]))
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"

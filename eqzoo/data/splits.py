@@ -221,6 +221,18 @@ def num_classes(splits: Mapping[str, AnySplit]) -> int:
     return int(splits["train"].labels.max()) + 1
 
 
+def check_types(split: AnySplit, source: str, which: str = "these") -> None:
+    """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64."""
+    if isinstance(split, Split):
+        if split.images.dtype != torch.uint8:
+            raise ValueError(f"{source}: images are uint8, 0 to 255; {which} are {split.images.dtype}")
+        if split.images.ndim != 4:
+            shape = tuple(split.images.shape)
+            raise ValueError(f"{source}: images are (n, channels, height, width); {which} have shape {shape}")
+    if split.labels.dtype != torch.int64:
+        raise ValueError(f"{source}: labels are int64; {which} are {split.labels.dtype}")
+
+
 def check(splits: Mapping[str, AnySplit], source: str) -> None:
     """Raises ValueError unless all splits have uint8 images, of one shape, and labels 0, 1, 2 ... without gaps."""
     if "train" not in splits or not splits.keys() <= {"train", "valid", "test"}:
@@ -228,10 +240,7 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
             f"{source}: the splits are train and possibly valid and test, got {', '.join(splits) or 'none'}"
         )
     for name, split in splits.items():
-        if isinstance(split, Split) and split.images.dtype != torch.uint8:
-            raise ValueError(f"{source}: images are uint8, 0 to 255; those of {name} are {split.images.dtype}")
-        if split.labels.dtype != torch.int64:
-            raise ValueError(f"{source}: labels are int64; those of {name} are {split.labels.dtype}")
+        check_types(split, source, f"those of {name}")
     shapes = {name: split.shape for name, split in splits.items()}
     for name, split in splits.items():
         if not len(split):

@@ -10,7 +10,7 @@ import torch
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import folder_channels, folder_sides, image_folder, inner_folders, split_folder
-from .splits import AnySplit, Split, check, resized, stratified
+from .splits import AnySplit, Split, Streamed, check, check_types, resized, stratified
 
 __all__ = ["complete_splits", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
 
@@ -75,7 +75,7 @@ def read_images(
 
 
 def labeled_images(
-    data: str | os.PathLike[str],
+    data: str | os.PathLike[str] | AnySplit,
     side: int,
     channels: int,
     part: str | None = None,
@@ -86,6 +86,7 @@ def labeled_images(
 
     Args:
         data: As in `read_images`; a folder or a .npz file needs no training images, and a .npz file not all classes.
+            Or a split.
         side: The side of the square images, in pixels.
         channels: The number of channels.
         part: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is.
@@ -99,6 +100,15 @@ def labeled_images(
         FileNotFoundError: If the data set is not found.
         ValueError: As `read_images`, or if there is no such part.
     """
+    if not isinstance(data, str | os.PathLike):
+        if not isinstance(data, Split | Streamed):
+            raise TypeError(
+                f"the data is a folder, a .npz file, the name of a data set or a Split, got {type(data).__name__}"
+            )
+        if part is not None:
+            raise ValueError(f"a split has no parts to choose from, got {part!r}")
+        _check_labeled(data, channels, "the split")
+        return resized(data, (side, side)), None
     path, splits = Path(data), dict[str, AnySplit]()
     there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
     if path.suffix == ".npz" and path.is_file():
@@ -122,6 +132,7 @@ def labeled_images(
 
 def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
     """Raises ValueError unless there are images of these channels with a label each, and a name for each label."""
+    check_types(split, str(data))
     if split.shape[0] != channels:
         raise ValueError(f"the images of {data} have {split.shape[0]} channels, and the network takes {channels}")
     images = len(split.images) if isinstance(split, Split) else len(split.labels)
@@ -137,8 +148,8 @@ def native_sides(data: object) -> tuple[int, int] | None:
 
     None for data of another kind than a folder, a .npz file or splits in memory.
     """
-    if isinstance(data, Mapping):
-        sides = data["train"].shape[1:]
+    if isinstance(data, Mapping | Split | Streamed):
+        sides = (data["train"] if isinstance(data, Mapping) else data).shape[1:]
         return min(sides), max(sides)
     if not isinstance(data, str | os.PathLike):
         return None

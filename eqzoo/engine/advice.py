@@ -1,7 +1,7 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from ..groups import P4M, transform
 from ..models import EquivariantNet
 from .digests import image_codes
 from .recipe import Recipe
-from .speed import Speed
+
+if TYPE_CHECKING:
+    from .speed import Speed
 
 __all__ = [
     "advice_after",
@@ -60,7 +62,7 @@ def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
 
 
 def summary(
-    recipe: Recipe, splits: Mapping[str, AnySplit], settings: Mapping[str, Any], speed: Speed
+    recipe: Recipe, splits: Mapping[str, AnySplit], settings: Mapping[str, Any], speed: "Speed"
 ) -> tuple[str, str]:
     """Two lines: images, steps and expected time; and the settings.
 
@@ -125,7 +127,7 @@ def advice_before(
     ]
 
 
-def advice_on_time(minutes: float | None, speed: Speed, splits: Mapping[str, AnySplit]) -> list[str]:
+def advice_on_time(minutes: float | None, speed: "Speed", splits: Mapping[str, AnySplit]) -> list[str]:
     """A line where an epoch, the least that is trained, takes longer than the minutes that the user gave."""
     seconds = speed.epoch_seconds(splits)
     if minutes is None or seconds <= _LATE * 60 * minutes:

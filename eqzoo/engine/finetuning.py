@@ -34,8 +34,8 @@ from .comparison import check_baseline
 from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
 from .digests import image_codes, split_digest
 from .epochs import is_finished
-from .loop import check_device, train
-from .processor import limited_threads
+from .loop import train
+from .processor import check_device, limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report

@@ -11,22 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
+from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
-from .processor import emulates_bfloat16, flushed_subnormals
+from .processor import check_device, emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run_directory import RunDirectory, weights_file
 from .state import MisfitError, TrainingState
 
-__all__ = ["accelerator_of", "check_device", "train"]
+__all__ = ["accelerator_of", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 _EMULATED = (
@@ -111,12 +111,6 @@ def _finished(state: TrainingState, directory: RunDirectory) -> nn.Module:
         return state.finished_model(weights)
     except MisfitError as error:
         raise ValueError(f"{directory.weights} has the weights of another network: {error}") from error
-
-
-def check_device(device: str | None) -> None:
-    """Raises ValueError unless there is such a device to train on."""
-    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
 
 
 def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:

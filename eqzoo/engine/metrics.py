@@ -18,7 +18,7 @@ from ..groups import P4, transform
 __all__ = [
     "BATCH_SIZE",
     "DIGITS",
-    "evaluate",
+    "classifier_metrics",
     "evaluation_bar",
     "predict_quarter_rotations",
     "predict_split",
@@ -82,7 +82,7 @@ def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any
     }
 
 
-def evaluate(
+def classifier_metrics(
     model: nn.Module,
     split: AnySplit,
     names: Sequence[str],
@@ -91,6 +91,7 @@ def evaluate(
     seconds: float | None = None,
     channels_last: bool = False,
     rotated: int | None = None,
+    title: str = "report",
 ) -> dict[str, Any]:
     """The metrics of a classifier on a split, all in percent. A progress bar on stderr counts evaluated images.
 
@@ -104,13 +105,14 @@ def evaluate(
             None for no limit. All images are evaluated unrotated, whatever the time.
         channels_last: Whether the network is evaluated on images in the channels-last memory format.
         rotated: The number of images that are rotated, at most; None for all.
+        title: That of the progress bar.
 
     Returns:
         Those of `scores`, `quarter_rotation_metrics`, their number of images as ``rotated_images``, and as
         ``rotation_curve`` the ``accuracy`` at ``angles`` in degrees on ``images`` of these, see
         `eqzoo.analysis.accuracy_over_rotations`.
     """
-    with evaluation_bar(model, len(split), channels_last) as bar:
+    with evaluation_bar(model, len(split), channels_last, title) as bar:
         began = time.perf_counter()
         predicted = predict_split(model, split, workers)
         each = (time.perf_counter() - began) / len(split)
@@ -164,13 +166,13 @@ class _Rotations(NamedTuple):
 
 
 @contextmanager
-def evaluation_bar(model: nn.Module, count: int, channels_last: bool) -> Iterator["tqdm[Any]"]:
+def evaluation_bar(model: nn.Module, count: int, channels_last: bool, title: str = "report") -> Iterator["tqdm[Any]"]:
     """A progress bar that advances by the images that the network is given, in the memory format asked for."""
 
     def before(_: nn.Module, args: tuple[Tensor]) -> Tensor:
         return args[0].contiguous(memory_format=torch.channels_last) if channels_last else args[0]
 
-    with progress_bar("report", count) as bar:
+    with progress_bar(title, count) as bar:
         hooks = [
             model.register_forward_pre_hook(before),
             model.register_forward_hook(lambda _, args, __: bar.update(len(args[0])) and None),

@@ -1,4 +1,4 @@
-"""What the processor offers: the cores that this process may use, and bfloat16 units."""
+"""What the processor offers: GPUs, the cores that this process may use, and bfloat16 units."""
 
 import math
 import os
@@ -8,11 +8,17 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "usable_cores"]
+__all__ = ["check_device", "emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "usable_cores"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
+
+
+def check_device(device: str | None) -> None:
+    """Raises ValueError unless there is such a device to run networks on; None is always right."""
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
+        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
 
 
 def has_bfloat16(device: torch.device) -> bool:

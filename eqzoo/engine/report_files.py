@@ -19,7 +19,7 @@ from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
 from .epochs import best_row
-from .metrics import BATCH_SIZE, DIGITS, STEPS, evaluate, predict_split, top1
+from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, predict_split, top1
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
@@ -82,7 +82,7 @@ def write_report(
         )
     training_seconds = round(sum(row["seconds"] for row in rows))
     allowed = max(_REPORT_SECONDS, training_seconds / 10)
-    metrics = evaluate(
+    metrics = classifier_metrics(
         model,
         splits[split],
         names,

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
-import accelerate
 import torch
 import torch.nn.functional as F
 from timm.loss import create_classification_loss
@@ -21,6 +20,7 @@ from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..data.images import normalized
 from ..models import EquivariantNet, create_model
+from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .digests import split_differences, split_digests
 from .metrics import BATCH_SIZE

@@ -1,4 +1,4 @@
-"""`eqzoo evaluate` on labeled images."""
+"""`eqzoo evaluate` and `eqzoo.evaluate` on labeled images."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.cli._metrics import confusion_rows
+from eqzoo.data import Split
 from eqzoo.engine.metrics import scores
 from eqzoo.hub import shipped_folder
 from tests.cli.test_cli import IMAGE, run
@@ -166,8 +167,8 @@ def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     safetensors.torch.save_file(weights, empty / "model.safetensors")
     for args, said in (
         (("p4_cnn", digits), "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'"),
-        (("p4_cnn", digits, "--workers", -1), "--workers is a number of processes, 0 or more, got -1"),
-        (("p4_cnn", digits, "--rotated", 0), "--rotated is a number of images, 1 or more, got 0"),
+        (("p4_cnn", digits, "--workers", -1), "workers is a number of processes, 0 or more, got -1"),
+        (("p4_cnn", digits, "--rotated", 0), "rotated is a number of images, 1 or more, got 0"),
         (("p4_cnn", tmp_path / "none"), "no images at"),
         ((empty, digits), "has no classifier, so it predicts nothing"),
     ):
@@ -183,3 +184,45 @@ def test_a_wide_matrix_has_numbered_columns():
     assert first == ["0 class aclass a", "1", *["0"] * 8]
     assert confusion_rows(scores(labels, labels, "abcdefghi"))[0][1:] == [*"abcdefghi"]
     assert confusion_rows(scores(torch.arange(13), torch.arange(13), [*map(str, range(13))])) == []
+
+
+def test_a_network_and_images_in_memory(capsys, digits):
+    """As of the command; the network keeps its modes and its device."""
+    images = torch.stack([torch.from_numpy(np.array(Image.open(path).convert("L")))[None] for path in (OTHER, IMAGE)])
+    model = eqzoo.create_model("p4_cnn", pretrained=True).train()
+    model.head.eval()
+    found = eqzoo.evaluate(model, Split(images, torch.tensor([0, 1]), ("4", "7")))
+    assert model.training
+    assert not model.head.training
+    assert (found["network"], found["data"], found["split"]) == ("p4_cnn", "the images", None)
+    assert (found["accuracy"], found["images"], found["notes"]) == (100, 2, [])
+    assert found["confusion"][4][4] == found["confusion"][7][7] == 1
+    numbered = eqzoo.evaluate(model, Split(images, torch.tensor([4, 6])))
+    assert numbered["accuracy"] == 50
+    assert "0 is taken for '0'" in numbered["notes"][0]
+    data = json.loads(run(capsys, "evaluate", "p4_cnn", digits, "--json")[1])
+    assert eqzoo.evaluate("p4_cnn", digits) == data
+    of_network = eqzoo.evaluate(model, digits)
+    assert of_network == data
+    stretched = Split(images.repeat(1, 1, 1, 2), torch.tensor([4, 7]))
+    assert "their central squares" in eqzoo.evaluate(model, stretched)["notes"][-1]
+
+
+def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
+    model = eqzoo.create_model("p4_cnn")
+    images, labels = torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([4, 7])
+    for data, options, said in (
+        (Split(images.float(), labels), {}, "the split: images are uint8, 0 to 255; these are torch.float32"),
+        (Split(images[:, 0], labels), {}, r"images are \(n, channels, height, width\); these have shape \(2, 28, 28\)"),
+        (Split(images, labels.float()), {}, "the split: labels are int64; these are torch.float32"),
+        (Split(images, labels[:1]), {}, "the split has 2 images and 1 labels"),
+        (Split(images.repeat(1, 3, 1, 1), labels), {}, "the images of the split have 3 channels, and the network"),
+        (Split(images, labels), {"split": "test"}, "a split has no parts to choose from, got 'test'"),
+        (digits, {"device": "cpu"}, r"move the network with model.to\('cpu'\)"),
+        (digits, {"device": "gpu"}, "device is 'cpu', or 'cuda' where there is a GPU, got 'gpu'"),
+        (digits, {"workers": -1}, "workers is a number of processes"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            eqzoo.evaluate(model, data, **options)
+    with pytest.raises(TypeError, match=r"the name of a data set or a Split, got Tensor"):
+        eqzoo.evaluate(model, images)

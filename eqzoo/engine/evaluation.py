@@ -1,0 +1,141 @@
+"""Evaluation of a network on labeled images."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..analysis._mode import evaluation_mode
+from ..data import AnySplit, labeled_images, native_sides
+from ..models import EquivariantNet
+from ..models.loading import load_network
+from .advice import cut_off
+from .digests import image_codes
+from .metrics import classifier_metrics
+from .processor import check_device
+from .run_directory import RunDirectory
+
+__all__ = ["evaluate"]
+
+ROTATED = 200  # images that are rotated, at most, unless the caller says otherwise
+
+
+def evaluate(
+    model: str | os.PathLike[str] | EquivariantNet,
+    data: str | os.PathLike[str] | AnySplit,
+    *,
+    split: str | None = None,
+    rotated: int = ROTATED,
+    data_dir: str | os.PathLike[str] = "data",
+    download: bool = False,
+    device: str | None = None,
+    workers: int = 4,
+) -> dict[str, Any]:
+    """The metrics of a network on labeled images. A progress bar on stderr counts evaluated images.
+
+    Classes are matched by name, such as of the folders that the images are in; where the data has no names, label 0 is
+    the first class of the network, and so on. Images are scaled to the input size of the network. This is what the
+    command ``eqzoo evaluate`` prints.
+
+    Args:
+        model: A checkpoint by name, folder or file, or a network. A network is evaluated on the device on which it is,
+            in evaluation mode, and has its own modes afterwards.
+        data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
+            and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
+        split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
+        rotated: The number of images that are rotated, at most.
+        data_dir: The folder of data sets that have a name.
+        download: Whether these may be downloaded.
+        device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one.
+        workers: The processes that read images that are not in memory.
+
+    Returns:
+        In percent ``accuracy``, ``balanced_accuracy`` (the mean recall of the classes that have images) and
+        ``macro_f1`` (their mean F1); ``classes``, a list of the ``name``, ``precision``, ``recall``, ``f1`` and number
+        of ``images`` of each; ``confusion``, the numbers of images by true and predicted class;
+        ``same_class_at_all_quarter_rotations`` and ``accuracy_of_rotated_copies`` (0°, 90°, 180°, 270°), in percent of
+        ``rotated_images``; ``rotation_curve``, the ``accuracy`` at ``angles`` in degrees; and ``network``, ``data``,
+        ``split``, the number of ``images`` and ``notes``, a list of sentences.
+
+    Raises:
+        ValueError: If an argument is invalid, the network has no classifier or takes images that are not square, or the
+            images have another number of channels, or classes that the network does not predict.
+        FileNotFoundError: If there are no such images, or no such checkpoint.
+        WeightsNotFoundError: If the checkpoint has no weights.
+
+    Example:
+        >>> from eqzoo.data import Split
+        >>> digits = Split(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4))
+        >>> found = evaluate(eqzoo.create_model("p4_cnn", pretrained=True), digits)
+        >>> found["accuracy"], found["same_class_at_all_quarter_rotations"]
+        (25.0, 100.0)
+    """
+    check_device(device)
+    if workers < 0:
+        raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
+    if rotated < 1:
+        raise ValueError(f"rotated is a number of images, 1 or more, got {rotated}")
+    if isinstance(model, EquivariantNet):
+        if device is not None:
+            raise ValueError(
+                f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out"
+            )
+        network, name, folder = model, model.pretrained_cfg["architecture"], None
+    else:
+        loaded = load_network(model, pretrained=True)
+        network, name, folder = loaded.network, loaded.name, loaded.source.folder
+        network = network.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    classes = _classes(network, name)
+    channels, height, width = network.input_size
+    if height != width:
+        raise ValueError(f"{name} takes images of {height} x {width} pixels, and images are read as squares")
+    read, part = labeled_images(data, width, channels, split, data_dir, download)
+    source = str(data) if isinstance(data, str | os.PathLike) else "the images"
+    images, notes = _relabeled(read, network, name, classes, source)
+    if folder:
+        notes += _trained_on(images, folder, name)
+    notes += cut_off(native_sides(data))
+    with evaluation_mode(network):
+        found = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
+    return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
+
+
+def _classes(network: EquivariantNet, name: str) -> tuple[str, ...]:
+    """The names of the classes that a network predicts."""
+    count = network.num_classes
+    if not count:
+        raise ValueError(f"{name} has no classifier, so it predicts nothing; eqzoo finetune trains one")
+    names = tuple(network.pretrained_cfg.get("label_names") or ())
+    return names if len(names) == count else tuple(map(str, range(count)))
+
+
+def _relabeled(
+    split: AnySplit, network: EquivariantNet, name: str, classes: tuple[str, ...], source: str
+) -> tuple[AnySplit, list[str]]:
+    """The split with the labels of the network, matched by name, or by number where the data has no names."""
+    labels = split.labels
+    if split.classes:
+        if unknown := [item for i, item in enumerate(split.classes) if item not in classes and (labels == i).any()]:
+            raise ValueError(
+                f"{source} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
+                f"{name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
+                f"{', ...' * (len(classes) > 12)}; give the classes the same names, such as of their folders, or leave "
+                "their images out"
+            )
+        numbers = [classes.index(item) if item in classes else 0 for item in split.classes]
+        return replace(split, labels=torch.tensor(numbers)[labels], classes=classes), []
+    if int(labels.max()) >= len(classes):
+        raise ValueError(f"{source} has labels up to {int(labels.max())}, and {name} has {len(classes)} classes")
+    note = f"the labels of {source} have no names: 0 is taken for {classes[0]!r}, and so on in the network's order"
+    return replace(split, classes=classes), [note] if network.pretrained_cfg.get("label_names") else []
+
+
+def _trained_on(split: AnySplit, folder: Path, name: str) -> list[str]:
+    """A note where the network of a folder was fine-tuned on some of the images."""
+    count = int(np.isin(image_codes(split), RunDirectory(folder).trained()).sum())
+    return [f"{name} was trained on {count:,} of these {len(split):,} images, so the metrics are too good"] * (
+        count > 0
+    )
