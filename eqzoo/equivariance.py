@@ -3,11 +3,22 @@
 Features of an equivariant network satisfy ``Φ(g x) = g Φ(x)``, its logits ``Φ(g x) = Φ(x)``. The error is the relative
 L2 norm ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, without unit: about 1e-15 for an exact network in float64, of the order of 1 for
 a network that is not equivariant.
+
+How g acts on an input or output follows from its shape:
+
+- ``(B, C, |H|, height, width)`` is a regular field of the group H, whose group axis g permutes too;
+- ``(B, C, height, width)`` is an image or a map: g moves its pixels. So is an output ``(B, height, width)`` with the
+  sides of the image, such as a mask;
+- everything else is invariant, such as logits ``(B, C)``.
+
+The planes that ``features_only=True`` returns are regular fields, ``(B, C·|H|, height, width)``, and are compared as
+such. Planes that another module returns are not told from maps: ``planes.unflatten(1, (-1, group.order))`` makes fields
+of them. Of lists, tuples and dictionaries each tensor is compared.
 """
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -25,6 +36,8 @@ __all__ = [
     "equivariance_report",
     "group_to_check",
     "is_subgroup",
+    "tensors_of",
+    "unwrapped",
     "randomize_norms",
 ]
 
@@ -35,7 +48,8 @@ class EquivarianceReport:
 
     Args:
         group: The group.
-        logits: The error of the output for each element that maps the pixel grid onto itself.
+        logits: The error of the output for each element that maps the pixel grid onto itself; of several tensors, that
+            of the one with the largest.
         features: The same for ``forward_features``; empty if the group does not act on the features.
         layers: The error of each layer that has a group, on the input that it receives in the network: the largest
             over the elements. Layers of several inputs, and those whose output is zero everywhere, are left out.
@@ -58,7 +72,8 @@ def equivariance_error(
     """The largest equivariance error of a network, over its layers, features and output and over all elements.
 
     Args:
-        model: The network, or a single layer; a copy is measured, the model itself is not changed.
+        model: The network, or a single layer; a copy is measured, the model itself is not changed. How the group acts
+            on its output follows from the shape, as described above: logits ``(B, C)`` stay, maps are moved.
         x: The input, for a layer on fields of irreps an `eqzoo.layers.Irreps`; by default a batch of two noise images
             of the network's ``input_size``.
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
@@ -74,7 +89,7 @@ def equivariance_error(
     Raises:
         ValueError: If the model has no group or input size and none is given, if the input has no batch axis, if the
             output is zero or not finite, or if the given group has no rotation or reflection of the pixel grid.
-        TypeError: If the group is neither a group nor a name, or numbers are complex.
+        TypeError: If the group is neither a group nor a name, numbers are complex, or the output is not of tensors.
 
     Example:
         >>> import eqzoo
@@ -113,7 +128,7 @@ def equivariance_report(
     model: nn.Module, x: Any = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> EquivarianceReport:
     """All equivariance errors of a network; the arguments are those of `equivariance_error`."""
-    group = getattr(model, "group", None) if group is None else group_to_check(group)
+    group = getattr(unwrapped(model), "group", None) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
     law = getattr(model, "transform_field", None)
@@ -126,17 +141,37 @@ def equivariance_report(
         raise TypeError("the error is measured in float64; pass real numbers, not complex ones")
     own = copy.deepcopy(model).to("cpu", torch.float64).eval()
     generator = torch.Generator().manual_seed(seed)
-    x = _noise(own, generator) if x is None else _measured(x)
+    x = _noise(unwrapped(own), generator) if x is None else _measured(x)
     if randomize:
         randomize_norms(own, generator, x)
     with torch.no_grad():
-        own_group = getattr(own, "group", None) or group
-        logits = element_errors(own, x, group, own_group, getattr(own, "transform_field", None))
+        own_group = getattr(unwrapped(own), "group", None) or group
+        logits = element_errors(_with_fields(own), x, group, own_group, getattr(own, "transform_field", None))
         inside = is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
         features = element_errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
     return EquivarianceReport(group, logits, features, layers)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network itself, where timm's ``features_only=True`` has wrapped one of this package; else the model."""
+    inner = getattr(model, "model", None)
+    wrapped = hasattr(model, "feature_info") and isinstance(getattr(inner, "group", None), Group)
+    return cast(nn.Module, inner) if wrapped else model
+
+
+def _with_fields(model: nn.Module) -> Callable[[Any], Any]:
+    """The model; where ``features_only=True`` has wrapped a network, its features as regular fields."""
+    inner = cast(Any, unwrapped(model))
+    if inner is model:
+        return model
+    if not inner.planes_are_fields:
+        raise ValueError(
+            f"the features of a {type(inner).__name__} are not regular fields, so their shape does not tell how the "
+            "group acts on them; measure the network without features_only"
+        )
+    return lambda x: [planes.unflatten(1, (-1, inner.group.order)) for planes in model(x)]
 
 
 @torch.no_grad()
@@ -218,7 +253,8 @@ def element_errors(
 
     Args:
         function: Φ. The shapes of its input and output say how elements act on them: a regular field
-            ``(B, C, |H|, height, width)``, an image or planes ``(B, C, height, width)``, or an invariant vector.
+            ``(B, C, |H|, height, width)``, an image or map ``(B, C, height, width)``, an output ``(B, height, width)``
+            of the sides of the input, or an invariant vector. The output may be a list, tuple or dictionary.
         x: The input.
         group: The group.
         own: The group of the regular fields, if ``group`` is a subgroup of it; by default ``group``.
@@ -227,6 +263,7 @@ def element_errors(
 
     Raises:
         ValueError: If the output is zero everywhere or not finite, or the group does not act on a field of its shape.
+        TypeError: If the output holds something else than tensors.
 
     Example:
         >>> from eqzoo.groups import P4
@@ -234,18 +271,48 @@ def element_errors(
         0.0
     """
     own = own or group
-    act = partial(_act, group=group, own=own) if law is None else partial(_act_by, law, group=group, own=own)
-    y = function(x)
-    norm = _flat(y).norm()
-    if norm == 0:
+    errors = {}
+    if law is None:
+        y = list(tensors_of(function(x)))
+        kept = [i for i, part in enumerate(y) if part.any()]
+        for g in group.grid_elements if kept else ():
+            found = list(tensors_of(function(_act(x, group, g, own))))
+            sides = x.shape[-2:] if x.ndim > 3 else None
+            errors[g] = max(_relative(found[i], _act(y[i], group, g, own, sides), y[i]) for i in kept)
+    else:
+        y, act = function(x), partial(_act_by, law, group=group, own=own)
+        for g in group.grid_elements if _flat(y).any() else ():
+            errors[g] = _relative(_flat(function(act(x, g=g))), _flat(act(y, g=g)), _flat(y))
+    if not errors:
         raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")
-    errors = {
-        g: ((_flat(function(act(x, g=g))) - _flat(act(y, g=g))).norm() / norm).item() for g in group.grid_elements
-    }
     # Checked for every element: a NaN compares as neither larger nor smaller than any bound.
     if not all(math.isfinite(error) for error in errors.values()):
         raise ValueError(f"the output is not finite, its errors are {errors}; pass another x, or check the weights")
     return errors
+
+
+def _relative(found: Tensor, expected: Tensor, y: Tensor) -> float:
+    """``‖found − expected‖ / ‖y‖``."""
+    if found.shape != expected.shape:
+        raise ValueError(
+            f"the output for a transformed image has shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
+        )
+    return float((found - expected).norm() / y.norm())
+
+
+def tensors_of(output: Any) -> Iterable[Tensor]:
+    """The tensors of an output: of itself, or of a list, tuple or dictionary, also within others.
+
+    Raises:
+        TypeError: If it holds something else.
+    """
+    if isinstance(output, Tensor):
+        yield output if output.is_floating_point() else output.double()
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from tensors_of(part)
+    else:
+        raise TypeError(f"outputs are tensors, or lists, tuples and dictionaries of them, got {type(output).__name__}")
 
 
 def _flat(x: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -261,8 +328,13 @@ def _act_by(law: Callable[[Any, int], Any], x: Any, group: Group, g: int, own: G
     return law(x, element)
 
 
-def _act(x: Tensor, group: Group, g: int, own: Group) -> Tensor:
-    """The action of g on an input or output, by its shape: a field of ``own``, an image or an invariant vector."""
+def _act(x: Tensor, group: Group, g: int, own: Group, sides: Sequence[int] | None = None) -> Tensor:
+    """The action of g on an input or output, by its shape: a field of ``own``, an image, a map or an invariant vector.
+
+    ``sides``, those of the input, tell a map without channels from a vector.
+    """
+    if x.ndim == 3 and sides is not None and x.shape[1:] == sides:
+        return transform(x[:, None], group, g, "trivial")[:, 0]
     if x.ndim < 4:
         return x
     if x.ndim == 4 or x.shape[2] == 1:
@@ -308,5 +380,5 @@ def _keep_input(
 ) -> None:
     """Keeps the input of a layer that takes one and whose output, as that of a branch at its start, is not zero."""
     given = [*args, *kwargs.values()]
-    if len(given) == 1 and _flat(output).any():
+    if len(given) == 1 and any(part.any() for part in tensors_of(output)):
         inputs[name] = given[0]

@@ -12,7 +12,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors, equivariance_report, group_to_check, is_subgroup, randomize_norms
+from ..equivariance import (
+    element_errors,
+    equivariance_report,
+    group_to_check,
+    is_subgroup,
+    randomize_norms,
+    tensors_of,
+    unwrapped,
+)
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral
 from ..models import EquivariantNet
@@ -78,7 +86,7 @@ class EquivarianceCheck:
     def __str__(self) -> str:
         sides = " x ".join(map(str, self.image))
         verdict = "is exactly equivariant under" if self.exact else "is NOT exactly equivariant under"
-        columns = ["logits", *["features"] * bool(self.features)]
+        columns = ["output" if self.kind == "module" else "logits", *["features"] * bool(self.features)]
         rows = [["", *columns]]
         identity = P4.describe(0)
         for element, error in self.logits.items():
@@ -192,7 +200,7 @@ def _module(
     seed: int,
     trained: bool = True,
 ) -> EquivarianceCheck:
-    own = getattr(network, "group", None)
+    own = getattr(unwrapped(network), "group", None)
     notes = []
     if asked is None:
         promised = own is not None and len(own.grid_elements) > 1
@@ -220,12 +228,12 @@ def _module(
         elif not trained:
             _randomize(network, torch.Generator().manual_seed(seed), x)
             notes.append("It is untrained: its weights are random, its norms and biases randomized.")
-        _check_depends_on_image(_logits(network), x, torch.float64, subject)
+        _check_depends_on_image(network, x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
     report = equivariance_report(network, x, asked) if own is not None else None
-    logits = report.logits if report else element_errors(_logits(network), x, asked)
+    logits = report.logits if report else element_errors(network, x, asked)
     features = report.features if report else {}
     layers = report.layers if report else {}
     worst = max(layers.items(), key=lambda item: item[1], default=None)
@@ -236,7 +244,8 @@ def _module(
     if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:
-        diagnosis = diagnose(network, x, asked) or suspects(network, layers)
+        diagnosis = _other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
+        diagnosis = diagnosis or suspects(network, layers)
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
     return EquivarianceCheck(
@@ -259,31 +268,42 @@ def _group_layers(network: nn.Module) -> list[nn.Module]:
     return [m for m in network.modules() if m is not network and getattr(m, "group", None) is not None]
 
 
+def _other_laws(
+    function: Callable[[Tensor], Any], x: Tensor, group: Group, own: Group | None, limit: float
+) -> tuple[str, ...]:
+    """What says so if an output is exact as another kind of field than its shape is taken for."""
+    y, own = function(x), own or group
+    if not isinstance(y, Tensor):
+        return ()
+    if y.ndim == 3:
+        shape, said = (1, (1, y.shape[1])), "maps (B, height, width): give it an axis of channels, output[:, None]"
+    elif y.ndim == 4 and own.order > 1 and y.shape[1] % own.order == 0:
+        shape = (1, (-1, own.order))
+        said = (
+            f"planes of regular fields: output.unflatten(1, (-1, {own.order})) are fields, and eqzoo.layers.GroupPool "
+            "makes maps of them, whose channels stay"
+        )
+    else:
+        return ()
+    errors = element_errors(lambda image: function(image).unflatten(*shape), x, group, own)
+    return (f"the output is exact as {said}",) if max(errors.values()) <= limit else ()
+
+
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
+    network = unwrapped(network)
     cfg: Any = getattr(network, "pretrained_cfg", None) or {}
     shape = getattr(network, "input_size", None) or cfg.get("input_size")
     channels = getattr(network, "in_chans", None)
     if shape is None and size and channels:
         shape = (channels, size, size)
     if shape is None:
-        missing = "pass size=, the side of its images" if channels else "set its input_size = (channels, height, width)"
+        missing = "set its input_size = (channels, height, width)" + ", or its in_chans" * bool(size)
+        missing = "pass size=, the side of its images" if channels else missing
         raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
     channels, *sides = shape
     generator = torch.Generator().manual_seed(seed)
     shape = (2, channels, *([size, size] if size else sides))
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
-def _logits(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    def run(x: Tensor) -> Tensor:
-        y = network(x)
-        if not isinstance(y, Tensor):
-            raise ValueError(
-                f"{type(network).__name__} returns a {type(y).__name__}; only a tensor of logits can be checked"
-            )
-        return y
-
-    return run
 
 
 def _randomize(network: nn.Module, generator: torch.Generator, x: Tensor) -> None:
@@ -313,11 +333,12 @@ def _looks_untrained(network: nn.Module) -> bool:
     return bool(norms) or any(p.ndim > 1 and not p.any() for p in network.parameters())
 
 
-def _check_depends_on_image(
-    function: Callable[[Tensor], Tensor], x: Tensor, precision: torch.dtype, subject: str
-) -> None:
+def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
-    first, other = function(x), function(x.square())
+    try:
+        first, other = (torch.cat([y.flatten() for y in tensors_of(function(z))]) for z in (x, x.square()))
+    except TypeError as error:
+        raise ValueError(f"{subject} cannot be checked: {error}") from error
     change = ((first - other).norm() / first.norm()).item()
     if change <= 10 * _TOLERANCES[precision]:
         raise ValueError(

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
+from ..equivariance import unwrapped
 from ._mode import evaluation_mode
 
 __all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
@@ -37,11 +38,16 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
     Returns:
         The number of multiply-adds.
 
+    Raises:
+        ValueError: If no size is given and the network has none.
+
     Example:
         >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), (3, 10, 10))
         21600
     """
-    size = tuple(model.input_size) if input_size is None else input_size  # type: ignore[arg-type]
+    size = getattr(unwrapped(model), "input_size", None) if input_size is None else input_size
+    if size is None:
+        raise ValueError(f"{type(model).__name__} has no input_size; pass one, (channels, height, width)")
     parameter = next(model.parameters(), torch.empty(0))
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     with evaluation_mode(model), counter:

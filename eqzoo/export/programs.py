@@ -237,8 +237,9 @@ class _Network:
     def of(model: nn.Module, size: int | tuple[int, int] | None, seed: int, dtype: torch.dtype) -> "_Network":
         if not isinstance(model, EquivariantNet):
             raise ValueError(
-                f"only networks of this package can be exported, got {type(model).__name__}; a network with "
-                "features_only=True is a wrapper around one"
+                f"only networks of this package, subclasses of EquivariantNet, can be exported, got "
+                f"{type(model).__name__}; torch.onnx.export(model, (images,), file, dynamo=True) writes others, also "
+                "around a network with features_only=True, and eqzoo.check_equivariance checks the file"
             )
         cfg = _configuration(model, size)
         sides = (size, size) if isinstance(size, int) else size or tuple(cfg["input_size"][1:])

@@ -21,6 +21,7 @@ from .pointwise import PointwiseConv2d
 from .pool import GlobalPool, GroupPool, HalvingPool2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from .self_attention import GroupSelfAttention2d, LiftingSelfAttention2d
 from .squeeze_excite import GroupSqueezeExcite
+from .upsample import Upsample2d
 
 __all__ = [
     "AffineSelfConv2d",
@@ -64,6 +65,7 @@ __all__ = [
     "SpatialAdaptiveAvgPool2d",
     "SpatialPool2d",
     "StandAloneSelfAttention2d",
+    "Upsample2d",
     "channels_of",
     "transform_irreps",
 ]

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +18,8 @@ Reduce = Literal["max", "avg"]
 
 def _check_reduce(reduce: str) -> None:
     if reduce not in ("max", "avg"):
-        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}")
+        way = "" if reduce else "; a network's forward_features gives its features without a pool"
+        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}{way}")
 
 
 class SpatialPool2d(nn.Module):
@@ -160,12 +162,30 @@ class HalvingPool2d(nn.Module):
         height, width = x.shape[-2:]
         if min(height, width) < 2:
             raise SizeError(f"{self} has no output at {height} x {width} pixels", "It takes sides of 2 pixels or more")
-        pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
-        y = pool(to_planes(x), (2 + height % 2, 2 + width % 2), 2)
+        planes = to_planes(x)
+        if isinstance(height, torch.SymInt) or isinstance(width, torch.SymInt):  # an export for sides of either parity
+            y = _halved(_halved(planes, 2, self.reduce), 3, self.reduce)
+        else:
+            pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
+            y = pool(planes, (2 + height % 2, 2 + width % 2), 2)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, reduce={self.reduce!r}"
+
+
+def _halved(planes: Tensor, axis: int, reduce: Reduce) -> Tensor:
+    """`HalvingPool2d` along one axis, without a kernel whose side depends on that of the image.
+
+    The last pixel of a window of 3 is the first of the next one; a window of 2 has its second pixel once more there.
+    """
+    side = planes.shape[axis]
+    odd = side % 2
+    start = 2 * torch.arange(side // 2, device=planes.device)
+    first, second, last = (planes.index_select(axis, start + offset) for offset in (0, 1, 1 + odd))
+    if reduce == "max":
+        return first.maximum(second).maximum(last)
+    return (first + second + odd * last) / (2 + odd)
 
 
 class GroupPool(nn.Module):

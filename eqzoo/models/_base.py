@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ class EquivariantNet(nn.Module):
     output_fmt: ClassVar[str] = "NCHW"
     converts_groups: ClassVar[bool] = False  # whether weights of another group are converted when they are loaded
     blocks_are_stages: ClassVar[bool] = False  # whether ``blocks`` holds sequences of blocks
+    planes_are_fields: ClassVar[bool] = True  # whether intermediate features are planes of regular fields
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
@@ -67,6 +69,9 @@ class EquivariantNet(nn.Module):
             return self._through_blocks(self.stem(x))
         except SizeError as error:
             raise self._said_for(x, error) from error
+        except RuntimeError as error:
+            self._check_type(x, error)
+            raise
 
     def feature_field(self, x: Tensor) -> Tensor:
         """The last features as a field whose law its shape tells, which is what the equivariance check compares.
@@ -125,6 +130,9 @@ class EquivariantNet(nn.Module):
                 y = self._checkpointed([stage], y) if place else stage(y)
             except SizeError as error:
                 raise self._said_for(x, error) from error
+            except RuntimeError as error:
+                self._check_type(x, error)
+                raise
             if place in wanted:
                 found.append(y.flatten(1, 2) if y.ndim == 5 else y)
         return found if intermediates_only else (y, found)
@@ -228,6 +236,14 @@ class EquivariantNet(nn.Module):
             way = f"; in_chans={x.shape[1]} makes a network for images of as many channels"
         raise ValueError(f"{name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}{way}")
 
+    def _check_type(self, x: Tensor, error: RuntimeError) -> None:
+        """Raises TypeError where images failed that have another type of number than the network."""
+        own = next(self.parameters()).dtype
+        if x.dtype == own or torch.is_autocast_enabled(x.device.type):
+            return
+        way = f"images.to({own}), or model.to({x.dtype}), makes them fit"
+        raise TypeError(f"the images are {x.dtype} and the network is {own}; {way}") from error
+
     def _said_for(self, x: Tensor, error: SizeError) -> SizeError:
         """The error of a layer, with sizes of images that work unless the network only tries the size."""
         return error if x.is_meta else with_image_size(self, x, error)
@@ -236,9 +252,10 @@ class EquivariantNet(nn.Module):
         count = len(self.blocks) + 1
         if indices is None:
             return list(range(count))
-        if isinstance(indices, int):
-            indices = range(-indices, 0)
-        wanted = [count + i if i < 0 else i for i in indices]
-        if not wanted or not all(0 <= i < count for i in wanted):
-            raise ValueError(f"features are numbered 0 (stem) to {count - 1}, got {list(indices)}")
-        return wanted
+        asked = list(range(-indices, 0) if isinstance(indices, int) else indices)
+        if not asked or not all(isinstance(i, int) and -count <= i < count for i in asked):
+            raise ValueError(
+                f"features are numbered 0 (stem) to {count - 1}; give a list of these, or the number of the last "
+                f"ones, 1 to {count}; got {indices!r}"
+            )
+        return [count + i if i < 0 else i for i in asked]

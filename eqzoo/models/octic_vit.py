@@ -29,7 +29,7 @@ References:
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,10 @@ class OcticViT(EquivariantNet):
         >>> net(torch.zeros(2, 3, 32, 40)).shape
         torch.Size([2, 10])
     """
+
+    planes_are_fields: ClassVar[bool] = (
+        False  # those of the octic half are of irreps, those of the plain half invariant
+    )
 
     def __init__(
         self,

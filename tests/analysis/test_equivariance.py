@@ -1,4 +1,6 @@
-"""The groups that are measured, and devices that are not the CPU."""
+"""The groups and outputs that are measured, and devices that are not the CPU."""
+
+import re
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from eqzoo import viz
 from eqzoo.groups import P4, cyclic
 from eqzoo.layers import (
     AttentiveLiftingConv2d,
+    GroupPool,
     GroupSelfAttention2d,
     Irreps,
     LiftingConv2d,
@@ -89,3 +92,89 @@ def test_checks_leave_the_random_numbers_of_gpus(monkeypatch):
     eqzoo.check_equivariance("p4_cnn_w11")
     assert not seeded
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Mask(nn.Module):
+    """A network whose maps become another output."""
+
+    def __init__(self, output, group=P4):
+        super().__init__()
+        self.group, self.input_size, self.output = group, (1, 12, 12), output
+        torch.manual_seed(0)
+        self.lift, self.pool = LiftingConv2d(group, 1, 4, 3, padding=1), GroupPool(group)
+
+    def forward(self, x):
+        fields = self.lift(x)
+        return self.output(fields, self.pool(fields))
+
+
+MAPS = {
+    "maps": lambda _, maps: maps,
+    "a mask": lambda _, maps: maps[:, 0],
+    "a mask of classes": lambda _, maps: maps.argmax(1),
+    "a dictionary": lambda fields, maps: {"out": maps, "others": [maps[:, 1], (fields, maps.mean((2, 3)))]},
+    "one that is zero": lambda _, maps: [maps, torch.zeros_like(maps)],
+}
+
+
+@pytest.mark.parametrize("output", MAPS)
+def test_dense_outputs_rotate_with_the_image(output):
+    model = Mask(MAPS[output])
+    assert eqzoo.equivariance_error(model) < 1e-15
+    check = eqzoo.check_equivariance(model)
+    assert check.exact, str(check)
+    with torch.no_grad():
+        model.lift.weight[:, :, 0, 0] += 1
+    assert eqzoo.equivariance_error(model) < 1e-15  # of any filters
+    broken = Mask(lambda fields, maps: MAPS[output](fields * torch.linspace(1, 2, 12), maps.roll(1, 3)))
+    assert eqzoo.equivariance_error(broken) > 0.1
+    assert not eqzoo.check_equivariance(broken).exact
+
+
+def test_what_the_shape_of_an_output_does_not_tell_is_diagnosed():
+    for output, said in (
+        (
+            lambda fields, _: fields.flatten(1, 2),
+            r"exact as planes of regular fields: output\.unflatten\(1, \(",
+        ),
+        (lambda _, maps: torch.nn.functional.avg_pool2d(maps, 2)[:, 0], r"exact as maps \(B, height, width\): give it"),
+    ):
+        check = eqzoo.check_equivariance(Mask(output))
+        assert not check.exact
+        assert re.search(said, check.diagnosis[0]), check.diagnosis
+    check = eqzoo.check_equivariance(Mask(lambda fields, _: fields.flatten(1, 2).roll(1, 3)))
+    assert "planes" not in "".join(check.diagnosis)
+
+
+def test_features_are_compared_as_fields():
+    features = eqzoo.create_model("p4_resnet29", pretrained=True, features_only=True)
+    assert eqzoo.equivariance_error(features) < 1e-14
+    assert eqzoo.check_equivariance(features).exact
+    assert eqzoo.multiply_adds(features) > 1e7
+    x = torch.randn(1, 3, 16, 20)
+    assert eqzoo.equivariance_error(features, x, "r2") < 1e-14
+    with pytest.raises(ValueError, match=r"p4m does not act on a field of shape \(1, 8, 4, 16, 20\)"):
+        eqzoo.equivariance_error(features, x, "p4m")
+    octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True)
+    with pytest.raises(ValueError, match="the features of a OcticViT are not regular fields"):
+        eqzoo.equivariance_error(octic, x)
+
+
+def test_outputs_that_cannot_be_compared():
+    model = Mask(lambda _, maps: {"out": maps, "names": "mask"})
+    with pytest.raises(TypeError, match="outputs are tensors, or lists, tuples and dictionaries of them, got str"):
+        eqzoo.equivariance_error(model)
+    with pytest.raises(ValueError, match="Mask cannot be checked: outputs are tensors"):
+        eqzoo.check_equivariance(model)
+    with pytest.raises(ValueError, match=r"has shape \(2, 4, 8, 12\) instead of \(2, 4, 12, 8\)"):
+        eqzoo.equivariance_error(Mask(lambda _, maps: maps[:, :, :8]))
+    with pytest.raises(ValueError, match="the output is zero everywhere"):
+        eqzoo.equivariance_error(Mask(lambda _, maps: [0 * maps]))
+    own = nn.Sequential(LiftingConv2d(P4, 1, 4, 3), GroupPool(P4))
+    own.group = P4
+    with pytest.raises(
+        ValueError, match=r"no pretrained_cfg; set its input_size = \(channels, height, width\), or its in_"
+    ):
+        eqzoo.check_equivariance(own, size=8)
+    with pytest.raises(ValueError, match="Sequential has no input_size; pass one"):
+        eqzoo.multiply_adds(own)

@@ -23,6 +23,7 @@ from eqzoo.layers import (
     SpatialAdaptiveAvgPool2d,
     SpatialPool2d,
     StandAloneSelfAttention2d,
+    Upsample2d,
 )
 from eqzoo.layers._layout import is_channels_last, to_planes
 from eqzoo.ops import use_backend
@@ -37,6 +38,7 @@ LAYERS = {
     "max pool": lambda group: SpatialPool2d(group, 3, 2, 1),
     "mean pool": lambda group: SpatialPool2d(group, 3, 2, 1, reduce="avg"),
     "halving pool": lambda group: HalvingPool2d(group),
+    "upsampling": lambda group: Upsample2d(group, 3),
     "adaptive pool": lambda group: SpatialAdaptiveAvgPool2d(2),
     "squeeze and excitation": lambda group: GroupSqueezeExcite(group, 6, 2),
     "self convolution": lambda group: AffineSelfConv2d(group, 6, 3, num_heads=3),

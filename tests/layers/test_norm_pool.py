@@ -6,7 +6,15 @@ from torch import nn
 
 from eqzoo.equivariance import equivariance_error, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, transform
-from eqzoo.layers import GlobalPool, GroupBatchNorm2d, GroupPool, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from eqzoo.layers import (
+    GlobalPool,
+    GroupBatchNorm2d,
+    GroupPool,
+    HalvingPool2d,
+    SpatialAdaptiveAvgPool2d,
+    SpatialPool2d,
+    Upsample2d,
+)
 
 GRID = [Z2, Z2M, P4, P4M]
 
@@ -130,3 +138,32 @@ def test_errors_say_what_would_work():
         GlobalPool(P4)(torch.zeros(1, 2, 8, 3, 3))
     with pytest.raises(ValueError, match=r"takes \(B, 3, 4, height"):
         GroupBatchNorm2d(P4, 3)(torch.zeros(1, 4, 3, 3, 3))
+
+
+@pytest.mark.parametrize("sides", [(6, 6), (7, 5), (8, 3)])
+def test_upsampling_is_exact_to_any_side(sides):
+    layer, x = Upsample2d(P4M), torch.randn(2, 3, 8, *sides, dtype=torch.float64)
+    assert layer(x).shape == (2, 3, 8, 2 * sides[0], 2 * sides[1])
+    assert equivariance_error(layer, x) < 1e-15
+    for size in ((13, 13), (6, 11), sides):
+        y = layer(x, size)
+        assert y.shape == (2, 3, 8, *size)
+        assert torch.equal(y.flatten(1, 2), layer(x.flatten(1, 2), size))
+        rotated = layer(transform(x, P4M, 1, "regular"), size[::-1])
+        assert torch.allclose(rotated, transform(y, P4M, 1, "regular"), rtol=0, atol=1e-14)
+    assert torch.equal(layer(x, sides), x)
+    bilinear = torch.nn.functional.interpolate(x[:, :, 0], scale_factor=2, mode="bilinear")
+    assert torch.allclose(layer(x)[:, :, 0], bilinear, rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match=r"\(B, C, \|H\|, height, width\), got \(8, "):
+        layer(x[0, 0])
+    with pytest.raises(ValueError, match="factor is a whole number of at least 1, got 0"):
+        Upsample2d(P4M, 0)
+
+
+@pytest.mark.parametrize("reduce", ["max", "avg"])
+def test_halving_is_exported_for_sides_of_either_parity(reduce):
+    pool, sides = HalvingPool2d(P4, reduce), {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
+    program = torch.export.export(pool, (torch.zeros(1, 3, 8, 8),), dynamic_shapes=(sides,))
+    for height, width in ((8, 8), (7, 9), (5, 12), (10, 11)):
+        x = torch.randn(1, 3, height, width)
+        assert torch.allclose(program.module()(x), pool(x), rtol=0, atol=1e-6)

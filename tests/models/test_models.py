@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from decimal import Decimal
 
 import pytest
@@ -494,3 +495,20 @@ def test_timms_optimizers_group_layers_by_depth():
     model = timm.create_model("p4_cnn")
     groups = param_groups_layer_decay(model, layer_decay=0.5)
     assert len({group["lr_scale"] for group in groups}) == 7
+
+
+def test_images_of_another_type_are_told():
+    model, x = eqzoo.create_model("p4_cnn").float(), torch.zeros(1, 1, 28, 28).float()
+    said = r"the images are torch.float64 and the network is torch.float32; images.to\(torch.float32\)"
+    for run in (model, model.forward_intermediates):
+        with pytest.raises(TypeError, match=said):
+            run(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(x).isfinite().all()
+
+
+@pytest.mark.parametrize("indices", [7, "a", [0, 1.5], [], [6], 0])
+def test_features_that_are_not_there_are_told(indices):
+    said = "features are numbered 0 (stem) to 5; give a list of these, or the number of the last ones, 1 to 6; got "
+    with pytest.raises(ValueError, match=re.escape(f"{said}{indices!r}")):
+        eqzoo.create_model("p4_cnn").forward_intermediates(torch.zeros(1, 1, 28, 28), indices)
