@@ -84,7 +84,7 @@ def rotation_curve(
     Args:
         model: The classifier, from ``(B, C, height, width)`` to ``(B, classes)``. Its modules keep their modes.
         images: The normalized images, ``(n, C, height, width)``.
-        labels: Their classes, ``(n,)``.
+        labels: Their classes, ``(n,)`` integers.
         degrees: The angles, in degrees.
         batch_size: The number of images in a batch.
 
@@ -93,6 +93,7 @@ def rotation_curve(
 
     Raises:
         ValueError: If there is not one label for each image, or there are no images.
+        TypeError: If labels are not integers.
 
     Example:
         >>> rotation_curve(nn.Flatten(), torch.eye(4).reshape(4, 1, 2, 2), torch.arange(4), [0, 90, 180])
@@ -101,6 +102,10 @@ def rotation_curve(
     if labels.shape != (len(images),) or not len(images):
         raise ValueError(
             f"labels are (n,), one for each of n >= 1 images; got {tuple(labels.shape)} for {len(images)} images"
+        )
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(
+            f"labels are numbers of classes, integers, got {labels.dtype}; accuracy is that of a classifier"
         )
     curve = []
     with evaluation_mode(model):

@@ -33,6 +33,12 @@ def run(args: argparse.Namespace) -> Answer:
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     models = [load_network(name, pretrained=True) for name in args.model or _MODELS]
+    for model in models:
+        if model.network.num_classes == 1:
+            raise ValueError(
+                f"{model.name} has a single output, a number and not a class, and eqzoo predict prints classes; in "
+                "Python model(images) gives the numbers"
+            )
     if of_copies:
         answer = _of_copies(args.images[0], models, args.invert)
     else:

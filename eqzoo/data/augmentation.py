@@ -15,6 +15,8 @@ from ..groups import P4, P4M, Z2M, Group, transform
 
 __all__ = ["AUGMENTATIONS", "augment", "draw"]
 
+_OVERSHOOT = 64  # by which interpolated values may lie beyond 0 to 255
+
 
 def draw(count: int, generator: torch.Generator) -> Tensor:
     """Random numbers for `augment`, uniform in [0, 1): ``(count, 7)`` float32, a row for each image."""
@@ -50,16 +52,26 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
               to [0, 255]; contrast c and brightness b are uniform in [0.8, 1.2], and b in addition differs by up to 5 %
               between the channels. All channels change, so a transparency (alpha) does too.
 
-        images: ``(n, channels, height, width)`` uint8.
+        images: ``(n, channels, height, width)`` uint8; or floating point, of any range but for ``"affine_color"``, and
+            with 0 for what lies outside.
         numbers: ``(n, 7)`` in [0, 1), from `draw`.
 
     Returns:
-        Images of the same shape with values in 0 to 255; floating point if they were interpolated, else uint8.
+        Images of the same shape and range of values; floating point if they were interpolated, else of the same type.
 
     Raises:
-        ValueError: If the augmentation rotates and the images are not square.
+        ValueError: If there is no such augmentation, images are no batch, the numbers are not those of as many images,
+            the augmentation rotates and the images are not square, or it changes colors and values are beyond 0 to 255.
     """
-    return AUGMENTATIONS[name](images, numbers.to(images.device, non_blocking=True))
+    if name not in AUGMENTATIONS:
+        raise ValueError(f"augmentations are {', '.join(AUGMENTATIONS)}; got {name!r}")
+    if images.ndim != 4 or len(numbers) != len(images):
+        raise ValueError(
+            "images are (n, channels, height, width), and numbers a row for each, as draw(n, generator) gives; got "
+            f"{tuple(images.shape)} and {tuple(numbers.shape)}"
+        )
+    numbers = numbers.to(images.device, non_blocking=True)
+    return AUGMENTATIONS[name](images, numbers.double() if images.dtype == torch.float64 else numbers)
 
 
 def _flip_and_shift(pad: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -160,6 +172,12 @@ _affine = _rotate_and_shift(flips=0.5)
 
 
 def _affine_color(images: Tensor, numbers: Tensor) -> Tensor:
+    if images.is_floating_point() and images.device.type == "cpu" and images.numel():
+        least, most = map(float, images.aminmax())
+        if least < -_OVERSHOOT or most > 255 + _OVERSHOOT:
+            raise ValueError(
+                f"changes of color take values in 0 to 255, got {least:.4g} to {most:.4g}; scale them, or take affine"
+            )
     images = _affine(images, numbers)
     spread = (2 * numbers - 1)[:, :, None, None, None]
     contrast, brightness = 1 + 0.2 * spread[:, 4], 1 + 0.2 * spread[:, 5]

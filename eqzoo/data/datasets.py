@@ -109,6 +109,11 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
             with loaded as file:
                 arrays = {key: file[key] for key in file.files}
     except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError, TypeError) as error:
+        if "Object arrays" in str(error):
+            raise ValueError(
+                f"{path} has an array of Python objects, which is not read because it could run code; save images as "
+                "uint8, labels as integers and their names as an array of strings, np.array(names, dtype=str)"
+            ) from error
         raise ValueError(f"{path} is not a readable .npz file ({error}); it may be truncated") from error
     if isinstance(loaded, np.ndarray):
         raise ValueError(
@@ -148,23 +153,45 @@ def _from_arrays(
     images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], source: str, classes: tuple[str, ...] = ()
 ) -> Split:
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
-        scaled = (
-            "; scale other values first: ((x - low) / (high - low) * 255).round().astype(np.uint8), with the same low "
-            "and high for all images"
-        )
         raise ValueError(
             f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
-            f"{images.shape}{scaled * (images.dtype != np.uint8)}"
+            f"{images.shape}{_scaling(images)}"
         )
     if images.ndim == 4 and images.shape[3] > min(images.shape[1:3]):
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")
     if min(images.shape[1:]) < 1:
         raise ValueError(f"{source}: images have no pixels, got {images.shape}")
     if not np.issubdtype(labels.dtype, np.integer) or not labels.ndim or labels.size != len(labels):
-        raise ValueError(f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}")
+        raise ValueError(
+            f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}{_labeling(labels)}"
+        )
     planes = torch.from_numpy(images)
     planes = planes[:, None] if images.ndim == 3 else planes.permute(0, 3, 1, 2)
     return Split(planes.contiguous(), torch.from_numpy(labels.reshape(-1).astype(np.int64)), classes)
+
+
+def _scaling(images: np.ndarray[Any, Any]) -> str:
+    """How images of another type become uint8."""
+    if images.dtype == np.uint8 or images.dtype.kind not in "biuf":
+        return ""
+    bad = images.size - int(np.isfinite(images).sum())
+    return (
+        f"{f', with {bad:,} values that are infinite or not a number, to be replaced first' * bool(bad)}; scale the "
+        "values: ((x - low) / (high - low) * 255).clip(0, 255).round().astype(np.uint8), with the same low and high "
+        "for all images, of np.arcsinh(x) where faint structure matters beside bright"
+    )
+
+
+def _labeling(labels: np.ndarray[Any, Any]) -> str:
+    """How labels of another kind become classes, or what takes them as they are."""
+    if labels.dtype.kind in "UT":
+        return "; label_names, y = np.unique(y, return_inverse=True) makes names and integers of them"
+    if labels.dtype.kind in "biuf":
+        return (
+            "; y.argmax(1) makes classes of a row of shares for each image; shares themselves, and numbers such as a "
+            "size, need a training loop of your own (docs/own_training.md)"
+        )
+    return ""
 
 
 def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]]:

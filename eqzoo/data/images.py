@@ -45,7 +45,7 @@ def normalize(
     Warns:
         UserWarning: If floating point images on the CPU seem to have values in 0 to 1, as those of
             `torchvision.transforms.ToTensor`: none is above 2, as `preprocess` may go beyond 1 at edges, and not all
-            are 0. Multiply them by 255 before.
+            are 0. Multiply them by 255 before. Also if a value is above 510, as raw counts have.
     """
     if isinstance(images, np.ndarray):
         raise TypeError("images are a tensor, got ndarray; torch.as_tensor(images) makes one")
@@ -84,6 +84,12 @@ def _warn_of_fractions(images: Tensor) -> None:
         warnings.warn(
             f"the largest value of the images is {largest:.3g}: normalize takes values in 0 to 255 and divides them by "
             "255; multiply images with values in 0 to 1 by 255 before",
+            stacklevel=3,
+        )
+    if largest > 2 * 255:
+        warnings.warn(
+            f"the largest value of the images is {largest:.4g}: normalize takes values in 0 to 255; scale them as "
+            "those that the network was trained on",
             stacklevel=3,
         )
 
@@ -239,7 +245,9 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
-        raise ValueError(f"{path} is not an image that Pillow can read: {said}") from error
+        arrays = Path(path).suffix in (".npz", ".npy")
+        way = "; eqzoo evaluate reads .npz files with labels, and in Python a network takes arrays as tensors" * arrays
+        raise ValueError(f"{path} is not an image that Pillow can read: {said}{way}") from error
 
 
 def unidentified(path: Path) -> str:

@@ -257,9 +257,10 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
             f"{present[-1]}, and {missing} is not among them"
         )
     if (names := splits["train"].classes) and len(names) != len(present):
+        empty = f", and no images of {', '.join(map(repr, names[len(present) :][:5]))}" * (len(names) > len(present))
         raise ValueError(
-            f"{source}: there are {len(names)} names for {len(present)} classes; give each class one, in the order of "
-            "the labels"
+            f"{source}: there are {len(names)} names for {len(present)} classes{empty}; give each class one, in the "
+            "order of the labels"
         )
     for name, split in splits.items():
         if split.labels.min() < 0 or split.labels.max() >= len(present):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from timm.models import is_model
 from torch import Tensor
 
 from .._common import setting_text
@@ -35,6 +36,7 @@ CUT_OFF = 0.05  # of an image, beyond its central square
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
+_REFLECTED = ("p4m_", "z2m_", "r4m_")  # the networks that are invariant to reflections
 NOT_FITTED = 90.0  # percent of training accuracy
 _BATCH = 256
 _SOME = 0.01  # of the images
@@ -157,7 +159,7 @@ def advice_after(
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
         more = "" if recipe.class_weights else ", --balance"
         other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --epochs, with another --output"
-        return [f"{given[0]!r} is the only class ever predicted: try {other}"]
+        return [f"{given[0]!r} is the only class ever predicted: try {other}", *_reflected(recipe.model)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
         found.append(f"{_listed(missed)} never predicted: {more} {longer}")
@@ -169,7 +171,19 @@ def advice_after(
         found.append(f"{said}: add images{_STRONGER.get(recipe.augment, _STRONGEST)}")
     elif training_accuracy < NOT_FITTED:
         found.append(f"{said}: the network does not fit its images yet; {longer}")
+        found += _reflected(recipe.model)
     return found
+
+
+def _reflected(model: str) -> Iterator[str]:
+    """A line on networks that cannot tell an image from its reflection."""
+    if model.startswith(_REFLECTED):
+        other = model.replace("m_", "_", 1)
+        yield (
+            f"{model} gives an image and its reflection the same prediction: if a reflection changes the class, as of "
+            "left- and right-handed spirals, take a network whose group has no reflections, such as "
+            f"{other if is_model(other) else 'p4_resnet29'}"
+        )
 
 
 def _duration(seconds: float) -> str:
@@ -232,7 +246,12 @@ def _dark(train: AnySplit) -> Iterator[str]:
         "as with 12-bit numbers in files of 16 bits: if the files hold more shades, stretch {} first, all by the same "
         "factor, or, where single bright pixels matter, by np.arcsinh"
     )
-    if (level := _bright(train)) < DARK:
+    if isinstance(train, Split) and (value := int(train.images.amin())) == int(train.images.amax()):
+        yield (
+            f"all pixels of all training images are {value}, so there is nothing to learn; if they were scaled, was a "
+            "number among them infinite or not a number?"
+        )
+    elif (level := _bright(train)) < DARK:
         yield (
             f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, "
             f"{what.format('the images')}"

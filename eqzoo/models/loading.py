@@ -89,7 +89,12 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
         kwargs["pretrained_cfg_overlay"] = overlay | {"file": str(source.weights), "source": None}
     elif pretrained and source.folder and not (source.folder / WEIGHTS_NAME).is_file():
-        raise WeightsNotFoundError(f"no weights at {source.folder / WEIGHTS_NAME}")
+        pickled = (
+            "; pytorch_model.bin is not read, because it could run code: save the network with "
+            "timm.models.save_for_hf(model, folder, safe_serialization=True)"
+        )
+        more = pickled if (source.folder / "pytorch_model.bin").is_file() else ""
+        raise WeightsNotFoundError(f"no weights at {source.folder / WEIGHTS_NAME}{more}")
     try:
         return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
     except (TypeError, RuntimeError) as error:
@@ -165,8 +170,10 @@ def _load(model: nn.Module, source: ModelSource) -> None:
     except SafetensorError as error:
         raise ValueError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
     except RuntimeError as error:
-        way = f", or load {f'local-dir:{file.parent}'!r} with pretrained=True"
+        way = "; timm.models.save_for_hf(model, folder, safe_serialization=True) saves a network with them"
+        if (file.parent / CONFIG_NAME).is_file():
+            way = f", or load {f'local-dir:{file.parent}'!r} with pretrained=True"
         raise ValueError(
             f"{file} does not fit {source.name}; name the network that it is of, with the num_classes, in_chans and "
-            f"other arguments that it was saved with{way * (file.parent / CONFIG_NAME).is_file()} ({misfit(error)})"
+            f"other arguments that it was saved with{way} ({misfit(error)})"
         ) from error

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 import eqzoo
 from eqzoo.analysis.rotation import accuracy_over_rotations, rotate, rotation_curve, sample
@@ -97,3 +98,8 @@ def test_integer_images_are_refused():
 def test_labels_of_another_shape_are_refused(images, labels):
     with pytest.raises(ValueError, match=r"labels are \(n,\)"):
         rotation_curve(torch.nn.Flatten(), torch.rand(images, 1, 2, 2), torch.zeros(labels, dtype=torch.int64), [0])
+
+
+def test_accuracy_is_of_classes():
+    with pytest.raises(TypeError, match=r"labels are numbers of classes, integers, got torch\.float"):
+        rotation_curve(nn.Flatten(), torch.zeros(2, 1, 4, 4), torch.rand(2), [0])

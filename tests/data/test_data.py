@@ -355,6 +355,10 @@ def test_npz_files(tmp_path):
         ({"y_test": np.full(5, 1)}, "6 images and 5 labels"),
         ({"y_train": np.arange(18) / 3}, "labels are integers"),
         ({"y_train": np.array(3)}, r"labels are integers, one per image, got int64 \(\)"),
+        ({"y_train": np.full((18, 3), 1 / 3)}, r"got float64 \(18, 3\); y\.argmax\(1\) .*docs/own_training\.md"),
+        ({"y_train": np.array(["a", "b"] * 9)}, r"np\.unique\(y, return_inverse=True\) makes names and integers"),
+        ({"y_train": np.array(["a", 1] * 9, dtype=object)}, "an array of Python objects, which is not read"),
+        ({"label_names": ["cat", "dog", "cow", "pig"]}, "4 names for 3 classes, and no images of 'pig'; give"),
         ({"label_names": ["cat", "dog", "cat"]}, "2 of them are named 'cat'; rename them"),
         ({"label_names": ["", "", ""]}, "3 of them are named ''"),
         ({"label_names": ["cat", "dog"]}, "there are 2 names for 3 classes"),
@@ -865,3 +869,40 @@ def test_no_class_loses_all_its_images_to_validation():
     assert len(hold_out({"train": split}, 0)["train"]) == 40
     labels[order[-1]] = 2
     assert len(hold_out({"train": split})["train"]) == 36
+
+
+def test_values_that_are_not_finite_are_counted(tmp_path):
+    images = np.ones((4, 9, 9), np.float32)
+    for count in (0, 2):
+        images[0, 0, :count] = (np.nan, np.inf)[:count]
+        np.savez(tmp_path / "a.npz", x_train=images, y_train=np.arange(4))
+        with pytest.raises(ValueError, match=r"scale the values: .*\.clip\(0, 255\).* of np\.arcsinh\(x\)") as error:
+            read_images(tmp_path / "a.npz", 9)
+        assert ("with 2 values that are infinite or not a number" in str(error.value)) is bool(count)
+
+
+def test_augmentation_of_numbers_of_any_range():
+    images, numbers = torch.randn(4, 5, 9, 9) * 1e4, draw(4, torch.Generator().manual_seed(0))
+    quarter = numbers.clone()
+    quarter[:, 3] = 0.25
+    assert torch.allclose(augment("rotations", images, quarter), images.rot90(1, (2, 3)), rtol=0, atol=1e-8)
+    assert augment("affine", images, numbers).abs().max() > 1e4
+    augment("affine_color", images.clamp(-9, 260), numbers)
+    for name, x, rows, said in (
+        ("affine_color", images, numbers, "changes of color take values in 0 to 255, got -"),
+        (
+            "affine",
+            images[0],
+            numbers[:1],
+            r"are \(n, channels, height, width\), .* got \(5, 9, 9\) and \(1, 7\)",
+        ),
+        ("affine", images, numbers[:3], r"got \(4, 5, 9, 9\) and \(3, 7\)"),
+        ("afine", images, numbers, "augmentations are none, standard, .*; got 'afine'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            augment(name, x, rows)
+
+
+def test_raw_counts_are_told():
+    with pytest.warns(UserWarning, match="the largest value of the images is 5500: normalize takes values in 0 to 255"):
+        normalize(torch.full((1, 1, 4, 4), 5500.0), (0.5,), (0.5,), torch.float32)

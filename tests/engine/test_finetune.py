@@ -652,7 +652,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "class 'bar' has 2 images, and one each is needed for training, validation and test: .* --test 0": {
             "data": tmp_path / "few"
         },
-        "images are uint8, .* got float32 .* scale other values first: .*astype": {"data": tmp_path / "deep.npz"},
+        "images are uint8, .* got float32 .* scale the values: .*astype": {"data": tmp_path / "deep.npz"},
         "no folder train; .* or, without train, <class>/<image>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},

@@ -481,6 +481,12 @@ def test_advice_on_the_result():
     assert over.endswith("add images")
     (under,) = advice_after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
+    for name, other in (("p4m_cnn", "p4_cnn"), ("p4m_resnet44", "p4_resnet29"), ("z2m_gsanet_b", "z2_gsanet_b")):
+        *_, reflected = advice_after(fine, 70.0, 72.0, replace(recipe, model=name))
+        assert reflected.startswith(f"{name} gives an image and its reflection the same prediction")
+        assert reflected.endswith(f"has no reflections, such as {other}")
+        assert len(advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 55.0, 50.0, replace(recipe, model=name))) == 2
+        assert advice_after(fine, 95.0, 93.0, replace(recipe, model=name)) == []
     assert advice_after(fine, 99.0, None, recipe) == []
     assert advice_after(fine, 94.9, 100.0, recipe) == []
 
@@ -578,3 +584,13 @@ def test_numbered_classes_do_not_take_the_classifier_of_the_digits(tmp_path):
     own = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "own")
     assert torch.equal(head(own, numbers).weight, digits.head.weight)
     assert not torch.equal(head(own, [*"abcdefghij"]).weight, digits.head.weight)
+
+
+def test_images_without_contents_are_told():
+    splits = {"train": split_of(30, 30)}
+    splits["train"].images.fill_(7)
+    said = advice_before(splits, weightless("p4_cnn"), None, 28, False)
+    assert any(line.startswith("all pixels of all training images are 7, so there is nothing to") for line in said)
+    splits["train"].images[0, 0, 0, 0] = 8
+    said = advice_before(splits, weightless("p4_cnn"), None, 28, False)
+    assert not any("nothing to learn" in line for line in said)

@@ -6,8 +6,10 @@ import torch
 from safetensors.torch import save_file
 
 import eqzoo
+from eqzoo.cli import main as command_line
 from eqzoo.groups import P4
 from eqzoo.models.gsanet import GSANet, Stage
+from tests.cli.test_cli import IMAGE
 
 
 def saved(model, folder):
@@ -118,3 +120,27 @@ def test_activations_of_each_block_are_recomputed(name, monkeypatch):
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert len(segments) == sum(map(len, model.blocks)) > len(model.blocks)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_pickle_is_not_read_and_the_error_says_what_is(tmp_path):
+    timm.models.save_for_hf(eqzoo.create_model("p4_cnn", num_classes=2), tmp_path)
+    assert (tmp_path / "pytorch_model.bin").is_file()
+    said = r"no weights at .*model\.safetensors; pytorch_model\.bin is not read, .*safe_serialization=True"
+    with pytest.raises(eqzoo.WeightsNotFoundError, match=said):
+        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    save_file(eqzoo.create_model("p4_cnn", num_classes=2).state_dict(), tmp_path / "w.safetensors")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"num_classes, .* saved with; timm\.models\.save_for_hf\(model, folder, safe_"
+    ):
+        eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "w.safetensors")
+
+
+def test_numbers_are_no_classes_to_predict(tmp_path, capsys):
+    timm.models.save_for_hf(eqzoo.create_model("p4_cnn", num_classes=1), tmp_path / "size", safe_serialization=True)
+    assert command_line.main(["predict", str(IMAGE), "--model", str(tmp_path / "size")]) == 2
+    assert "has a single output, a number and not a class" in capsys.readouterr().err
+    assert command_line.main(["predict", str(tmp_path / "size" / "none.npz"), "--model", "p4_cnn"]) == 2
+    (tmp_path / "a.npz").write_bytes(b"PK")
+    assert command_line.main(["predict", str(tmp_path / "a.npz"), "--model", "p4_cnn"]) == 2
+    assert "eqzoo evaluate reads .npz files with labels" in capsys.readouterr().err
