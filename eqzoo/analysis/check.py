@@ -27,7 +27,7 @@ from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
-from .diagnosis import diagnose, stride_mismatch, suspects
+from .diagnosis import diagnose, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 
 __all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
@@ -244,7 +244,7 @@ def _module(
     if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:
-        diagnosis = _other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
+        diagnosis = other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
         diagnosis = diagnosis or suspects(network, layers)
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
@@ -266,27 +266,6 @@ def _module(
 def _group_layers(network: nn.Module) -> list[nn.Module]:
     """The layers that say which group acts on their fields."""
     return [m for m in network.modules() if m is not network and getattr(m, "group", None) is not None]
-
-
-def _other_laws(
-    function: Callable[[Tensor], Any], x: Tensor, group: Group, own: Group | None, limit: float
-) -> tuple[str, ...]:
-    """What says so if an output is exact as another kind of field than its shape is taken for."""
-    y, own = function(x), own or group
-    if not isinstance(y, Tensor):
-        return ()
-    if y.ndim == 3:
-        shape, said = (1, (1, y.shape[1])), "maps (B, height, width): give it an axis of channels, output[:, None]"
-    elif y.ndim == 4 and own.order > 1 and y.shape[1] % own.order == 0:
-        shape = (1, (-1, own.order))
-        said = (
-            f"planes of regular fields: output.unflatten(1, (-1, {own.order})) are fields, and eqzoo.layers.GroupPool "
-            "makes maps of them, whose channels stay"
-        )
-    else:
-        return ()
-    errors = element_errors(lambda image: function(image).unflatten(*shape), x, group, own)
-    return (f"the output is exact as {said}",) if max(errors.values()) <= limit else ()
 
 
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:

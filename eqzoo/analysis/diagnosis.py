@@ -1,6 +1,6 @@
 """Likely causes of a missing equivariance: strides, padding, filters, position embeddings."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..equivariance import element_errors
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "stride_mismatch", "suspects"]
+__all__ = ["diagnose", "other_laws", "stride_mismatch", "suspects"]
 
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
@@ -75,6 +75,27 @@ def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
         "the layers that have a group are exact, each on its own; likely one of the others: "
         f"{', '.join(others[:5])}{f' and {len(others) - 5} more' * (len(others) > 5)}",
     )
+
+
+def other_laws(
+    function: Callable[[Tensor], Any], x: Tensor, group: Group, own: Group | None, limit: float
+) -> tuple[str, ...]:
+    """What says so if an output is exact as another kind of field than its shape is taken for."""
+    y, own = function(x), own or group
+    if not isinstance(y, Tensor):
+        return ()
+    if y.ndim == 3:
+        shape, said = (1, (1, y.shape[1])), "maps (B, height, width): give it an axis of channels, output[:, None]"
+    elif y.ndim == 4 and own.order > 1 and y.shape[1] % own.order == 0:
+        shape = (1, (-1, own.order))
+        said = (
+            f"planes of regular fields: output.unflatten(1, (-1, {own.order})) are fields, and eqzoo.layers.GroupPool "
+            "makes maps of them, whose channels stay"
+        )
+    else:
+        return ()
+    errors = element_errors(lambda image: function(image).unflatten(*shape), x, group, own)
+    return (f"the output is exact as {said}",) if max(errors.values()) <= limit else ()
 
 
 def stride_mismatch(side: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> str | None:
