@@ -277,8 +277,11 @@ def element_errors(
         kept = [i for i, part in enumerate(y) if part.any()]
         for g in group.grid_elements if kept else ():
             found = list(tensors_of(function(_act(x, group, g, own))))
+            if len(found) != len(y):
+                raise ValueError(f"the output for a transformed image has {len(found)} tensors instead of {len(y)}")
             sides = x.shape[-2:] if x.ndim > 3 else None
-            errors[g] = max(_relative(found[i], _act(y[i], group, g, own, sides), y[i]) for i in kept)
+            values = [_relative(found[i], _act(y[i], group, g, own, sides), y[i]) for i in kept]
+            errors[g] = max(values) if all(map(math.isfinite, values)) else math.nan
     else:
         y, act = function(x), partial(_act_by, law, group=group, own=own)
         for g in group.grid_elements if _flat(y).any() else ():
@@ -307,7 +310,7 @@ def tensors_of(output: Any) -> Iterable[Tensor]:
         TypeError: If it holds something else.
     """
     if isinstance(output, Tensor):
-        yield output if output.is_floating_point() else output.double()
+        yield output if output.is_floating_point() or output.is_complex() else output.double()
     elif isinstance(output, Mapping | list | tuple):
         for part in output.values() if isinstance(output, Mapping) else output:
             yield from tensors_of(part)

@@ -315,9 +315,12 @@ def _looks_untrained(network: nn.Module) -> bool:
 def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
     try:
-        first, other = (torch.cat([y.flatten() for y in tensors_of(function(z))]) for z in (x, x.square()))
+        outputs = [[y.flatten() for y in tensors_of(function(z))] for z in (x, x.square())]
     except TypeError as error:
         raise ValueError(f"{subject} cannot be checked: {error}") from error
+    if not all(outputs):
+        raise ValueError(f"{subject} cannot be checked: its output has no tensor")
+    first, other = map(torch.cat, outputs)
     change = ((first - other).norm() / first.norm()).item()
     if change <= 10 * _TOLERANCES[precision]:
         raise ValueError(

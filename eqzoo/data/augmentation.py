@@ -61,7 +61,8 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
 
     Raises:
         ValueError: If there is no such augmentation, images are no batch, the numbers are not those of as many images,
-            the augmentation rotates and the images are not square, or it changes colors and values are beyond 0 to 255.
+            the augmentation rotates and the images are not square, or it changes colors and values of images on the
+            CPU are beyond 0 to 255.
     """
     if name not in AUGMENTATIONS:
         raise ValueError(f"augmentations are {', '.join(AUGMENTATIONS)}; got {name!r}")
@@ -172,7 +173,8 @@ _affine = _rotate_and_shift(flips=0.5)
 
 
 def _affine_color(images: Tensor, numbers: Tensor) -> Tensor:
-    if images.is_floating_point() and images.device.type == "cpu" and images.numel():
+    looks = images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling()
+    if looks and images.numel():
         least, most = map(float, images.aminmax())
         if least < -_OVERSHOOT or most > 255 + _OVERSHOOT:
             raise ValueError(

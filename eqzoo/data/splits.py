@@ -229,8 +229,9 @@ def check_types(split: AnySplit, source: str, which: str = "these") -> None:
         if split.images.ndim != 4:
             shape = tuple(split.images.shape)
             raise ValueError(f"{source}: images are (n, channels, height, width); {which} have shape {shape}")
-    if split.labels.dtype != torch.int64:
-        raise ValueError(f"{source}: labels are int64; {which} are {split.labels.dtype}")
+    if not isinstance(split.labels, torch.Tensor) or split.labels.dtype != torch.int64 or split.labels.ndim != 1:
+        got = f"{split.labels.dtype} {tuple(split.labels.shape)}" if isinstance(split.labels, torch.Tensor) else ""
+        raise ValueError(f"{source}: labels are int64 (n,); {which} are {got or f'a {type(split.labels).__name__}'}")
 
 
 def check(splits: Mapping[str, AnySplit], source: str) -> None:

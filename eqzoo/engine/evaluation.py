@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, labeled_images, native_sides
@@ -65,6 +66,7 @@ def evaluate(
             images have another number of channels, or classes that the network does not predict.
         FileNotFoundError: If there are no such images, or no such checkpoint.
         WeightsNotFoundError: If the checkpoint has no weights.
+        TypeError: If the model or the data is of another type.
 
     Example:
         >>> from eqzoo.data import Split
@@ -78,12 +80,23 @@ def evaluate(
         raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
     if rotated < 1:
         raise ValueError(f"rotated is a number of images, 1 or more, got {rotated}")
-    if isinstance(model, EquivariantNet):
+    if isinstance(model, nn.Module):
+        if not isinstance(model, EquivariantNet):
+            raise TypeError(
+                "model is a checkpoint by name, folder or file, or a network of this package itself, not a wrapper, "
+                f"got {type(model).__name__}"
+            )
+        if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
+            raise ValueError(
+                "the network's pretrained_cfg says how its images are normalized, and lacks "
+                f"{', '.join(sorted(missing))}"
+            )
         if device is not None:
             raise ValueError(
                 f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out"
             )
-        network, name, folder = model, model.pretrained_cfg["architecture"], None
+        network, folder = model, None
+        name = model.pretrained_cfg.get("architecture") or type(model).__name__
     else:
         loaded = load_network(model, pretrained=True)
         network, name, folder = loaded.network, loaded.name, loaded.source.folder
@@ -108,6 +121,8 @@ def _classes(network: EquivariantNet, name: str) -> tuple[str, ...]:
     count = network.num_classes
     if not count:
         raise ValueError(f"{name} has no classifier, so it predicts nothing; eqzoo finetune trains one")
+    if count == 1:
+        raise ValueError(f"{name} has a single output, a number and not a class, so it has no accuracy")
     names = tuple(network.pretrained_cfg.get("label_names") or ())
     return names if len(names) == count else tuple(map(str, range(count)))
 

@@ -133,6 +133,9 @@ class HalvingPool2d(nn.Module):
     and the last window touch the edges: ``(side − window) % 2 = 0``. The output has side ``side // 2``, as that of the
     usual 2-pixel pool, which drops the last row and column of an odd side and is not equivariant there.
 
+    A program that `torch.export.export` or `torch.onnx.export` writes for sides of any length takes both parities;
+    with ``strict=True`` torch asks for one of them.
+
     Args:
         group: The point group H under which the layer is equivariant.
         reduce: ``"max"`` or ``"avg"``.

@@ -24,7 +24,8 @@ class Upsample2d(nn.Module):
 
     Shape:
         ``(B, ..., height, width)`` to ``(B, ..., factor·height, factor·width)``, or to sides that are given, such as
-        those of the features that a decoder joins it with: ``forward(x, size=(height', width'))``.
+        those of the features that a decoder joins it with: ``forward(x, size=(height', width'))``, or one number for
+        both.
 
     Raises:
         ValueError: If the factor is less than 1, or the input is neither an image nor a field.
@@ -47,10 +48,13 @@ class Upsample2d(nn.Module):
         self.group = group
         self.factor = factor
 
-    def forward(self, x: Tensor, size: Sequence[int] | None = None) -> Tensor:
-        if x.ndim not in (4, 5):
-            raise ValueError(f"{self} takes (B, C, height, width) or (B, C, |H|, height, width), got {tuple(x.shape)}")
-        sides = [self.factor * side for side in x.shape[-2:]] if size is None else list(size)
+    def forward(self, x: Tensor, size: Sequence[int] | int | None = None) -> Tensor:
+        if x.ndim != 4 and (x.ndim != 5 or x.shape[2] != self.group.order):
+            order = self.group.order
+            raise ValueError(
+                f"{self} takes (B, C, height, width) or (B, C, {order}, height, width), got {tuple(x.shape)}"
+            )
+        sides = [self.factor * side for side in x.shape[-2:]] if size is None else size
         y = F.interpolate(to_planes(x), sides, mode="bilinear", align_corners=False)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
 

@@ -1,7 +1,8 @@
 """Base class of the networks: timm's model methods on regular fields."""
 
+import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from timm.models import checkpoint_seq
@@ -239,7 +240,8 @@ class EquivariantNet(nn.Module):
     def _check_type(self, x: Tensor, error: RuntimeError) -> None:
         """Raises TypeError where images failed that have another type of number than the network."""
         own = next(self.parameters()).dtype
-        if x.dtype == own or torch.is_autocast_enabled(x.device.type):
+        cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64  # which autocast leaves alone
+        if x.dtype == own or cast or isinstance(error, torch.OutOfMemoryError):
             return
         way = f"images.to({own}), or model.to({x.dtype}), makes them fit"
         raise TypeError(f"the images are {x.dtype} and the network is {own}; {way}") from error
@@ -253,9 +255,9 @@ class EquivariantNet(nn.Module):
         if indices is None:
             return list(range(count))
         asked = list(range(-indices, 0) if isinstance(indices, int) else indices)
-        if not asked or not all(isinstance(i, int) and -count <= i < count for i in asked):
+        if not asked or not all(isinstance(i, SupportsIndex) and -count <= i.__index__() < count for i in asked):
             raise ValueError(
                 f"features are numbered 0 (stem) to {count - 1}; give a list of these, or the number of the last "
                 f"ones, 1 to {count}; got {indices!r}"
             )
-        return [count + i if i < 0 else i for i in asked]
+        return [i % count for i in map(operator.index, asked)]

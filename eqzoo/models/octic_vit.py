@@ -163,8 +163,12 @@ class OcticViT(EquivariantNet):
     def forward_features(self, x: Tensor) -> Tensor:
         """The normed tokens ``(B, 1 + patches, C)``, the class token first."""
         self._check_images(x)
-        field = self._checkpointed(self.blocks[: self.octic_depth], self.stem(x))
-        tokens: Tensor = self.norm(self._checkpointed(self.blocks[self.octic_depth :], self.middle(field)))
+        try:
+            field = self._checkpointed(self.blocks[: self.octic_depth], self.stem(x))
+            tokens: Tensor = self.norm(self._checkpointed(self.blocks[self.octic_depth :], self.middle(field)))
+        except RuntimeError as error:
+            self._check_type(x, error)
+            raise
         return tokens
 
     def feature_field(self, x: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """The groups and outputs that are measured, and devices that are not the CPU."""
 
+import math
 import re
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -158,6 +160,29 @@ def test_features_are_compared_as_fields():
     octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True)
     with pytest.raises(ValueError, match="the features of a OcticViT are not regular fields"):
         eqzoo.equivariance_error(octic, x)
+
+
+def test_no_tensor_of_an_output_is_passed_over():
+    for output in (
+        lambda _, maps: [maps, maps * math.nan],
+        lambda _, maps: [maps * math.nan, maps],
+    ):
+        with pytest.raises(ValueError, match="the output is not finite"):
+            eqzoo.equivariance_error(Mask(output))
+    assert eqzoo.equivariance_error(Mask(lambda _, maps: torch.complex(maps, maps.roll(1, 3)))) > 0.1
+    counts = iter((4, 3))
+    with pytest.raises(ValueError, match="has 3 tensors instead of 4"):
+        eqzoo.equivariance_error(Mask(lambda _, maps: [maps] * next(counts)))
+    with pytest.raises(ValueError, match="its output has no tensor"):
+        eqzoo.check_equivariance(Mask(lambda _, maps: []))
+
+
+def test_tokens_that_are_not_exact_are_diagnosed():
+    """Their axes are no sides, so that they are no maps."""
+    network = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="", img_size=32, depth=1)
+    check = eqzoo.check_equivariance(network, group="p4", size=32)
+    assert not check.exact
+    assert any("pos_embed" in cause for cause in check.diagnosis)
 
 
 def test_outputs_that_cannot_be_compared():

@@ -214,7 +214,9 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
     for data, options, said in (
         (Split(images.float(), labels), {}, "the split: images are uint8, 0 to 255; these are torch.float32"),
         (Split(images[:, 0], labels), {}, r"images are \(n, channels, height, width\); these have shape \(2, 28, 28\)"),
-        (Split(images, labels.float()), {}, "the split: labels are int64; these are torch.float32"),
+        (Split(images, labels.float()), {}, r"the split: labels are int64 \(n,\); these are torch.float32 \(2,\)"),
+        (Split(images, labels[:, None]), {}, r"labels are int64 \(n,\); these are torch.int64 \(2, 1\)"),
+        (Split(images, [4, 7]), {}, "these are a list"),
         (Split(images, labels[:1]), {}, "the split has 2 images and 1 labels"),
         (Split(images.repeat(1, 3, 1, 1), labels), {}, "the images of the split have 3 channels, and the network"),
         (Split(images, labels), {"split": "test"}, "a split has no parts to choose from, got 'test'"),
@@ -226,3 +228,10 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
             eqzoo.evaluate(model, data, **options)
     with pytest.raises(TypeError, match=r"the name of a data set or a Split, got Tensor"):
         eqzoo.evaluate(model, images)
+    with pytest.raises(TypeError, match=r"a network of this package itself, not a wrapper, got Sequential"):
+        eqzoo.evaluate(torch.nn.Sequential(model), digits)
+    with pytest.raises(ValueError, match="has a single output, a number and not a class"):
+        eqzoo.evaluate(eqzoo.create_model("p4_cnn", num_classes=1), digits)
+    del model.pretrained_cfg
+    with pytest.raises(ValueError, match=r"pretrained_cfg says how .*, and lacks input_size, mean, std"):
+        eqzoo.evaluate(model, digits)

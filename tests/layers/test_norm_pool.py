@@ -154,8 +154,11 @@ def test_upsampling_is_exact_to_any_side(sides):
     assert torch.equal(layer(x, sides), x)
     bilinear = torch.nn.functional.interpolate(x[:, :, 0], scale_factor=2, mode="bilinear")
     assert torch.allclose(layer(x)[:, :, 0], bilinear, rtol=0, atol=1e-14)
-    with pytest.raises(ValueError, match=r"\(B, C, \|H\|, height, width\), got \(8, "):
+    with pytest.raises(ValueError, match=r"\(B, C, 8, height, width\), got \(8, "):
         layer(x[0, 0])
+    with pytest.raises(ValueError, match=r"\(B, C, 8, height, width\), got \(2, 3, 4, "):
+        layer(x[:, :, :4])
+    assert torch.equal(layer(x, 9), layer(x, (9, 9)))
     with pytest.raises(ValueError, match="factor is a whole number of at least 1, got 0"):
         Upsample2d(P4M, 0)
 

@@ -5,6 +5,7 @@ import pickle
 import re
 from decimal import Decimal
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -504,7 +505,18 @@ def test_images_of_another_type_are_told():
         with pytest.raises(TypeError, match=said):
             run(x.double())
     with torch.autocast("cpu", torch.bfloat16):
-        assert model(x).isfinite().all()
+        assert model(x.half()).isfinite().all()
+        with pytest.raises(TypeError, match=said):
+            model(x.double())
+    octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, depth=2).float()
+    with pytest.raises(TypeError, match=said):
+        octic(torch.zeros(1, 3, 32, 32).double())
+
+
+def test_features_are_numbered_by_integers_of_numpy_too():
+    model, x = eqzoo.create_model("p4_cnn"), torch.zeros(1, 1, 28, 28)
+    found = model.forward_intermediates(x, list(np.array([1, -1])), intermediates_only=True)
+    assert [y.shape[-1] for y in found] == [12, 4]
 
 
 @pytest.mark.parametrize("indices", [7, "a", [0, 1.5], [], [6], 0])
