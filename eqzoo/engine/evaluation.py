@@ -69,11 +69,12 @@ def evaluate(
         TypeError: If the model or the data is of another type.
 
     Example:
+        >>> import eqzoo
         >>> from eqzoo.data import Split
         >>> digits = Split(torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4))
         >>> found = evaluate(eqzoo.create_model("p4_cnn", pretrained=True), digits)
-        >>> found["accuracy"], found["same_class_at_all_quarter_rotations"]
-        (25.0, 100.0)
+        >>> found["images"], found["same_class_at_all_quarter_rotations"]
+        (4, 100.0)
     """
     check_device(device)
     if workers < 0:

@@ -518,7 +518,9 @@ def test_splits_in_python_are_checked():
         "splits are train and possibly valid and test, got train, val": {"train": split, "val": split},
         "got test": {"test": split},
         r"uint8, 0 to 255; those of train are torch\.float32": {"train": replace(split, images=split.images.float())},
-        r"labels are int64; those of train are torch\.int32": {"train": replace(split, labels=split.labels.int())},
+        r"labels are int64 \(n,\); those of train are torch\.int32": {
+            "train": replace(split, labels=split.labels.int())
+        },
     }
     for message, splits in cases.items():
         with pytest.raises(ValueError, match=message):

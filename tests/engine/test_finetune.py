@@ -195,7 +195,7 @@ def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
     (renamed := shutil.copytree(tuned.images, tmp_path / "renamed") / "bar").rename(renamed.with_name("stick"))
     other = eqzoo.finetune(tuned.folder, tmp_path / "renamed", tmp_path / "other", **call)
     assert not torch.allclose(other.model.head.weight, first.head.weight, atol=1e-3)
-    torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=5e-2)
 
 
 def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tuned, tmp_path):

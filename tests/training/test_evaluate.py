@@ -172,7 +172,7 @@ def test_test_images_are_not_evaluated_before_the_checks(runs, monkeypatch, chec
 
 def test_rounding_that_changes_predictions_is_an_error(runs, monkeypatch):
     folder = runs / "runs" / "p4_cnn.blobs" / "seed0"
-    monkeypatch.setattr(run_evaluation, "_rounded", lambda value: value.round().half())
+    monkeypatch.setattr(run_evaluation, "_rounded", lambda value: (16 * value).round().half() / 16)
     monkeypatch.setattr(run_evaluation, "_check_accuracy", lambda *_: None)
     ran = evaluate(runs, folder, "--half")
     assert ran.returncode == 1
