@@ -12,9 +12,9 @@ FULL = ("p4_alpha_cnn", "p4_alpha_ch_cnn", "p4_alpha_sp_cnn", "p4_alpha_rh_cnn")
 ATTENTIVE = (*FULL, "p4_alpha_f_cnn")
 WIDER = ("p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19")
 
-_OURS = (
-    """Adam, batch size, weight decay and dropout as in the paper; learning rate and epochs as for p4_cnn.rotmnist."""
-)
+_OURS = """Adam, batch size, weight decay and dropout as in the paper; a cosine learning rate schedule from 5e-3
+over 150 epochs. By the recipe of p4_alpha_cnn.rotmnist, 50 epochs with rotations of the training digits, it had 1.70 %
+validation error, more than 1.55 %; that network was not evaluated on the test digits."""
 _SHORTER = """Adam, batch size, weight decay and dropout as in the paper; a cosine learning rate schedule from 5e-3
 over 50 epochs, about an hour on one CPU core, and augmentation by bilinear rotations by any angle (the paper:
 none)."""
