@@ -73,7 +73,7 @@ def equivariance_error(
 
     Args:
         model: The network, or a single layer; a copy is measured, the model itself is not changed. How the group acts
-            on its output follows from the shape, as described above: logits ``(B, C)`` stay, maps are moved.
+            on its output follows from the shape, see `eqzoo.equivariance`: logits ``(B, C)`` stay, maps are moved.
         x: The input, for a layer on fields of irreps an `eqzoo.layers.Irreps`; by default a batch of two noise images
             of the network's ``input_size``.
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
@@ -166,7 +166,7 @@ def _with_fields(model: nn.Module) -> Callable[[Any], Any]:
     inner = cast(Any, unwrapped(model))
     if inner is model:
         return model
-    if not inner.planes_are_fields:
+    if not getattr(inner, "planes_are_fields", True):
         raise ValueError(
             f"the features of a {type(inner).__name__} are not regular fields, so their shape does not tell how the "
             "group acts on them; measure the network without features_only"

@@ -36,7 +36,6 @@ CUT_OFF = 0.05  # of an image, beyond its central square
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
-_REFLECTED = ("p4m_", "z2m_", "r4m_")  # the networks that are invariant to reflections
 NOT_FITTED = 90.0  # percent of training accuracy
 _BATCH = 256
 _SOME = 0.01  # of the images
@@ -141,7 +140,11 @@ def advice_on_time(minutes: float | None, speed: "Speed", splits: Mapping[str, A
 
 
 def advice_after(
-    report: Mapping[str, Any], training_accuracy: float, valid_accuracy: float | None, recipe: Recipe
+    report: Mapping[str, Any],
+    training_accuracy: float,
+    valid_accuracy: float | None,
+    recipe: Recipe,
+    reflections: bool = False,
 ) -> list[str]:
     """What the result calls for, a line each.
 
@@ -150,6 +153,7 @@ def advice_after(
         training_accuracy: The accuracy on training images without augmentation, in percent.
         valid_accuracy: The accuracy of the kept epoch on validation images, in percent; None without any.
         recipe: The recipe.
+        reflections: Whether the network's group has reflections.
     """
     found = []
     longer = f"train for longer with --epochs {2 * recipe.epochs} and another --output"
@@ -159,7 +163,7 @@ def advice_after(
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
         more = "" if recipe.class_weights else ", --balance"
         other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --epochs, with another --output"
-        return [f"{given[0]!r} is the only class ever predicted: try {other}", *_reflected(recipe.model)]
+        return [f"{given[0]!r} is the only class ever predicted: try {other}", *_reflected(recipe.model, reflections)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
         found.append(f"{_listed(missed)} never predicted: {more} {longer}")
@@ -171,18 +175,18 @@ def advice_after(
         found.append(f"{said}: add images{_STRONGER.get(recipe.augment, _STRONGEST)}")
     elif training_accuracy < NOT_FITTED:
         found.append(f"{said}: the network does not fit its images yet; {longer}")
-        found += _reflected(recipe.model)
+        found += _reflected(recipe.model, reflections)
     return found
 
 
-def _reflected(model: str) -> Iterator[str]:
+def _reflected(model: str, reflections: bool) -> Iterator[str]:
     """A line on networks that cannot tell an image from its reflection."""
-    if model.startswith(_REFLECTED):
+    if reflections:
         other = model.replace("m_", "_", 1)
         yield (
             f"{model} gives an image and its reflection the same prediction: if a reflection changes the class, as of "
             "left- and right-handed spirals, take a network whose group has no reflections, such as "
-            f"{other if is_model(other) else 'p4_resnet29'}"
+            f"{other if other != model and is_model(other) else 'p4_resnet29'}"
         )
 
 

@@ -21,15 +21,13 @@ from .run_directory import RunDirectory
 
 __all__ = ["evaluate"]
 
-ROTATED = 200  # images that are rotated, at most, unless the caller says otherwise
-
 
 def evaluate(
     model: str | os.PathLike[str] | EquivariantNet,
     data: str | os.PathLike[str] | AnySplit,
     *,
     split: str | None = None,
-    rotated: int = ROTATED,
+    rotated: int = 200,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,

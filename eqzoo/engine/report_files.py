@@ -96,7 +96,7 @@ def write_report(
     seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
     notes += ties
     error, x = _equivariance(model, seen)
-    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe)
+    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe, model.group.reflections)
     report: dict[str, Any] = {
         "model": recipe.model,
         "group": model.group.name,

@@ -481,12 +481,15 @@ def test_advice_on_the_result():
     assert over.endswith("add images")
     (under,) = advice_after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
-    for name, other in (("p4m_cnn", "p4_cnn"), ("p4m_resnet44", "p4_resnet29"), ("z2m_gsanet_b", "z2_gsanet_b")):
-        *_, reflected = advice_after(fine, 70.0, 72.0, replace(recipe, model=name))
+    names = {"p4m_cnn": "p4_cnn", "p4m_resnet44": "p4_resnet29", "z2m_gsanet_b": "z2_gsanet_b", "cells": "p4_resnet29"}
+    for name, other in names.items():
+        *_, reflected = advice_after(fine, 70.0, 72.0, replace(recipe, model=name), True)
         assert reflected.startswith(f"{name} gives an image and its reflection the same prediction")
         assert reflected.endswith(f"has no reflections, such as {other}")
-        assert len(advice_after(fine | {"confusion": [[2, 0], [2, 0]]}, 55.0, 50.0, replace(recipe, model=name))) == 2
-        assert advice_after(fine, 95.0, 93.0, replace(recipe, model=name)) == []
+        one = fine | {"confusion": [[2, 0], [2, 0]]}
+        assert len(advice_after(one, 55.0, 50.0, replace(recipe, model=name), True)) == 2
+        assert len(advice_after(one, 55.0, 50.0, replace(recipe, model=name))) == 1
+        assert advice_after(fine, 95.0, 93.0, replace(recipe, model=name), True) == []
     assert advice_after(fine, 99.0, None, recipe) == []
     assert advice_after(fine, 94.9, 100.0, recipe) == []
 
@@ -594,3 +597,12 @@ def test_images_without_contents_are_told():
     splits["train"].images[0, 0, 0, 0] = 8
     said = advice_before(splits, weightless("p4_cnn"), None, 28, False)
     assert not any("nothing to learn" in line for line in said)
+
+
+def test_a_network_with_reflections_that_does_not_fit_is_told_of_them(tmp_path):
+    """The whole way: the group of the network decides, here of one of which the name does not tell it."""
+    splits = {"train": split_of(12, 12), "valid": split_of(6, 6), "test": split_of(6, 6)}  # noise, in one step
+    for group, told in (("p4m", True), ("p4", False)):
+        call = {"epochs": 1, "lr": 1e-6, "batch_size": 24, "device": "cpu", "pretrained": False}
+        found = eqzoo.finetune("p4_cnn", splits, tmp_path / group, model_args={"group": group}, **call)
+        assert any("an image and its reflection" in line for line in found.report["advice"]) is told
