@@ -26,6 +26,7 @@ from eqzoo.cli._names import network_names
 from eqzoo.models.loading import LoadedNetwork
 from eqzoo.models.papers import rows
 from eqzoo.models.resolve import resolve
+from tests import forks
 from tests.conftest import ROOT
 
 IMAGE = ROOT / "examples" / "seven.png"
@@ -169,9 +170,8 @@ configs({"p4_mine.rotmnist": ROTMNIST})
 def p4_mine(pretrained=False, **kwargs):
     return build(GroupCNN, "p4_mine", pretrained, (0,), **kwargs)
 """)
-    script = "from eqzoo.cli._names import network_names; print('p4_mine' in network_names())"
-    env = os.environ | {"EQZOO_NETWORKS": "myzoo", "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    ran = forks.run(lambda: print("p4_mine" in network_names()), environment={"EQZOO_NETWORKS": "myzoo"})
     assert ran.stdout == "True\n", ran.stderr
 
 
@@ -380,33 +380,29 @@ def test_a_torch_program_has_no_opset(capsys, tmp_path):
     assert "--opset is of ONNX files" in err
 
 
-# As the installed command, which imports torch only for what needs it.
-COMPLETION = (
-    "-c",
-    "import sys; sys.argv[0] = 'eqzoo'; from eqzoo.cli.main import main; sys.exit(main())",
-    "completion",
-    "bash",
-)
+def completion_to(out, folder):
+    """The exit status of a command that prints much, and what it has to say."""
+    process = forks.start(lambda: sys.exit(command_line.main(["completion", "bash"])), out=out, err=folder / "err")
+    process.join()
+    return process.exitcode, (folder / "err").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_an_output_that_cannot_be_written_is_an_error_of_one_line():
-    with Path("/dev/full").open("w") as full:
-        ran = subprocess.run([sys.executable, *COMPLETION], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert ran.returncode == 2
-    assert ran.stderr.count("\n") == 1
-    assert "No space left" in ran.stderr
+def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
+    code, said = completion_to("/dev/full", tmp_path)
+    assert code == 2
+    assert said.count("\n") == 1
+    assert "No space left" in said
 
 
-def test_a_reader_that_has_gone_away_is_no_error():
-    with subprocess.Popen(
-        [sys.executable, *COMPLETION], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as ran:
-        ran.stdout.close()
-        said = ran.stderr.read()
-    assert b"BrokenPipe" not in said
-    assert b"eqzoo" not in said  # neither our own message nor a traceback
-    assert ran.returncode == 141
+def test_a_reader_that_has_gone_away_is_no_error(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    code, said = completion_to(writer, tmp_path)
+    os.close(writer)
+    assert "BrokenPipe" not in said
+    assert "eqzoo" not in said  # neither our own message nor a traceback
+    assert code == 141
 
 
 def test_completion_knows_commands_options_and_names(capsys, tmp_path):

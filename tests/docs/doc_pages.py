@@ -12,11 +12,8 @@ import contextlib
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from eqzoo.cli import main as command_line
 
@@ -124,10 +121,3 @@ def _command(args):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         command_line.main(args)
     return out.getvalue()
-
-
-if __name__ == "__main__":  # a page that registers networks has a process of its own
-    sys.path.insert(0, "")
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    print(run(Path(sys.argv[1]).read_text(), sys.argv[1]))

@@ -1,8 +1,6 @@
 """The demo page: built, opened in a browser without a window, drawn on, rotated and compared with torch."""
 
 import os
-import subprocess
-import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +9,7 @@ import pytest
 import torch
 
 import eqzoo
+from tests import forks
 from tests.conftest import ROOT
 from tests.docs.webdriver import browsing, installed
 
@@ -38,9 +37,7 @@ def page(tmp_path):
         pytest.importorskip(package)
     if not installed():
         missing("no chromium with chromedriver here")
-    command = [sys.executable, ROOT / "docs" / "demo" / "build.py", "--output", tmp_path / "dist"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    ran = forks.run(forks.script, ROOT / "docs" / "demo" / "build.py", "--output", tmp_path / "dist")
     if ran.returncode == 2:
         missing(ran.stderr)
     assert ran.returncode == 0, ran.stderr

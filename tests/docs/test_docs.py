@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.layers import GroupConv2d
 from eqzoo.models.conversion import foreign_elements
+from tests import forks
 from tests.conftest import ROOT
 from tests.docs import doc_pages
 
@@ -63,7 +62,7 @@ def desk(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", list(filter(runs, PAGES)), ids=title)
 def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, desk):
     if page.name in OWN_PROCESS:
-        assert int(python("-m", "tests.docs.doc_pages", page).split()[-1]) > 0
+        in_its_own_process(the_page_has_code, page)
         publish_what_the_page_made()
     elif page.name == "looking_inside.md":
         make_the_figures(page, desk)
@@ -71,17 +70,24 @@ def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, desk):
         assert doc_pages.run(page.read_text(), page.name) > 0
 
 
-def python(*args, **env):
-    path = os.pathsep.join(filter(None, [str(ROOT), ".", os.environ.get("PYTHONPATH")]))
-    env = os.environ | {"PYTHONPATH": path} | env
-    ran = subprocess.run([sys.executable, *map(str, args)], env=env, capture_output=True, text=True, check=False)
+def the_page_has_code(page):
+    assert doc_pages.run(page.read_text(), page.name) > 0
+
+
+def in_its_own_process(function, *args, **environment):
+    ran = forks.run(with_modules_of_this_folder, function, *args, environment=environment)
     assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+
+
+def with_modules_of_this_folder(function, *args):
+    sys.path.insert(0, "")
+    function(*args)
 
 
 def publish_what_the_page_made():
     """The page's own network goes by its name in a script that does not know its module."""
-    python(ROOT / "training" / "publish.py", "cells", "--output", "p4_cellnet.cells", EQZOO_NETWORKS="cellnet")
+    publish = (ROOT / "training" / "publish.py", "cells", "--output", "p4_cellnet.cells")
+    in_its_own_process(forks.script, *publish, EQZOO_NETWORKS="cellnet")
     card = Path("p4_cellnet.cells/README.md").read_text()
     assert "| multiply-adds an image |" in card
     assert "| throughput, images |" in card

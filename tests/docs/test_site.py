@@ -3,16 +3,17 @@
 import importlib
 import inspect
 import re
-import subprocess
 import sys
 
 import pytest
 
 import eqzoo
+from tests import forks
 from tests.conftest import ROOT
 
 for package in ("sphinx", "myst_parser", "furo"):
     pytest.importorskip(package, reason="the docs are built with pip install 'eqzoo[docs]'")
+from sphinx.cmd.build import build_main  # noqa: E402
 
 PACKAGES = [path.stem for path in sorted((ROOT / "docs" / "reference").glob("*.rst")) if path.stem != "eqzoo"]
 BROKEN = """# A page
@@ -23,8 +24,12 @@ BROKEN = """# A page
 
 def sphinx(source, output, *args):
     """Builds a site as its users do; warnings are errors, and all of them are printed."""
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", output / "trees", *args]
-    return subprocess.run([*command, source, output / "html"], capture_output=True, text=True, check=False, cwd=ROOT)
+    command = ["-q", "-W", "--keep-going", "-d", output / "trees", *args, source, output / "html"]
+    return forks.run(build, list(map(str, command)), folder=ROOT)
+
+
+def build(command):
+    sys.exit(build_main(command))
 
 
 @pytest.fixture(scope="module")

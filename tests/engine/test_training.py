@@ -2,8 +2,8 @@
 
 import itertools
 import json
-import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +12,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file, save_file
 
 import eqzoo
@@ -22,7 +24,7 @@ from eqzoo.engine.epochs import patience_is_over
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.state import TrainingState
 from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
-from tests.conftest import ROOT
+from tests import forks
 
 
 def bars(count, seed):
@@ -166,18 +168,12 @@ def test_a_line_that_was_not_finished_is_written_again(tmp_path):
 
 def test_a_run_killed_by_the_system_goes_on(tmp_path):
     """SIGKILL, at a moment that nobody chose."""
-    script = f"""
-import torch; torch.set_num_threads(1)
-from pathlib import Path
-from tests.engine.test_training import run
-run(Path({str(tmp_path / "killed")!r}))
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+    process = forks.start(run, tmp_path / "killed")
     deadline = time.monotonic() + 60
     while not (tmp_path / "killed" / "state.pt").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+        time.sleep(0.001)
     process.kill()
-    process.wait()
+    process.join()
     torch.set_num_threads(1)
     whole, resumed = run(tmp_path / "whole").state_dict(), run(tmp_path / "killed").state_dict()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -479,15 +475,9 @@ EVERYTHING = {
 def test_a_run_killed_again_and_again_ends_as_one_that_was_not(tmp_path):
     """SIGKILL before the first epoch, and twice at moments that nobody chose."""
     recipe = other(epochs=25, **EVERYTHING)
-    script = f"""
-import torch; torch.set_num_threads(1)
-from pathlib import Path
-from tests.engine.test_training import EVERYTHING, other, run
-run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
-"""
     record, seen = tmp_path / "killed" / "record.jsonl", []
     for wanted in (0, 3, 9):
-        process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.DEVNULL)
+        process = forks.start(run, tmp_path / "killed", recipe)
         deadline = time.monotonic() + 120
         there = tmp_path / "killed" / "recipe.json" if wanted == 0 else record
         while time.monotonic() < deadline:
@@ -495,7 +485,7 @@ run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
                 break
             time.sleep(0.002)
         process.kill()
-        process.wait()
+        process.join()
         seen.append(len(record.read_text().splitlines()) if record.exists() else 0)
     assert seen[0] < seen[1] < seen[2] < 25
     torch.set_num_threads(1)
@@ -510,28 +500,31 @@ run(Path({str(tmp_path / "killed")!r}), other(epochs=25, **EVERYTHING))
     }
 
 
+def train_as_one_of_two(folder):
+    """What torchrun starts, with its variables of the environment."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # that of the tests before
+    go(folder, other(**EVERYTHING))
+    state = PartialState()
+    assert state.num_processes == 2
+    state.destroy_process_group()
+
+
 def test_two_processes_have_the_losses_of_one(tmp_path):
-    script = f"""
-import torch; torch.set_num_threads(1)
-from pathlib import Path
-from accelerate import PartialState
-from tests.engine.test_training import EVERYTHING, go, other
-go(Path({str(tmp_path / "two")!r}), other(**EVERYTHING))
-state = PartialState()
-assert state.num_processes == 2
-state.destroy_process_group()
-"""
-    (tmp_path / "script.py").write_text(script)
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "script.py")]
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        forks.start(
+            train_as_one_of_two,
+            tmp_path / "two",
+            environment=together | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            err=tmp_path / f"errors{rank}",
+        )
+        for rank in range(2)
+    ]
+    for rank, process in enumerate(processes):
+        process.join()
+        assert process.exitcode == 0, (tmp_path / f"errors{rank}").read_text()
     torch.set_num_threads(1)
     go(tmp_path / "one", other(**EVERYTHING))
     go(tmp_path / "seed", other(**EVERYTHING, seed=1))

@@ -2,9 +2,9 @@
 
 import dataclasses
 import itertools
-import subprocess
 import sys
 
+import matplotlib
 import pytest
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from eqzoo import layers, viz
 from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Group, cyclic, transform
 from eqzoo.models.octic_vit import OcticViT
-from tests.conftest import ROOT
+from tests import forks
 
 
 def trained_like(name):
@@ -381,18 +381,18 @@ def spot(image):
     return round((left + right) / 2), round((bottom + top) / 2)
 
 
-def test_figures_do_not_import_pyplot_and_eqzoo_does_not_import_matplotlib(tmp_path):
-    script = """
-import sys, torch, eqzoo
-assert "matplotlib" not in sys.modules
-import matplotlib
-settings = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}  # which loads pyplot
-figure = eqzoo.viz.feature_rings(torch.rand(3, 4, 5, 5), eqzoo.P4)
-figure.savefig(sys.argv[1])
-assert "matplotlib.pyplot" not in sys.modules
-assert all(matplotlib.rcParams[key] == value for key, value in settings.items())
-"""
-    subprocess.run([sys.executable, "-c", script, tmp_path / "rings.png"], cwd=ROOT, check=True)
+def save_rings(path):
+    sys.modules.pop("matplotlib.pyplot", None)  # if a test before imported it
+    settings = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}  # which loads pyplot
+    figure = viz.feature_rings(torch.rand(3, 4, 5, 5), P4)
+    figure.savefig(path)
+    assert "matplotlib.pyplot" not in sys.modules
+    assert all(matplotlib.rcParams[key] == value for key, value in settings.items())
+
+
+def test_figures_do_not_import_pyplot(tmp_path):
+    ran = forks.run(save_rings, tmp_path / "rings.png")
+    assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "rings.png").stat().st_size > 1000
 
 
