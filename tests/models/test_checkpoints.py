@@ -43,11 +43,15 @@ def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one
     assert files <= {path.name for path in folder.iterdir()} <= files | {"rotation_curve.svg", "training_curve.svg"}
 
 
+SMALLER = {"resnet": 16, "allcnn": 16, "gsanet": 22}
+
+
 @pytest.mark.parametrize("name", slow(eqzoo.list_pretrained(), {"r8_gsanet_t.rotmnist"}))
 def test_a_published_checkpoint_keeps_its_promise(name):
     model = eqzoo.create_model(name, pretrained=True)
-    # ResNet-29 takes any multiple of 4 pixels; its cards have the error at its own size.
-    x = torch.randn(1, model.in_chans, 32, 32) if "resnet29" in name else None
+    # Smaller images, where the network takes them; its card has the error at its own size.
+    side = next((side for kind, side in SMALLER.items() if kind in name), None)
+    x = torch.randn(1, model.in_chans, side, side) if side else None
     assert eqzoo.equivariance_error(model, x) < 1e-12
     if name.startswith("z2"):
         assert eqzoo.equivariance_error(model, x, group=eqzoo.P4) > 1e-2
@@ -80,7 +84,7 @@ def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(na
 
 # An export takes ten seconds, of attention up to a minute, so that a few checkpoints stand for the others, and none for
 # affine self convolution and GSA-Nets; tests/export writes ONNX files of attention layers and of small networks.
-EXPORTED = {"p4_cnn.rotmnist", "p4_alpha_cnn.rotmnist", "p4m_resnet29.eurosat"}
+EXPORTED = {"p4_cnn.rotmnist", "p4m_resnet29.eurosat"}
 assert set(NAMES) >= EXPORTED
 
 
