@@ -28,7 +28,7 @@ _BATCH = 256  # images that are resized together
 DRAW_SEED = 2016  # of all draws here: runs are trained and evaluated on the same images
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Images and labels in memory.
 
@@ -48,6 +48,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return _described(self)
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of an image."""
@@ -59,7 +62,7 @@ class Split:
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Streamed(Dataset[Tensor]):
     """Images that are read on demand, and labels.
 
@@ -85,8 +88,17 @@ class Streamed(Dataset[Tensor]):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return _described(self)
+
 
 AnySplit = Split | Streamed
+
+
+def _described(split: AnySplit) -> str:
+    """A split in one line; its images alone would fill the screen."""
+    known = f"{len(split.classes)} named classes" if split.classes else "classes without names"
+    return f"{type(split).__name__}({len(split):,} images of {' x '.join(map(str, split.shape))}, {known})"
 
 
 def batches(split: AnySplit, indices: Iterable[Tensor], workers: int = 0, pin: bool = False) -> Iterator[Tensor]:
