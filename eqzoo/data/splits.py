@@ -98,7 +98,8 @@ AnySplit = Split | Streamed
 def _described(split: AnySplit) -> str:
     """A split in one line; its images alone would fill the screen."""
     known = f"{len(split.classes)} named classes" if split.classes else "classes without names"
-    return f"{type(split).__name__}({len(split):,} images of {' x '.join(map(str, split.shape))}, {known})"
+    images = "image" if len(split) == 1 else "images"
+    return f"{type(split).__name__}({len(split):,} {images} of {' x '.join(map(str, split.shape))}, {known})"
 
 
 def batches(split: AnySplit, indices: Iterable[Tensor], workers: int = 0, pin: bool = False) -> Iterator[Tensor]:

@@ -631,7 +631,7 @@ def test_a_streamed_image_that_breaks_is_named_in_one_line(tmp_path, monkeypatch
 def test_a_split_is_told_in_one_line():
     named = Split(torch.zeros(1200, 3, 8, 6, dtype=torch.uint8), torch.zeros(1200, dtype=torch.long), ("a", "b"))
     assert repr(named) == "Split(1,200 images of 3 x 8 x 6, 2 named classes)"
-    assert repr({"test": named[:1]}) == "{'test': Split(1 images of 3 x 8 x 6, 2 named classes)}"
+    assert repr({"test": named[:1]}) == "{'test': Split(1 image of 3 x 8 x 6, 2 named classes)}"
     streamed = Streamed(lambda place: named.images[place], torch.arange(3), torch.zeros(3), (3, 8, 6))
     assert repr(streamed) == "Streamed(3 images of 3 x 8 x 6, classes without names)"
 
