@@ -412,10 +412,11 @@ def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor
     weight = torch.tensor(recipe.class_weights, device=device)
 
     def weighted(logits: Tensor, labels: Tensor) -> Tensor:
-        # Averaged over the images, not over their weights, so that the parts of a batch add up to the batch.
-        factors = weight.to(logits.dtype)
-        losses = F.cross_entropy(logits, labels, factors, reduction="none", label_smoothing=recipe.label_smoothing)
-        return losses.mean()
+        # Averaged over the images, not over their weights, so that the parts of a batch add up to the batch. The factor
+        # is that of the label alone: cross_entropy(weight=) has the part of a smoothed label that goes to another class
+        # times the factor of that class, so that a rare one would be the better answer where there is none of it.
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=recipe.label_smoothing)
+        return (losses * weight.to(logits.dtype)[labels]).mean()
 
     return weighted
 

@@ -18,7 +18,7 @@ from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, pred
 from eqzoo.engine.advice import chosen
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
-from eqzoo.engine.state import TrainingState, _with_options
+from eqzoo.engine.state import TrainingState, _criterion, _with_options
 from tests.engine.test_training import (
     RECIPE,
     SPLITS,
@@ -333,6 +333,22 @@ def test_class_weights(tmp_path):
     assert RunDirectory(tmp_path / "one").rows()[-1]["valid_recall"] == 100.0
     with pytest.raises(ValueError, match="3 factors for 2 classes"):
         go(tmp_path / "3", other(class_weights=(1.0, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_smoothed_labels_keep_their_class_whatever_its_weight(label):
+    """The loss of an image has its minimum at the smoothed label: 600 images of one class and 25 of another."""
+    criterion = _criterion(other(class_weights=(0.52, 12.5), label_smoothing=0.1), torch.device("cpu"))
+    share = torch.linspace(0.01, 0.99, 99)  # of class 1
+    losses = [criterion(torch.stack([1 - p, p]).log()[None], torch.tensor([label])).item() for p in share]
+    assert share[torch.tensor(losses).argmin()] == pytest.approx([0.05, 0.95][label])
+    weighted, plain = (_criterion(other(class_weights=w), torch.device("cpu")) for w in ((0.52, 12.5), ()))
+    logits, labels = torch.randn(6, 2), torch.tensor([0, 1, 0, 0, 1, 0])
+    both = (
+        plain(logits[labels == 0], labels[labels == 0]) * 4 * 0.52
+        + plain(logits[labels == 1], labels[labels == 1]) * 2 * 12.5
+    )
+    torch.testing.assert_close(weighted(logits, labels), both / 6)
 
 
 def test_what_is_frozen_stays(tmp_path):
