@@ -11,13 +11,18 @@ _WIDTH = 80  # of a terminal, in characters
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What `eqzoo.engine.metrics.classifier_metrics` found, a row for each metric of all classes."""
-    curve, kept = found["rotation_curve"]["accuracy"], found["same_class_at_all_quarter_rotations"]
-    of_curve, of_kept = (f", of {n:,} images" for n in (found["rotation_curve"]["images"], found["rotated_images"]))
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
-    return [
+    rows = [
         ["accuracy", f"{found['accuracy']:.2f} %"],
         [f"mean recall of {which}", f"{found['balanced_accuracy']:.2f} %"],
         [f"mean F1 of {which}", f"{found['macro_f1']:.2f} %"],
+    ]
+    if "rotation_curve" not in found:
+        return rows
+    curve, kept = found["rotation_curve"]["accuracy"], found["same_class_at_all_quarter_rotations"]
+    of_curve, of_kept = (f", of {n:,} images" for n in (found["rotation_curve"]["images"], found["rotated_images"]))
+    return [
+        *rows,
         ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %{of_curve}"],
         ["same prediction at all 90° rotations", f"{kept:.2f} %{of_kept}"],
     ]

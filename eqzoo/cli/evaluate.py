@@ -1,9 +1,11 @@
 """`eqzoo evaluate`: the metrics of a network on labeled images."""
 
 import argparse
+import sys
 
 from ..engine.digests import SPLIT_NAMES
 from ..engine.evaluation import evaluate
+from ..engine.predictions_file import predictions_csv
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows
 
@@ -13,17 +15,22 @@ _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Prints accuracy, scores of each class and the confusion matrix."""
+    """Prints accuracy, scores of each class and the confusion matrix, or with --csv the prediction for each image."""
     data = evaluate(
         args.name,
         args.data,
         split=args.split,
-        rotated=args.rotated,
+        rotated=0 if args.csv else args.rotated,
+        each=args.csv,
         data_dir=args.data_dir,
         download=args.download,
         device=args.device,
         workers=args.workers,
     )
+    if args.csv:
+        print(*(f"eqzoo: {note}" for note in data["notes"]), sep="\n", end="\n" * bool(data["notes"]), file=sys.stderr)
+        names = [row["name"] for row in data["classes"]]
+        return Answer(predictions_csv(names, {"": data["predictions"]}).removesuffix("\n"), data)
     part = f" {_NAMES[data['split']]} images" if data["split"] else ""
     rows = [["network", data["network"]], ["images", f"{data['images']:,}{part} of {data['data']}"]]
     parts = [

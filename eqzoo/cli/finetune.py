@@ -85,7 +85,7 @@ def _text(report: dict[str, Any], folder: str) -> str:
         *metric_rows(report),
         *_recalls(report["classes"]),
         *_against(report.get("against")),
-        ["wrote", f"{folder}; report.md has all metrics of each class"],
+        ["wrote", f"{folder}; report.md has all metrics of each class, predictions.csv each image"],
     ]
     return "\n".join([table(rows, flexible={1}), *report["notes"], *(f"advice: {line}" for line in report["advice"])])
 

@@ -248,7 +248,16 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--split", choices=["train", "val", "test"], help="default: test, or val, or all images")
     sub.add_argument(
-        "--rotated", type=int, default=200, metavar="N", help="the images that are rotated, at most (default: 200)"
+        "--rotated",
+        type=int,
+        default=200,
+        metavar="N",
+        help="the images that are rotated, at most (default: 200); 0 for none",
+    )
+    sub.add_argument(
+        "--csv",
+        action="store_true",
+        help="print comma-separated values instead: a line for each image, with its class and all probabilities",
     )
     _reading(sub)
 

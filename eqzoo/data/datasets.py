@@ -5,6 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnyS
             parts = {part: cls(data_dir, train=part == "train") for part in ("train", "test")}
         splits = {part: _from_arrays(data.data, np.array(data.targets), str(folder)) for part, data in parts.items()}
         classes = tuple(parts["train"].classes)
-        return {part: Split(split.images, split.labels, classes) for part, split in splits.items()}
+        return {part: replace(split, classes=classes) for part, split in splits.items()}
 
     return read
 

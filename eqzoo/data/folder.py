@@ -220,12 +220,12 @@ def _read(
     input_size: tuple[int, int, int],
 ) -> tuple[AnySplit | None, list[tuple[Path, str]]]:
     """A split, in memory or streamed, or None if files are unreadable; and each of these with the reason."""
-    reader = _Reader(files, input_size)
+    reader, names = _Reader(files, input_size), tuple(map(str, files))
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
         images, broken = _tried(pool, reader.image, files)
-        return None if broken else Split(torch.stack(images), labels, classes), broken
+        return None if broken else Split(torch.stack(images), labels, classes, names), broken
     _, broken = _tried(pool, _check, files)
-    return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes), broken
+    return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
 
 
 class _Reader:

@@ -19,6 +19,7 @@ __all__ = [
     "check",
     "hold_out",
     "num_classes",
+    "numbered",
     "per_class",
     "resized",
     "stratified",
@@ -36,14 +37,17 @@ class Split:
         images: ``(n, channels, height, width)`` uint8.
         labels: ``(n,)`` int64.
         classes: The names of the classes, or an empty tuple.
+        files: The file that each image is from, or its number in a file of many; or an empty tuple.
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def __getitem__(self, index: Tensor | slice) -> "Split":
-        return replace(self, images=self.images[index], labels=self.labels[index])
+        files = _chosen(self.files, index)
+        return replace(self, images=self.images[index], labels=self.labels[index], files=files)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,6 +76,7 @@ class Streamed(Dataset[Tensor]):
         labels: ``(n,)`` int64.
         shape: Channels, height and width of an image.
         classes: The names of the classes, or an empty tuple.
+        files: The file that each image is from, or its number in a file of many; or an empty tuple.
     """
 
     read: Callable[[int], Tensor]
@@ -79,11 +84,13 @@ class Streamed(Dataset[Tensor]):
     labels: Tensor
     shape: tuple[int, int, int]
     classes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     def __getitem__(self, index: Tensor | slice | int) -> "Streamed | Tensor":  # type: ignore[override]
         if isinstance(index, int):
             return self.read(int(self.places[index]))
-        return replace(self, places=self.places[index], labels=self.labels[index])
+        files = _chosen(self.files, index)
+        return replace(self, places=self.places[index], labels=self.labels[index], files=files)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -93,6 +100,15 @@ class Streamed(Dataset[Tensor]):
 
 
 AnySplit = Split | Streamed
+
+
+def _chosen(files: tuple[str, ...], index: Tensor | slice) -> tuple[str, ...]:
+    return tuple(files[i] for i in torch.arange(len(files))[index].tolist()) if files else ()
+
+
+def numbered(split: AnySplit) -> AnySplit:
+    """A split whose images are known by their number, from 0, if they have no files."""
+    return split if split.files else replace(split, files=tuple(map(str, range(len(split)))))
 
 
 def _described(split: AnySplit) -> str:

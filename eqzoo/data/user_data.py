@@ -10,7 +10,7 @@ import torch
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import folder_channels, folder_sides, image_folder, inner_folders, split_folder
-from .splits import AnySplit, Split, Streamed, check, check_types, resized, stratified
+from .splits import AnySplit, Split, Streamed, check, check_types, numbered, resized, stratified
 
 __all__ = ["complete_splits", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
 
@@ -206,7 +206,9 @@ def complete_splits(
         raise ValueError(
             f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
         )
-    parts, drawn = dict(splits), [part for part, share in (("valid", valid), ("test", test)) if share]
+    # Those of a part that is drawn are known by their numbers in the whole.
+    parts = {part: numbered(split) for part, split in splits.items()}
+    drawn = [part for part, share in (("valid", valid), ("test", test)) if share]
     _check_classes(parts["train"], drawn)
     left = 1.0
     if test:

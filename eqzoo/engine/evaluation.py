@@ -16,6 +16,7 @@ from ..models.loading import load_network
 from .advice import cut_off
 from .digests import image_codes
 from .metrics import classifier_metrics
+from .predictions_file import each_prediction
 from .processor import check_device
 from .run_directory import RunDirectory
 
@@ -28,6 +29,7 @@ def evaluate(
     *,
     split: str | None = None,
     rotated: int = 200,
+    each: bool = False,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -45,7 +47,8 @@ def evaluate(
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
-        rotated: The number of images that are rotated, at most.
+        rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out.
+        each: Whether the prediction for each image is returned as well.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one.
@@ -57,7 +60,9 @@ def evaluate(
         of ``images`` of each; ``confusion``, the numbers of images by true and predicted class;
         ``same_class_at_all_quarter_rotations`` and ``accuracy_of_rotated_copies`` (0°, 90°, 180°, 270°), in percent of
         ``rotated_images``; ``rotation_curve``, the ``accuracy`` at ``angles`` in degrees; and ``network``, ``data``,
-        ``split``, the number of ``images`` and ``notes``, a list of sentences.
+        ``split``, the number of ``images`` and ``notes``, a list of sentences. With ``each``, also ``predictions``, a
+        list of the ``file`` of each image, or its number where images have no files, its ``class``, the ``prediction``
+        and the ``probabilities`` of the classes.
 
     Raises:
         ValueError: If an argument is invalid, the network has no classifier or takes images that are not square, or the
@@ -77,8 +82,8 @@ def evaluate(
     check_device(device)
     if workers < 0:
         raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
-    if rotated < 1:
-        raise ValueError(f"rotated is a number of images, 1 or more, got {rotated}")
+    if rotated < 0:
+        raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     if isinstance(model, nn.Module):
         if not isinstance(model, EquivariantNet):
             raise TypeError(
@@ -111,7 +116,9 @@ def evaluate(
         notes += _trained_on(images, folder, name)
     notes += cut_off(native_sides(data))
     with evaluation_mode(network):
-        found = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
+        found, logits = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
+    if each:
+        found["predictions"] = list(each_prediction(images, logits, classes))
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 
 

@@ -181,6 +181,10 @@ def finetune(
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
         advice += advice_on_time(minutes, speed, splits)
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
+        if settings["start"] and not _same_classes(
+            source, blank.pretrained_cfg.get("label_names"), settings["label_names"]
+        ):
+            later.append(f"the classifier is new: that of {settings['start']} is of other classes")
         if is_finished(plan, directory.rows()):
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"

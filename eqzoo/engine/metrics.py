@@ -26,6 +26,7 @@ __all__ = [
     "progress_bar",
     "quarter_rotation_metrics",
     "scores",
+    "split_logits",
     "top1",
 ]
 
@@ -49,9 +50,14 @@ def top1(predicted: Tensor, labels: Tensor) -> float:
 
 
 @torch.no_grad()
+def split_logits(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor:
+    """The logits of a split, ``(n, classes)``, on the CPU."""
+    return torch.cat([model(x).cpu() for x in inputs(model, split, BATCH_SIZE, workers)])
+
+
 def predict_split(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor:
     """The predicted classes of a split, ``(n,)``, on the CPU."""
-    return torch.cat([model(x).argmax(1).cpu() for x in inputs(model, split, BATCH_SIZE, workers)])
+    return split_logits(model, split, workers).argmax(1)
 
 
 @torch.no_grad()
@@ -92,7 +98,7 @@ def classifier_metrics(
     channels_last: bool = False,
     rotated: int | None = None,
     title: str = "report",
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Tensor]:
     """The metrics of a classifier on a split, all in percent. A progress bar on stderr counts evaluated images.
 
     Args:
@@ -104,17 +110,21 @@ def classifier_metrics(
         seconds: The time that it may take: there are fewer rotated images and fewer angles where the network is slow.
             None for no limit. All images are evaluated unrotated, whatever the time.
         channels_last: Whether the network is evaluated on images in the channels-last memory format.
-        rotated: The number of images that are rotated, at most; None for all.
+        rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out, None for
+            all.
         title: That of the progress bar.
 
     Returns:
         Those of `scores`, `quarter_rotation_metrics`, their number of images as ``rotated_images``, and as
         ``rotation_curve`` the ``accuracy`` at ``angles`` in degrees on ``images`` of these, see
-        `eqzoo.analysis.accuracy_over_rotations`.
+        `eqzoo.analysis.accuracy_over_rotations`. And the logits of the unrotated images, ``(n, classes)``.
     """
     with evaluation_bar(model, len(split), channels_last, title) as bar:
         began = time.perf_counter()
-        predicted = predict_split(model, split, workers)
+        logits = split_logits(model, split, workers)
+        found = scores(split.labels, logits.argmax(1), names)
+        if rotated == 0:
+            return found, logits
         each = (time.perf_counter() - began) / len(split)
         most = len(split) if rotated is None else min(rotated, len(split))
         plan = _Rotations.plan(most, curve_size, None if seconds is None else seconds / each - len(split))
@@ -126,8 +136,8 @@ def classifier_metrics(
         x = torch.cat(list(inputs(model, curve_images, BATCH_SIZE, workers)))
         degrees = range(0, 360, plan.step)
         curve = rotation_curve(model, x, curve_images.labels.to(x.device), degrees, BATCH_SIZE)
-    return {
-        **scores(split.labels, predicted, names),
+    metrics = {
+        **found,
         **quarter_rotation_metrics(quarters, labels),
         "rotated_images": len(drawn),
         "rotation_curve": {
@@ -137,6 +147,7 @@ def classifier_metrics(
             "sample": f"drawn with seed {SAMPLE_SEED}",
         },
     }
+    return metrics, logits
 
 
 class _Rotations(NamedTuple):

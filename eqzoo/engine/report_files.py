@@ -19,7 +19,8 @@ from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
 from .epochs import best_row
-from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, predict_split, top1
+from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, predict_split, split_logits, top1
+from .predictions_file import each_prediction, predictions_csv
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
@@ -28,7 +29,8 @@ from .speed import Speed
 
 __all__ = ["REPORT_NAME", "write_report"]
 
-REPORT_NAME, PAGE_NAME = "report.json", "report.md"
+REPORT_NAME, PAGE_NAME, PREDICTIONS_NAME = "report.json", "report.md", "predictions.csv"
+_AS_FOLDERS = {"valid": "val"}  # the splits, as folders and the command line name them
 _REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
 _EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
 _TIES_SAMPLE = 100  # images whose logits are compared
@@ -82,7 +84,7 @@ def write_report(
         )
     training_seconds = round(sum(row["seconds"] for row in rows))
     allowed = max(_REPORT_SECONDS, training_seconds / 10)
-    metrics = classifier_metrics(
+    metrics, logits = classifier_metrics(
         model,
         splits[split],
         names,
@@ -91,6 +93,7 @@ def write_report(
         channels_last=recipe.channels_last,
     )
     notes += _shortened(metrics, sizes[split])
+    _write_predictions(model, splits, names, folder / PREDICTIONS_NAME, {split: logits}, workers)
     some = sample(splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
     seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
@@ -159,6 +162,23 @@ def write_report(
         )
         _write_pages(report, folder)
     return report
+
+
+def _write_predictions(
+    model: EquivariantNet,
+    splits: Mapping[str, AnySplit],
+    names: list[str],
+    path: Path,
+    known: Mapping[str, Tensor],
+    workers: int,
+) -> None:
+    """Writes a line for each validation and test image, or for each training image if there are no others."""
+    parts = {name: splits[name] for name in ("valid", "test") if name in splits} or {"train": splits["train"]}
+    logits = {
+        name: known[name] if name in known else split_logits(model, part, workers) for name, part in parts.items()
+    }
+    rows = {_AS_FOLDERS.get(name, name): list(each_prediction(parts[name], logits[name], names)) for name in parts}
+    atomic(path, lambda file: file.write_text(predictions_csv(names, rows, with_split=True), encoding="utf-8"))
 
 
 @torch.no_grad()

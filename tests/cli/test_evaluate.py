@@ -1,8 +1,11 @@
 """`eqzoo evaluate` and `eqzoo.evaluate` on labeled images."""
 
+import csv
+import io
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,13 +171,39 @@ def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     for args, said in (
         (("p4_cnn", digits), "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'"),
         (("p4_cnn", digits, "--workers", -1), "workers is a number of processes, 0 or more, got -1"),
-        (("p4_cnn", digits, "--rotated", 0), "rotated is a number of images, 1 or more, got 0"),
+        (("p4_cnn", digits, "--rotated", -1), "rotated is a number of images, 0 or more, got -1"),
         (("p4_cnn", tmp_path / "none"), "no images at"),
         ((empty, digits), "has no classifier, so it predicts nothing"),
     ):
         code, out, err = run(capsys, "evaluate", *args)
         assert (code, out) == (2, "")
         assert said in err
+
+
+def test_a_line_for_each_image(capsys, digits, tmp_path):
+    code, out, err = run(capsys, "evaluate", "p4_cnn", digits, "--csv")
+    assert code == 0
+    assert "eqzoo:" not in err
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [*rows[0]] == ["file", "class", "prediction", *map(str, range(10))]
+    assert [row["file"] for row in rows] == sorted(str(path) for path in digits.rglob("*.png"))
+    wrong = [row for row in rows if row["class"] != row["prediction"]]
+    assert [(Path(row["file"]).name, row["prediction"]) for row in wrong] == [("seven0.png", "7")]
+    assert float(wrong[0]["7"]) > 0.5
+    each = eqzoo.evaluate("p4_cnn", digits, each=True)["predictions"]
+    assert [row["file"] for row in each] == [row["file"] for row in rows]
+    np.savez(tmp_path / "x.npz", x_test=np.zeros((2, 28, 28), np.uint8), y_test=np.array([3, 3]))
+    code, out, err = run(capsys, "evaluate", "p4_cnn", tmp_path / "x.npz", "--csv")
+    assert [row["file"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"]
+    assert "eqzoo: the labels of" in err
+
+
+def test_no_image_is_rotated_if_none_is_to_be(capsys, digits):
+    code, out, _ = run(capsys, "evaluate", "p4_cnn", digits, "--rotated", 0)
+    assert code == 0
+    assert "83.33 %" in out
+    assert "same prediction at" not in out
+    assert "rotation_curve" not in eqzoo.evaluate("p4_cnn", digits, rotated=0)
 
 
 def test_a_wide_matrix_has_numbered_columns():

@@ -1,11 +1,14 @@
 """Fine-tuning: from images of any kind to a checkpoint that everything else accepts."""
 
+import csv
 import json
 import re
 import shlex
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -19,7 +22,16 @@ import eqzoo
 from eqzoo import equivariance
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cli import main as command_line
-from eqzoo.data import Split, Streamed, complete_splits, load_image, read_images, stratified
+from eqzoo.data import (
+    Split,
+    Streamed,
+    complete_splits,
+    load_image,
+    normalize,
+    preprocess,
+    read_images,
+    stratified,
+)
 from eqzoo.engine import finetuning, loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
@@ -101,6 +113,43 @@ def test_a_folder_becomes_a_report_and_a_checkpoint(tuned):
     recipe = json.loads((tuned.folder / "recipe.json").read_text())
     assert recipe["augment"] == "flips"
     assert recipe["class_weights"][0] < 1 < recipe["class_weights"][2]
+
+
+def test_each_held_out_image_has_its_file_and_prediction(tuned):
+    report = json.loads((tuned.folder / "report.json").read_text())
+    with (tuned.folder / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]] == ["split", "file", "class", "prediction", *NAMES]
+    test = [row for row in rows if row["split"] == "test"]
+    assert (len(rows), len(test)) == (12, 6)
+    assert {row["split"] for row in rows} == {"val", "test"}
+    confusion = [[0] * 3 for _ in NAMES]
+    for row in test:
+        confusion[NAMES.index(row["class"])][NAMES.index(row["prediction"])] += 1
+    assert confusion == report["confusion"]
+    model = eqzoo.create_model(f"local-dir:{tuned.folder}", pretrained=True).eval()
+    mean, std = (model.pretrained_cfg[key] for key in ("mean", "std"))
+    assert len({row["file"] for row in rows}) == 12
+    for row in rows:
+        assert Path(row["file"]).parent == tuned.images / row["class"]
+        image = torch.from_numpy(np.array(Image.open(row["file"])))[None, None]
+        scaled = preprocess(image.float(), (28, 28)).round()  # as images of a folder are kept
+        probabilities = model(normalize(scaled, mean, std, torch.float32)).softmax(1)[0]
+        assert [float(row[name]) for name in NAMES] == pytest.approx(probabilities.tolist(), abs=1e-5)
+        assert row["prediction"] == NAMES[probabilities.argmax()]
+
+
+def test_images_without_files_are_known_by_their_numbers(tmp_path):
+    x, y = arrays(30)
+    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y), ("file", "b", "c"))}
+    folder = eqzoo.finetune("p4_cnn", splits, tmp_path / "o", epochs=1, valid_fraction=0, device="cpu").folder
+    with (folder / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]] == ["split", "file", "class", "prediction", "probability file", "probability b", "probability c"]
+    assert {row["split"] for row in rows} == {"test"}
+    held_out = stratified(replace(splits["train"], files=tuple(map(str, range(30)))), 0.15)[1]
+    assert [row["file"] for row in rows] == list(held_out.files)
+    assert [row["class"] for row in rows] == [("file", "b", "c")[y[int(row["file"])]] for row in rows]
 
 
 def test_the_checkpoint_loads_in_every_way_with_the_same_outputs(tuned, capsys):
@@ -607,6 +656,7 @@ def test_without_held_out_images_the_report_says_so(tmp_path):
         "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
     )
     assert result.report["evaluated_on"] == "training images"
+    assert (result.folder / "predictions.csv").read_text().count("\ntrain,") == 18
     page = (result.folder / "report.md").read_text()
     assert "Evaluated on the training images." in page
     assert "metrics on the training images are better than on new images" in page

@@ -318,11 +318,12 @@ def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
     seen = []
     with torch.no_grad():
         model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
-        short = metrics.classifier_metrics(model, split, "abc", seconds=0.0, channels_last=True)
+        short, logits = metrics.classifier_metrics(model, split, "abc", seconds=0.0, channels_last=True)
     assert sum(seen) == 120 + 4 * 50 + 8 * 50
     assert (short["rotated_images"], short["rotation_curve"]["images"]) == (50, 50)
     assert sum(map(sum, short["confusion"])) == 120
-    assert len(metrics.classifier_metrics(model, split, "abc")["rotation_curve"]["angles"]) == 24
+    assert logits.shape == (120, 3)
+    assert len(metrics.classifier_metrics(model, split, "abc")[0]["rotation_curve"]["angles"]) == 24
     monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.0)
     x = shapes(600)
     notes = eqzoo.finetune("p4_cnn", x, tmp_path / "out", epochs=1, device="cpu", test_fraction=0.5).report["notes"]
