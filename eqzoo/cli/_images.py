@@ -1,12 +1,13 @@
 """Image files as network inputs."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..data import load_image, preprocess
+from ..data import files_left_out, load_image, preprocess
 from ..data.folder import images_below
 from ..data.images import DARK, dark_images, normalized
 from ..groups import Group, transform
@@ -16,7 +17,7 @@ __all__ = ["copies_of", "image_files", "is_dark", "transformed_copies"]
 
 
 def image_files(paths: Sequence[str]) -> list[str]:
-    """Files as they are given, and for each folder the images below it, sorted.
+    """Files as they are given, and for each folder the images below it, sorted; others there are told on stderr.
 
     Raises:
         ValueError: If there is no image below a folder.
@@ -24,6 +25,8 @@ def image_files(paths: Sequence[str]) -> list[str]:
     found = []
     for path in paths:
         files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
+        for line in files_left_out(path):
+            print(f"eqzoo: {line}", file=sys.stderr)
         if not files:
             raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")
         found += files

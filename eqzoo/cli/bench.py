@@ -14,6 +14,7 @@ from torch import nn
 
 from .._common import interleaved_times
 from ..analysis.cost import machine
+from ..analysis.sizes import check_side
 from ..models import EquivariantNet, list_models
 from ..models.loading import load_network
 from ..models.resolve import resolve
@@ -25,8 +26,8 @@ __all__ = ["run"]
 def run(args: argparse.Namespace) -> Answer:
     """Times networks as they are, deployed and compiled, in interleaved runs."""
     sizes = args.batch_sizes or [1, 32]
-    if args.rounds < 1 or min(sizes) < 1 or (args.threads is not None and args.threads < 1):
-        raise ValueError("--rounds, --batch-sizes and --threads are at least 1")
+    if min(args.rounds, *sizes, *(n for n in (args.threads, args.size) if n is not None)) < 1:
+        raise ValueError("--rounds, --batch-sizes, --size and --threads are at least 1")
     device = _device(args.device)
     threads = torch.get_num_threads()
     torch.set_num_threads(args.threads or threads)
@@ -34,9 +35,12 @@ def run(args: argparse.Namespace) -> Answer:
         names = list(dict.fromkeys(args.names))
         twins = {name: args.against or _twin(name) for name in names}
         timed = list(dict.fromkeys([*names, *(twin for twin in twins.values() if twin)]))
+        if args.size:
+            for name in timed:
+                check_side(resolve(name), args.size)
         with nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)):
-            forms, notes = _forms(timed, device, [] if args.no_compile else sizes)
-            entries = [row for size in sizes for row in _clock(forms, size, device, args.rounds)]
+            forms, notes = _forms(timed, device, [] if args.no_compile else sizes, args.size)
+            entries = [row for size in sizes for row in _clock(forms, size, device, args.rounds, args.size)]
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
@@ -84,7 +88,7 @@ def _twin(name: str) -> str | None:
 
 
 def _forms(
-    names: list[str], device: torch.device, sizes: list[int]
+    names: list[str], device: torch.device, sizes: list[int], side: int | None
 ) -> tuple[dict[tuple[str, str], nn.Module], list[str]]:
     """Every network in each form, compiled for each batch size; a note for each that does not compile."""
     forms: dict[tuple[str, str], nn.Module] = {}
@@ -101,7 +105,7 @@ def _forms(
         try:
             with torch.inference_mode():
                 for size in sizes:
-                    run(torch.zeros(size, *model.input_size, device=device))
+                    run(torch.zeros(size, *_image(model, side), device=device))
             forms[name, "compiled"] = run
         except Exception as error:  # every backend raises its own: without a compiler, without Triton
             hit = isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
@@ -111,13 +115,19 @@ def _forms(
     return forms, notes
 
 
+def _image(model: EquivariantNet, side: int | None) -> tuple[int, int, int]:
+    channels, height, width = model.input_size
+    return (channels, side, side) if side else (channels, height, width)
+
+
 @torch.inference_mode()
 def _clock(
-    forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int
+    forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int, side: int | None
 ) -> list[dict[str, Any]]:
     """Times all forms in interleaved runs, after two rounds of warm-up."""
     print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
-    batches = {key: torch.randn(size, *cast(Any, forms[key[0], "eager"]).input_size, device=device) for key in forms}
+    images = {key: _image(cast(EquivariantNet, forms[key[0], "eager"]), side) for key in forms}
+    batches = {key: torch.randn(size, *image, device=device) for key, image in images.items()}
     with torch.cuda.device(device if device.type == "cuda" else -1):  # the clock waits for the current GPU
         seconds = interleaved_times({key: partial(form, batches[key]) for key, form in forms.items()}, rounds)
     return [
@@ -125,6 +135,7 @@ def _clock(
             "network": name,
             "form": form,
             "batch": size,
+            "image": images[name, form],
             "seconds": statistics.median(times),
             "images_per_second": size / statistics.median(times),
         }
@@ -157,5 +168,7 @@ def _text(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]
     machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
-    made = f"Medians of {data['rounds']} interleaved runs; {machine}."
+    images = {" x ".join(map(str, row["image"])) for row in data["rows"]}
+    of = f", images of {images.pop()}" if len(images) == 1 else ""
+    made = f"Medians of {data['rounds']} interleaved runs{of}; {machine}."
     return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

@@ -16,6 +16,8 @@ _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix, or with --csv the prediction for each image."""
+    if args.csv and args.json:
+        raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     data = evaluate(
         args.name,
         args.data,

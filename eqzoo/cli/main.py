@@ -336,6 +336,9 @@ def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed in interleaved runs")
     sub.add_argument("--batch-sizes", type=int, nargs="+", action="extend", metavar="N", help="default: 1 32")
     sub.add_argument(
+        "--size", type=int, metavar="N", help="side of the images in pixels (default: that of each network)"
+    )
+    sub.add_argument(
         "--against", metavar="NAME", help="the network to compare with (default: the z2 network of the same name)"
     )
     sub.add_argument("--rounds", type=int, default=20, help="timed runs of each network (default: 20)")

@@ -8,7 +8,7 @@ from .folder import image_folder
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import complete_splits, folders_in_classes, labeled_images, native_sides, read_images
+from .user_data import complete_splits, files_left_out, folders_in_classes, labeled_images, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",
@@ -24,6 +24,7 @@ __all__ = [
     "chula_rbc12_cells",
     "complete_splits",
     "draw",
+    "files_left_out",
     "folders_in_classes",
     "hold_out",
     "image_folder",

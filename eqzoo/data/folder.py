@@ -1,5 +1,6 @@
 """Image folders: one sub-folder per class, inside ``train``, ``val`` and ``test`` or without them."""
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +20,13 @@ __all__ = [
     "image_folder",
     "images_below",
     "inner_folders",
+    "left_out",
     "split_folder",
 ]
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
+_OTHER_IMAGES = (".czi", ".dcm", ".fits", ".heic", ".nd2", ".ndpi", ".svs")  # which Pillow does not know
 SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -154,6 +157,24 @@ def images_below(folder: Path) -> list[Path]:
         and path.is_file()
         and not any(map(_hidden, path.relative_to(folder).parts))
     )
+
+
+def left_out(folder: Path) -> list[str]:
+    """A line on the files below a folder that hold images and are not read, because of the ends of their names."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    Image.init()
+    known = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN} | set(_OTHER_IMAGES)
+    ends = (path.suffix.lower() for path in folder.rglob("*") if not any(map(_hidden, path.relative_to(folder).parts)))
+    found = Counter(end for end in ends if end in known and end not in IMG_EXTENSIONS)
+    count = found.total()
+    if not count:
+        return []
+    files = "1 file" if count == 1 else f"{count:,} files"
+    return [
+        f"{files} in {folder} not read ({', '.join(sorted(found))}): images end in {', '.join(IMG_EXTENSIONS)}; "
+        "convert what is to be among them"
+    ]
 
 
 def split_folder(path: Path, split: str) -> Path | None:

@@ -9,10 +9,10 @@ import torch
 
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, folder_sides, image_folder, inner_folders, split_folder
+from .folder import folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
 from .splits import AnySplit, Split, Streamed, check, check_types, numbered, resized, stratified
 
-__all__ = ["complete_splits", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
+__all__ = ["complete_splits", "files_left_out", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
 
 _FRACTION = 0.15
 _NOUNS = {"valid": "validation", "test": "test"}
@@ -164,6 +164,11 @@ def native_sides(data: object) -> tuple[int, int] | None:
 def folders_in_classes(data: object) -> list[str]:
     """The names of folders with images inside of the class folders; none for data of another kind."""
     return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
+
+
+def files_left_out(data: object) -> list[str]:
+    """A line on image files of a folder that are not read, see `left_out`; none for data of another kind."""
+    return left_out(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
 def _check_classes(train: AnySplit, drawn: list[str]) -> None:

@@ -145,6 +145,7 @@ def advice_after(
     valid_accuracy: float | None,
     recipe: Recipe,
     reflections: bool = False,
+    minutes: float | None = None,
 ) -> list[str]:
     """What the result calls for, a line each.
 
@@ -154,16 +155,19 @@ def advice_after(
         valid_accuracy: The accuracy of the kept epoch on validation images, in percent; None without any.
         recipe: The recipe.
         reflections: Whether the network's group has reflections.
+        minutes: The time that the user gave; None for a number of epochs.
     """
     found = []
-    longer = f"train for longer with --epochs {2 * recipe.epochs} and another --output"
+    length, twice = ("epochs", 2 * recipe.epochs) if minutes is None else ("minutes", 2 * minutes)
+    longer = f"train for longer with --{length} {twice:g} and another --output"
     rows = report["classes"]
     missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(report, i)]
     given = [row["name"] for i, row in enumerate(rows) if _predicted(report, i)]
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
         more = "" if recipe.class_weights else ", --balance"
-        other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --epochs, with another --output"
-        return [f"{given[0]!r} is the only class ever predicted: try {other}", *_reflected(recipe.model, reflections)]
+        other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --{length}, with another --output"
+        said = f"{given[0]!r} is the only class ever predicted: try {other}"
+        return [said, *_reflected(recipe.model, reflections)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
         found.append(f"{_listed(missed)} never predicted: {more} {longer}")

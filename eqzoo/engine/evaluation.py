@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..analysis._mode import evaluation_mode
-from ..data import AnySplit, labeled_images, native_sides
+from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..models import EquivariantNet
 from ..models.loading import load_network
 from .advice import cut_off
@@ -114,7 +114,7 @@ def evaluate(
     images, notes = _relabeled(read, network, name, classes, source)
     if folder:
         notes += _trained_on(images, folder, name)
-    notes += cut_off(native_sides(data))
+    notes += [*cut_off(native_sides(data)), *files_left_out(data)]
     with evaluation_mode(network):
         found, logits = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
     if each:

@@ -19,6 +19,7 @@ from ..data import (
     Split,
     check,
     complete_splits,
+    files_left_out,
     folders_in_classes,
     native_sides,
     num_classes,
@@ -179,7 +180,7 @@ def finetune(
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
-        advice += advice_on_time(minutes, speed, splits)
+        advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if settings["start"] and not _same_classes(
             source, blank.pretrained_cfg.get("label_names"), settings["label_names"]

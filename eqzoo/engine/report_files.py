@@ -99,7 +99,9 @@ def write_report(
     seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
     notes += ties
     error, x = _equivariance(model, seen)
-    advice = advice + advice_after(metrics, training_accuracy, best["valid_accuracy"], recipe, model.group.reflections)
+    advice = advice + advice_after(
+        metrics, training_accuracy, best["valid_accuracy"], recipe, model.group.reflections, settings["minutes"]
+    )
     report: dict[str, Any] = {
         "model": recipe.model,
         "group": model.group.name,

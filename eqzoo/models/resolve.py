@@ -172,11 +172,8 @@ def _unknown(text: str, any_timm: bool) -> str:
         )
     names, folders = list_models(), [path.parent.name for path in Path().glob(f"*/{CONFIG_NAME}")]
     found = get_close_matches(text, folders, n=2) + get_close_matches(model, names, n=5, cutoff=0.5)
-    near = ", ".join(found or names[:5])
-    return (
-        f"no network {model!r} here, nor a folder of that name; near it are {near}, and eqzoo.list_models() has all "
-        "networks"
-    )
+    near = f"near it are {', '.join(found)}, and " if found else ""
+    return f"no network {model!r} here, nor a folder of that name; {near}eqzoo.list_models() has all networks"
 
 
 def _folder(text: str, folder: Path) -> ModelSource:

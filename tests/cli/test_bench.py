@@ -43,7 +43,14 @@ def compiled_calls(monkeypatch):
 
 def run():
     args = argparse.Namespace(
-        names=NAMES, against="a", rounds=ROUNDS, batch_sizes=SIZES, threads=None, device="cpu", no_compile=False
+        names=NAMES,
+        against="a",
+        rounds=ROUNDS,
+        batch_sizes=SIZES,
+        threads=None,
+        device="cpu",
+        no_compile=False,
+        size=None,
     )
     return bench.run(args).data
 

@@ -280,6 +280,14 @@ def test_bench_times_a_network_and_its_plain_twin(capsys):
         assert (row["ratio"] is None) == (row["network"] == "z2_cnn")
 
 
+def test_bench_on_other_images(capsys):
+    args = ("bench", "p4_cnn", "--rounds", 1, "--batch-sizes", 1, "--no-compile", "--size", 30)
+    code, out, err = run(capsys, *args)
+    assert code == 0, err
+    assert "interleaved runs, images of 1 x 30 x 30; " in out
+    assert {tuple(row["image"]) for row in json.loads(run(capsys, *args, "--json")[1])["rows"]} == {(1, 30, 30)}
+
+
 @pytest.mark.slow
 def test_bench_compiles(capsys):
     code, out, _ = run(capsys, "bench", "z2_cnn", "--rounds", 1, "--batch-sizes", 1, "--json")
@@ -306,6 +314,10 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
         (("bench", "p4_cnn", "--rounds", 0), "at least 1"),
         (("bench", "p4_cnn", "--device", "abacus"), "--device abacus cannot be used"),
         (("bench", "p5_cnn", "--no-compile"), "no network"),
+        (("bench", "p4_cnn", "--size", 0), "at least 1"),
+        (("bench", "p4_cnn", "--size", 29), "p4_cnn does not accept images of 29 x 29 pixels"),
+        (("evaluate", "p4_cnn", "x", "--csv", "--json"), "leave one of them out"),
+        (("info", "xyzzy_qqq"), "'xyzzy_qqq' here, nor a folder of that name; eqzoo.list_models() has all networks"),
         (
             ("convert", "att_gconvs", tmp_path / "x.pth", "--model", "p4_cnn", "--output", tmp_path / "y.safetensors"),
             "x.pth",

@@ -198,6 +198,18 @@ def test_a_line_for_each_image(capsys, digits, tmp_path):
     assert "eqzoo: the labels of" in err
 
 
+def test_image_files_of_other_kinds_are_told(capsys, digits):
+    (digits / "7" / "x.GIF").write_bytes(b"")
+    (digits / "4" / "y.dcm").write_bytes(b"")
+    (digits / "4" / ".z.gif").write_bytes(b"")
+    (digits / "notes.txt").write_text("")
+    said = f"2 files in {digits} not read (.dcm, .gif): images end in .jpg, .jpeg, .png, "
+    assert run(capsys, "evaluate", "p4_cnn", digits, "--rotated", 0)[1].splitlines()[-1].startswith(said)
+    assert f"eqzoo: {said}" in run(capsys, "predict", digits, "--model", "p4_cnn")[2]
+    (digits / "7" / "x.GIF").unlink()
+    assert eqzoo.evaluate("p4_cnn", digits, rotated=0)["notes"][-1].startswith(f"1 file in {digits} not read (.dcm)")
+
+
 def test_no_image_is_rotated_if_none_is_to_be(capsys, digits):
     code, out, _ = run(capsys, "evaluate", "p4_cnn", digits, "--rotated", 0)
     assert code == 0

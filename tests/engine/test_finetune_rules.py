@@ -480,6 +480,8 @@ def test_advice_on_the_result():
     assert over.endswith("add images, or augment them more with --augment affine_color")
     (over,) = advice_after(fine, 99.0, 85.0, replace(recipe, augment="affine_color"))
     assert over.endswith("add images")
+    (under,) = advice_after(fine, 70.0, 72.0, recipe, minutes=2.5)
+    assert "longer with --minutes 5 and" in under
     (under,) = advice_after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
     names = {"p4m_cnn": "p4_cnn", "p4m_resnet44": "p4_resnet29", "z2m_gsanet_b": "z2_gsanet_b", "cells": "p4_resnet29"}
