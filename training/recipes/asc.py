@@ -143,18 +143,6 @@ OURS: dict[str, Entry] = {
         augment="standard_cutout",
         start=_AFTER.format(model="z2_resnet29"),
     ),
-    **_ours(
-        "z2_resnet29",
-        10,
-        "one core",
-        _PLAIN_ROTATED,
-        "rotated",
-        channels_last=True,
-        precision="float32",
-        lr=0.02,
-        augment="standard_cutout_rotations",
-        start="z2_resnet29.cifar10",
-    ),
     **_ours("z2_se_resnet29", 16, "one core", channels_last=True),
     **_ours("z2_sasa_resnet29", 12, "one core", _HALF, channels_last=True, half_size_epochs=4),
     **_ours("z2_asc_resnet29", 16, "one core"),
@@ -268,6 +256,18 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 
 RECIPES: dict[str, Entry] = {
     **OURS,
+    **_ours(
+        "z2_resnet29",
+        10,
+        "one core",
+        _PLAIN_ROTATED,
+        "rotated",
+        channels_last=True,
+        precision="float32",
+        lr=0.02,
+        augment="standard_cutout_rotations",
+        start="z2_resnet29.cifar10",
+    ),
     **gpu_resnets(("p4m_resnet29",), more=_P4M),
     **on_a_gpu(
         ("p4m_asc_resnet29",),
