@@ -258,7 +258,7 @@ RECIPES: dict[str, Entry] = {
     **OURS,
     **_ours(
         "z2_resnet29",
-        10,
+        6,
         "one core",
         _PLAIN_ROTATED,
         "rotated",
