@@ -17,7 +17,9 @@ __all__ = ["copies_of", "image_files", "is_dark", "transformed_copies"]
 
 
 def image_files(paths: Sequence[str]) -> list[str]:
-    """Files as they are given, and for each folder the images below it, sorted; others there are told on stderr.
+    """Files as they are given, and for each folder the images below it, sorted.
+
+    Files of other image formats in a folder are reported on stderr.
 
     Raises:
         ValueError: If there is no image below a folder.

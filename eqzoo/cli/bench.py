@@ -168,7 +168,6 @@ def _text(data: dict[str, Any]) -> str:
         for row in data["rows"]
     ]
     machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
-    images = {" x ".join(map(str, row["image"])) for row in data["rows"]}
-    of = f", images of {images.pop()}" if len(images) == 1 else ""
-    made = f"Medians of {data['rounds']} interleaved runs{of}; {machine}."
+    images = sorted({" x ".join(map(str, row["image"])) for row in data["rows"]})
+    made = f"Medians of {data['rounds']} interleaved runs, images of {' and '.join(images)}; {machine}."
     return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

@@ -1,16 +1,18 @@
 """`eqzoo evaluate`: the metrics of a network on labeled images."""
 
 import argparse
+import io
 import sys
 
 from ..engine.digests import SPLIT_NAMES
 from ..engine.evaluation import evaluate
-from ..engine.predictions_file import predictions_csv
+from ..engine.predictions_file import write_predictions
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
+_ROTATED = 200  # images, without --rotated
 _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 
@@ -18,12 +20,14 @@ def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix, or with --csv the prediction for each image."""
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
+    if args.csv and args.rotated is not None:
+        raise ValueError("--csv prints nothing about rotated images; leave --rotated out")
     data = evaluate(
         args.name,
         args.data,
         split=args.split,
-        rotated=0 if args.csv else args.rotated,
-        each=args.csv,
+        rotated=0 if args.csv else _ROTATED if args.rotated is None else args.rotated,
+        predictions=args.csv,
         data_dir=args.data_dir,
         download=args.download,
         device=args.device,
@@ -32,7 +36,8 @@ def run(args: argparse.Namespace) -> Answer:
     if args.csv:
         print(*(f"eqzoo: {note}" for note in data["notes"]), sep="\n", end="\n" * bool(data["notes"]), file=sys.stderr)
         names = [row["name"] for row in data["classes"]]
-        return Answer(predictions_csv(names, {"": data["predictions"]}).removesuffix("\n"), data)
+        write_predictions(text := io.StringIO(), names, {None: data["predictions"]})
+        return Answer(text.getvalue().removesuffix("\n"), data)
     part = f" {_NAMES[data['split']]} images" if data["split"] else ""
     rows = [["network", data["network"]], ["images", f"{data['images']:,}{part} of {data['data']}"]]
     parts = [

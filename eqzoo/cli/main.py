@@ -250,7 +250,6 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--rotated",
         type=int,
-        default=200,
         metavar="N",
         help="the images that are rotated, at most (default: 200); 0 for none",
     )

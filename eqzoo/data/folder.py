@@ -26,7 +26,8 @@ __all__ = [
 
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
-_OTHER_IMAGES = (".czi", ".dcm", ".fits", ".heic", ".nd2", ".ndpi", ".svs")  # which Pillow does not know
+_OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
+_OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
 SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -85,7 +86,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     classes = _classes(folders["train"])
     listed = {name: _listed(folder, classes) for name, folder in folders.items() if folder}
     with ThreadPoolExecutor() as pool:
-        read = {name: _read(pool, *found, classes, input_size) for name, found in listed.items()}
+        read = {name: _read(pool, path, *found, classes, input_size) for name, found in listed.items()}
     if broken := [problem for _, problems in read.values() for problem in problems]:
         more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
@@ -163,17 +164,20 @@ def left_out(folder: Path) -> list[str]:
     """A line on the files below a folder that hold images and are not read, because of the ends of their names."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    Image.init()
-    known = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN} | set(_OTHER_IMAGES)
-    ends = (path.suffix.lower() for path in folder.rglob("*") if not any(map(_hidden, path.relative_to(folder).parts)))
-    found = Counter(end for end in ends if end in known and end not in IMG_EXTENSIONS)
+    found = Counter(
+        path.suffix.lower()
+        for path in folder.rglob("*")
+        if path.suffix.lower() in _OTHER_IMAGES
+        and path.is_file()
+        and not any(map(_hidden, path.relative_to(folder).parts))
+    )
     count = found.total()
     if not count:
         return []
     files = "1 file" if count == 1 else f"{count:,} files"
     return [
-        f"{files} in {folder} not read ({', '.join(sorted(found))}): images end in {', '.join(IMG_EXTENSIONS)}; "
-        "convert what is to be among them"
+        f"{files} in {folder.name or folder} not read ({', '.join(sorted(found))}): images end in "
+        f"{', '.join(IMG_EXTENSIONS)}; convert what is to be among them"
     ]
 
 
@@ -235,13 +239,14 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
 
 def _read(
     pool: ThreadPoolExecutor,
+    root: Path,
     files: list[Path],
     labels: Tensor,
     classes: tuple[str, ...],
     input_size: tuple[int, int, int],
 ) -> tuple[AnySplit | None, list[tuple[Path, str]]]:
     """A split, in memory or streamed, or None if files are unreadable; and each of these with the reason."""
-    reader, names = _Reader(files, input_size), tuple(map(str, files))
+    reader, names = _Reader(files, input_size), tuple(file.relative_to(root).as_posix() for file in files)
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
         images, broken = _tried(pool, reader.image, files)
         return None if broken else Split(torch.stack(images), labels, classes, names), broken

@@ -37,7 +37,7 @@ class Split:
         images: ``(n, channels, height, width)`` uint8.
         labels: ``(n,)`` int64.
         classes: The names of the classes, or an empty tuple.
-        files: The file that each image is from, or its number in a file of many; or an empty tuple.
+        files: The file of each image, below the folder of all, or its number; or an empty tuple.
     """
 
     images: Tensor
@@ -76,7 +76,7 @@ class Streamed(Dataset[Tensor]):
         labels: ``(n,)`` int64.
         shape: Channels, height and width of an image.
         classes: The names of the classes, or an empty tuple.
-        files: The file that each image is from, or its number in a file of many; or an empty tuple.
+        files: The file of each image, below the folder of all, or its number; or an empty tuple.
     """
 
     read: Callable[[int], Tensor]
@@ -103,6 +103,7 @@ AnySplit = Split | Streamed
 
 
 def _chosen(files: tuple[str, ...], index: Tensor | slice) -> tuple[str, ...]:
+    index = index.cpu() if isinstance(index, Tensor) else index
     return tuple(files[i] for i in torch.arange(len(files))[index].tolist()) if files else ()
 
 
@@ -112,7 +113,7 @@ def numbered(split: AnySplit) -> AnySplit:
 
 
 def _described(split: AnySplit) -> str:
-    """A split in one line; its images alone would fill the screen."""
+    """A split, described in one line; its images alone would fill the screen."""
     known = f"{len(split.classes)} named classes" if split.classes else "classes without names"
     images = "image" if len(split) == 1 else "images"
     return f"{type(split).__name__}({len(split):,} {images} of {' x '.join(map(str, split.shape))}, {known})"
@@ -263,6 +264,14 @@ def check_types(split: AnySplit, source: str, which: str = "these") -> None:
         raise ValueError(f"{source}: labels are int64 (n,); {which} are {got or f'a {type(split.labels).__name__}'}")
 
 
+def check_files(split: AnySplit, source: str) -> None:
+    """Raises ValueError unless each image has a file, or none has."""
+    if split.files and len(split.files) != len(split):
+        raise ValueError(
+            f"{source} has {len(split):,} images and {len(split.files):,} files; each image has one, or files is ()"
+        )
+
+
 def check(splits: Mapping[str, AnySplit], source: str) -> None:
     """Raises ValueError unless all splits have uint8 images, of one shape, and labels 0, 1, 2 ... without gaps."""
     if "train" not in splits or not splits.keys() <= {"train", "valid", "test"}:
@@ -271,6 +280,7 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
         )
     for name, split in splits.items():
         check_types(split, source, f"those of {name}")
+        check_files(split, f"{source}: {name}")
     shapes = {name: split.shape for name, split in splits.items()}
     for name, split in splits.items():
         if not len(split):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,22 @@ import torch
 from .datasets import DATASETS, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
-from .splits import AnySplit, Split, Streamed, check, check_types, numbered, resized, stratified
+from .splits import AnySplit, Split, Streamed, check, check_files, check_types, numbered, resized, stratified
 
-__all__ = ["complete_splits", "files_left_out", "folders_in_classes", "labeled_images", "native_sides", "read_images"]
+__all__ = [
+    "FOLDERS",
+    "complete_splits",
+    "files_left_out",
+    "folders_in_classes",
+    "labeled_images",
+    "native_sides",
+    "read_images",
+]
 
 _FRACTION = 0.15
 _NOUNS = {"valid": "validation", "test": "test"}
 _PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference to evaluate on, as folders are named
+FOLDERS = {split: folder for folder, split in _PARTS.items()}  # what the folder of a split is called
 
 
 def read_images(
@@ -124,7 +134,8 @@ def labeled_images(
     if not splits:
         folder = split_folder(path, _PARTS[chosen or ""])
         assert folder
-        return read_images(folder, side, channels)["train"], chosen
+        images = read_images(folder, side, channels)["train"]
+        return replace(images, files=tuple(f"{folder.name}/{file}" for file in images.files)), chosen
     split = splits[_PARTS[chosen] if chosen else "train"]
     _check_labeled(split, channels, data)
     return resized(split, (side, side)), chosen
@@ -135,6 +146,7 @@ def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
     check_types(split, str(data))
     if split.shape[0] != channels:
         raise ValueError(f"the images of {data} have {split.shape[0]} channels, and the network takes {channels}")
+    check_files(split, str(data))
     images = len(split.images) if isinstance(split, Split) else len(split.labels)
     if not images or images != len(split.labels):
         raise ValueError(f"{data} has {images} images and {len(split.labels)} labels; there is a label for each image")
@@ -166,9 +178,15 @@ def folders_in_classes(data: object) -> list[str]:
     return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
-def files_left_out(data: object) -> list[str]:
-    """A line on image files of a folder that are not read, see `left_out`; none for data of another kind."""
-    return left_out(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
+def files_left_out(data: object, part: str | None = None) -> list[str]:
+    """A line on image files of a folder, or of its part ``part``, that are not read, see `left_out`.
+
+    None for data of another kind.
+    """
+    if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
+        return []
+    folder = split_folder(Path(data), _PARTS[part]) if part else None
+    return left_out(folder or Path(data))
 
 
 def _check_classes(train: AnySplit, drawn: list[str]) -> None:

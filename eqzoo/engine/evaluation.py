@@ -29,7 +29,7 @@ def evaluate(
     *,
     split: str | None = None,
     rotated: int = 200,
-    each: bool = False,
+    predictions: bool = False,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -48,7 +48,7 @@ def evaluate(
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
         rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out.
-        each: Whether the prediction for each image is returned as well.
+        predictions: Whether the prediction for each image is returned as well.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one.
@@ -60,9 +60,9 @@ def evaluate(
         of ``images`` of each; ``confusion``, the numbers of images by true and predicted class;
         ``same_class_at_all_quarter_rotations`` and ``accuracy_of_rotated_copies`` (0°, 90°, 180°, 270°), in percent of
         ``rotated_images``; ``rotation_curve``, the ``accuracy`` at ``angles`` in degrees; and ``network``, ``data``,
-        ``split``, the number of ``images`` and ``notes``, a list of sentences. With ``each``, also ``predictions``, a
-        list of the ``file`` of each image, or its number where images have no files, its ``class``, the ``prediction``
-        and the ``probabilities`` of the classes.
+        ``split``, the number of ``images`` and ``notes``, a list of sentences. If asked for, also ``predictions``, a
+        list of the ``file`` of each image, below the folder, or its number where images have no files, its ``class``,
+        the ``prediction`` and the ``probabilities`` of the classes.
 
     Raises:
         ValueError: If an argument is invalid, the network has no classifier or takes images that are not square, or the
@@ -114,10 +114,10 @@ def evaluate(
     images, notes = _relabeled(read, network, name, classes, source)
     if folder:
         notes += _trained_on(images, folder, name)
-    notes += [*cut_off(native_sides(data)), *files_left_out(data)]
+    notes += [*cut_off(native_sides(data)), *files_left_out(data, part)]
     with evaluation_mode(network):
         found, logits = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
-    if each:
+    if predictions:
         found["predictions"] = list(each_prediction(images, logits, classes))
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 

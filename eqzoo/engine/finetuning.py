@@ -94,7 +94,7 @@ def finetune(
         data: The images, as `eqzoo.data.read_images` takes them; or a mapping with the splits ``train``, and possibly
             ``valid`` and ``test``.
         output: The folder to write: model.safetensors, config.json, results.json, report.json, report.md, its figures
-            if matplotlib is installed, and the files of the run.
+            if matplotlib is installed, predictions.csv, and the files of the run.
         size: The side of the images in pixels; None for the network's own.
         channels: 1, 3 or 4 channels of image files; None for those that they have.
         pretrained: Whether to start from trained weights; None if there are any. A name with its data set, such as
@@ -182,10 +182,10 @@ def finetune(
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
         advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
-        if settings["start"] and not _same_classes(
-            source, blank.pretrained_cfg.get("label_names"), settings["label_names"]
-        ):
-            later.append(f"the classifier is new: that of {settings['start']} is of other classes")
+        if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
+            later.append(
+                f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
+            )
         if is_finished(plan, directory.rows()):
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
@@ -280,21 +280,22 @@ def initial_network(source: ModelSource, args: Mapping[str, Any], settings: Mapp
     """
     model = cast(EquivariantNet, instantiate(source, pretrained=settings["start"] is not None, **args))
     cfg = dict(model.pretrained_cfg)
-    if settings["start"] and not _same_classes(source, cfg.get("label_names"), settings["label_names"]):
+    if _new_classifier(source, cfg, settings):
         model.reset_classifier(int(args["num_classes"]))
     known = {key: tuple(settings[key]) for key in ("input_size", "mean", "std", "label_names")}
     model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}
     return model
 
 
-def _same_classes(source: ModelSource, trained: Sequence[str] | None, names: Sequence[str]) -> bool:
-    """Whether the classifier of the weights is of the classes of the images.
+def _new_classifier(source: ModelSource, cfg: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether the run starts from weights whose classifier is not known to be of the classes of the images.
 
     Numbers are no names: the classes 0 to 9 of a file are not the digits of a published checkpoint, and training that
     starts from a classifier of digits is much less accurate. The user's own checkpoints may have numbered classes.
     """
-    numbered = list(names) == [str(label) for label in range(len(names))]
-    return list(trained or ()) == list(names) and (bool(source.config) or not numbered)
+    names, trained = list(settings["label_names"]), list(cfg.get("label_names") or ())
+    numbered = names == [str(label) for label in range(len(names))]
+    return bool(settings["start"]) and (trained != names or (numbered and not source.config))
 
 
 def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:

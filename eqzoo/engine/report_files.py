@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from .._common import atomic
 from ..analysis.rotation import inputs, sample
 from ..data import AnySplit
+from ..data.user_data import FOLDERS
 from ..equivariance import equivariance_error
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
@@ -19,8 +20,8 @@ from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .digests import SPLIT_NAMES
 from .epochs import best_row
-from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, predict_split, split_logits, top1
-from .predictions_file import each_prediction, predictions_csv
+from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, evaluation_bar, predict_split, split_logits, top1
+from .predictions_file import each_prediction, write_predictions
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
@@ -30,7 +31,6 @@ from .speed import Speed
 __all__ = ["REPORT_NAME", "write_report"]
 
 REPORT_NAME, PAGE_NAME, PREDICTIONS_NAME = "report.json", "report.md", "predictions.csv"
-_AS_FOLDERS = {"valid": "val"}  # the splits, as folders and the command line name them
 _REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
 _EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
 _TIES_SAMPLE = 100  # images whose logits are compared
@@ -93,7 +93,6 @@ def write_report(
         channels_last=recipe.channels_last,
     )
     notes += _shortened(metrics, sizes[split])
-    _write_predictions(model, splits, names, folder / PREDICTIONS_NAME, {split: logits}, workers)
     some = sample(splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
     seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
@@ -158,6 +157,7 @@ def write_report(
     if against is None and (before := _comparison(folder, report)):
         report["against"] = before
     _write_pages(report, folder)
+    _write_predictions(model, splits, names, folder / PREDICTIONS_NAME, {split: logits}, recipe.channels_last, workers)
     if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
         report["against"] = train_baseline(
             against, recipe, splits, settings, directory, device, workers, split, metrics, formats or {}
@@ -172,15 +172,25 @@ def _write_predictions(
     names: list[str],
     path: Path,
     known: Mapping[str, Tensor],
+    channels_last: bool,
     workers: int,
 ) -> None:
     """Writes a line for each validation and test image, or for each training image if there are no others."""
     parts = {name: splits[name] for name in ("valid", "test") if name in splits} or {"train": splits["train"]}
-    logits = {
-        name: known[name] if name in known else split_logits(model, part, workers) for name, part in parts.items()
+    logits = dict(known)
+    for name in parts.keys() - known.keys():
+        with evaluation_bar(model, len(parts[name]), channels_last, "predictions"):
+            logits[name] = split_logits(model, parts[name], workers)
+    rows: dict[str | None, Iterable[dict[str, Any]]] = {
+        FOLDERS[name]: each_prediction(part, logits[name], names) for name, part in parts.items()
     }
-    rows = {_AS_FOLDERS.get(name, name): list(each_prediction(parts[name], logits[name], names)) for name in parts}
-    atomic(path, lambda file: file.write_text(predictions_csv(names, rows, with_split=True), encoding="utf-8"))
+
+    def write(to: Path) -> None:
+        # Names of files may be bytes that are no text.
+        with to.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            write_predictions(file, names, rows)
+
+    atomic(path, write)
 
 
 @torch.no_grad()

@@ -171,7 +171,7 @@ def p4_mine(pretrained=False, **kwargs):
     return build(GroupCNN, "p4_mine", pretrained, (0,), **kwargs)
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    ran = forks.run(lambda: print("p4_mine" in network_names()), environment={"EQZOO_NETWORKS": "myzoo"})
+    ran = forks.run(print_whether_a_network_is_known, "p4_mine", environment={"EQZOO_NETWORKS": "myzoo"})
     assert ran.stdout == "True\n", ran.stderr
 
 
@@ -285,6 +285,8 @@ def test_bench_on_other_images(capsys):
     code, out, err = run(capsys, *args)
     assert code == 0, err
     assert "interleaved runs, images of 1 x 30 x 30; " in out
+    both = run(capsys, "bench", "z2_cnn", "z2_resnet29", *args[2:-2])[1]
+    assert ", images of 1 x 28 x 28 and 3 x 32 x 32; " in both
     assert {tuple(row["image"]) for row in json.loads(run(capsys, *args, "--json")[1])["rows"]} == {(1, 30, 30)}
 
 
@@ -317,6 +319,7 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
         (("bench", "p4_cnn", "--size", 0), "at least 1"),
         (("bench", "p4_cnn", "--size", 29), "p4_cnn does not accept images of 29 x 29 pixels"),
         (("evaluate", "p4_cnn", "x", "--csv", "--json"), "leave one of them out"),
+        (("evaluate", "p4_cnn", "x", "--csv", "--rotated", 5), "leave --rotated out"),
         (("info", "xyzzy_qqq"), "'xyzzy_qqq' here, nor a folder of that name; eqzoo.list_models() has all networks"),
         (
             ("convert", "att_gconvs", tmp_path / "x.pth", "--model", "p4_cnn", "--output", tmp_path / "y.safetensors"),
@@ -392,29 +395,37 @@ def test_a_torch_program_has_no_opset(capsys, tmp_path):
     assert "--opset is of ONNX files" in err
 
 
-def completion_to(out, folder):
-    """The exit status of a command that prints much, and what it has to say."""
-    process = forks.start(lambda: sys.exit(command_line.main(["completion", "bash"])), out=out, err=folder / "err")
-    process.join()
-    return process.exitcode, (folder / "err").read_text()
+def print_completion():
+    """A command that prints much."""
+    sys.exit(command_line.main(["completion", "bash"]))
+
+
+def print_to_a_reader_that_has_gone():
+    reader, writer = os.pipe()
+    os.close(reader)
+    sys.stdout = os.fdopen(writer, "w")
+    print_completion()
+
+
+def print_whether_a_network_is_known(name):
+    print(name in network_names())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_an_output_that_cannot_be_written_is_an_error_of_one_line(tmp_path):
-    code, said = completion_to("/dev/full", tmp_path)
-    assert code == 2
+    process = forks.start(print_completion, out="/dev/full", err=tmp_path / "err")
+    forks.wait(process)
+    said = (tmp_path / "err").read_text()
+    assert process.exitcode == 2
     assert said.count("\n") == 1
     assert "No space left" in said
 
 
-def test_a_reader_that_has_gone_away_is_no_error(tmp_path):
-    reader, writer = os.pipe()
-    os.close(reader)
-    code, said = completion_to(writer, tmp_path)
-    os.close(writer)
-    assert "BrokenPipe" not in said
-    assert "eqzoo" not in said  # neither our own message nor a traceback
-    assert code == 141
+def test_a_reader_that_has_gone_away_is_no_error():
+    ran = forks.run(print_to_a_reader_that_has_gone)
+    assert "BrokenPipe" not in ran.stderr
+    assert "eqzoo" not in ran.stderr  # neither our own message nor a traceback
+    assert ran.returncode == 141
 
 
 def test_completion_knows_commands_options_and_names(capsys, tmp_path):

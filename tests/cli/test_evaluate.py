@@ -186,11 +186,13 @@ def test_a_line_for_each_image(capsys, digits, tmp_path):
     assert "eqzoo:" not in err
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [*rows[0]] == ["file", "class", "prediction", *map(str, range(10))]
-    assert [row["file"] for row in rows] == sorted(str(path) for path in digits.rglob("*.png"))
+    assert [row["file"] for row in rows] == sorted(
+        path.relative_to(digits).as_posix() for path in digits.rglob("*.png")
+    )
     wrong = [row for row in rows if row["class"] != row["prediction"]]
     assert [(Path(row["file"]).name, row["prediction"]) for row in wrong] == [("seven0.png", "7")]
     assert float(wrong[0]["7"]) > 0.5
-    each = eqzoo.evaluate("p4_cnn", digits, each=True)["predictions"]
+    each = eqzoo.evaluate("p4_cnn", digits, predictions=True)["predictions"]
     assert [row["file"] for row in each] == [row["file"] for row in rows]
     np.savez(tmp_path / "x.npz", x_test=np.zeros((2, 28, 28), np.uint8), y_test=np.array([3, 3]))
     code, out, err = run(capsys, "evaluate", "p4_cnn", tmp_path / "x.npz", "--csv")
@@ -203,11 +205,19 @@ def test_image_files_of_other_kinds_are_told(capsys, digits):
     (digits / "4" / "y.dcm").write_bytes(b"")
     (digits / "4" / ".z.gif").write_bytes(b"")
     (digits / "notes.txt").write_text("")
-    said = f"2 files in {digits} not read (.dcm, .gif): images end in .jpg, .jpeg, .png, "
+    (digits / "7" / "folder.gif").mkdir()
+    said = f"2 files in {digits.name} not read (.dcm, .gif): images end in .jpg, .jpeg, .png, "
     assert run(capsys, "evaluate", "p4_cnn", digits, "--rotated", 0)[1].splitlines()[-1].startswith(said)
     assert f"eqzoo: {said}" in run(capsys, "predict", digits, "--model", "p4_cnn")[2]
     (digits / "7" / "x.GIF").unlink()
-    assert eqzoo.evaluate("p4_cnn", digits, rotated=0)["notes"][-1].startswith(f"1 file in {digits} not read (.dcm)")
+    assert eqzoo.evaluate("p4_cnn", digits, rotated=0)["notes"][-1].startswith("1 file in digits not read (.dcm)")
+    (digits / "test").mkdir()
+    shutil.move(digits / "7", digits / "test" / "7")
+    (digits / "train").mkdir()
+    shutil.move(digits / "4", digits / "train" / "4")  # which is not evaluated
+    found = eqzoo.evaluate("p4_cnn", digits, rotated=0, predictions=True)
+    assert found["notes"] == []
+    assert found["predictions"][0]["file"] == "test/7/seven0.png"
 
 
 def test_no_image_is_rotated_if_none_is_to_be(capsys, digits):

@@ -632,6 +632,11 @@ def test_a_split_is_told_in_one_line():
     named = Split(torch.zeros(1200, 3, 8, 6, dtype=torch.uint8), torch.zeros(1200, dtype=torch.long), ("a", "b"))
     assert repr(named) == "Split(1,200 images of 3 x 8 x 6, 2 named classes)"
     assert repr({"test": named[:1]}) == "{'test': Split(1 image of 3 x 8 x 6, 2 named classes)}"
+    for files in (("a",), ("a",) * 1201):
+        with pytest.raises(ValueError, match=r"test has 1,200 images and (1|1,201) files; each image has one"):
+            check({"train": named, "test": replace(named, files=files)}, "x")
+    some = replace(named, files=tuple(map(str, range(1200))))[torch.tensor([3, 1])]
+    assert some.files == ("3", "1")
     streamed = Streamed(lambda place: named.images[place], torch.arange(3), torch.zeros(3), (3, 8, 6))
     assert repr(streamed) == "Streamed(3 images of 3 x 8 x 6, classes without names)"
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
@@ -36,6 +37,7 @@ from eqzoo.engine import finetuning, loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.metrics import scores
+from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.state import TrainingState
@@ -131,12 +133,25 @@ def test_each_held_out_image_has_its_file_and_prediction(tuned):
     mean, std = (model.pretrained_cfg[key] for key in ("mean", "std"))
     assert len({row["file"] for row in rows}) == 12
     for row in rows:
-        assert Path(row["file"]).parent == tuned.images / row["class"]
-        image = torch.from_numpy(np.array(Image.open(row["file"])))[None, None]
+        assert Path(row["file"]).parent == Path(row["class"])  # below the folder of images
+        image = torch.from_numpy(np.array(Image.open(tuned.images / row["file"])))[None, None]
         scaled = preprocess(image.float(), (28, 28)).round()  # as images of a folder are kept
         probabilities = model(normalize(scaled, mean, std, torch.float32)).softmax(1)[0]
         assert [float(row[name]) for name in NAMES] == pytest.approx(probabilities.tolist(), abs=1e-5)
         assert row["prediction"] == NAMES[probabilities.argmax()]
+
+
+def test_predictions_of_files_whose_names_are_no_text(tmp_path):
+    names, logits = ("a, b", "c"), torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    file = os.fsdecode(b"a/Pr\xe4parat.png")
+    split = Split(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0]), names, (file, "c/1.png"))
+    with (tmp_path / "x.csv").open("w", encoding="utf-8", errors="surrogateescape") as to:
+        write_predictions(to, names, {"test": each_prediction(split, logits, names)})
+    assert (tmp_path / "x.csv").read_bytes().splitlines() == [
+        b'split,file,class,prediction,"a, b",c',
+        b'test,a/Pr\xe4parat.png,"a, b","a, b",0.880797,0.119203',
+        b'test,c/1.png,"a, b",c,0.268941,0.731059',
+    ]
 
 
 def test_images_without_files_are_known_by_their_numbers(tmp_path):

@@ -107,8 +107,6 @@ def test_without_a_compiler_or_on_request_torch_does_the_work(sources, monkeypat
 
 
 def train_without_kernels():
-    _backend._library.cache_clear()
-    _backend._folder.cache_clear()
     model, x = eqzoo.create_model("p4_resnet29", num_classes=3).train(), torch.randn(2, 3, 32, 32)
     found = model(x)
     found.sum().backward()

@@ -382,7 +382,6 @@ def spot(image):
 
 
 def save_rings(path):
-    sys.modules.pop("matplotlib.pyplot", None)  # if a test before imported it
     settings = {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}  # which loads pyplot
     figure = viz.feature_rings(torch.rand(3, 4, 5, 5), P4)
     figure.savefig(path)

@@ -100,7 +100,7 @@ _PLAIN_LONGER = (
 _PLAIN_ROTATED = (
     "A square of each training image, a quarter of the side wide, gets the image's mean color (Cutout), and then the "
     "image is rotated by 0°, 90°, 180° or 270°. The run started from the published weights of z2_resnet29.cifar10, "
-    "which have seen 51 epochs of images that were not rotated. It is here to compare p4_resnet29.cifar10 with."
+    "which have seen 51 epochs of images that were not rotated. It is a baseline for p4_resnet29.cifar10."
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _AFTER = "run:runs/{model}.cifar10_first/seed{{seed}}"  # goes on with the weights of a first run
