@@ -201,9 +201,12 @@ _GPU_P4M_ASC = (
     "and 7. A run of 26 epochs with one rate of 0.04 and without teachers had 14.64 % validation error and was not "
     "evaluated on the test images."
 )
-_P4M = (
-    "The paper has no network with reflections. The published p4_resnet29.cifar10 has a lower error than this one: it "
-    "was trained for 51 epochs, with a batch size of 64."
+_GPU_P4M = (
+    "The recipe of p4_se_resnet29.cifar10. The paper uses SGD and 100 epochs, and has no network with reflections. On an "
+    "H200, which trained p4_asc_resnet29 at the same time, the run took 7.7 minutes. The validation error was lowest in "
+    "epoch 41, 5.48 %, and 5.60 % in the last one; the validation loss was lowest in epochs 34 and 36, 0.2299, and rose "
+    "to 0.2332. A first recipe, of 30 epochs with batches of 256 and weight decay 0.01, had 7.56 % validation error and "
+    "7.41 % test error."
 )
 
 
@@ -273,7 +276,7 @@ RECIPES: dict[str, Entry] = {
         augment="standard_cutout_rotations",
         start="z2_resnet29.cifar10",
     ),
-    **gpu_resnets(("p4m_resnet29",), more=_P4M),
+    **on_a_gpu(("p4m_resnet29",), "", _GPU_P4M, epochs=45, batch_size=128, weight_decay=2e-2, channels_last=True),
     **on_a_gpu(
         ("p4m_asc_resnet29",),
         "",

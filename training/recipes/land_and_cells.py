@@ -7,11 +7,11 @@ from ._entry import MUON, Entry, family
 __all__ = ["RECIPES"]
 
 _TEXT = (
-    "Our recipe, for one core of a CPU: {epochs} epochs{precision} {start}{sizes}. Muon, batch size 64, a cosine "
+    "Our recipe, for {where}: {epochs} epochs{precision} {start}{sizes}. Muon, batch size {batch_size}, a cosine "
     "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not "
-    "matrices), weight decay 1e-2, label smoothing 0.1, a moving average of the weights. Augmentation by rotations by "
-    "any angle, reflections{color} and shifts of up to a sixteenth of the side, with the image reflected at its edges. "
-    "{split}.{more}"
+    "matrices), weight decay {weight_decay:g}, label smoothing 0.1, a moving average of the weights. Augmentation by "
+    "rotations by any angle, reflections{color} and shifts of up to a sixteenth of the side, with the image reflected "
+    "at its edges. {split}.{more}"
 )
 _SHARP = (
     " Rotations by any angle interpolate, which blurs an image a little. In the first ten epochs of this run every "
@@ -42,7 +42,13 @@ _PAPER = (
     "and cells that were separated first."
 )
 _PUBLISHED = " Cells are scaled to 40 x 40 pixels." + _PAPER
-_FIRST = " A first recipe, with few epochs." + _PUBLISHED
+_LONGER = (
+    " The run took 2.6 minutes on an H200, which trained another network at the same time. The validation error was "
+    "lowest in epoch 17, 10.90 %, between 10.9 and 11.8 % from epoch 14 on, and 11.72 % in the last; the validation loss "
+    "was lowest there too, 0.368, and rose to 0.408, so still longer training does not help. A first recipe, of six "
+    "epochs on a CPU with batches of 64, a rate of 0.02 and weight decay 0.01, had 12.09 % validation error and 15.49 % "
+    "test error."
+)
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
     "chula_rbc12": (
@@ -64,8 +70,11 @@ def _recipe(
     values = _VALUES | {"epochs": epochs, "lr": lr, "start": start} | given
     half = values.get("half_size_epochs", 0)
     text = _TEXT.format(
+        where="one GPU" if values.get("cuda_graphs") else "one core of a CPU",
         epochs=epochs,
         lr=lr,
+        batch_size=values["batch_size"],
+        weight_decay=values["weight_decay"],
         start=f"from the weights of {start}" if start else "from random weights",
         precision=" in bfloat16" if values.get("precision") == "bfloat16" else "",
         sizes=f", of which the first {half} see images at half their side and are not selected" if half else "",
@@ -94,12 +103,17 @@ RECIPES: dict[str, Entry] = {
     **_recipe(
         "p4_resnet29",
         "chula_rbc12",
-        6,
-        0.02,
+        42,
+        0.03,
         "p4_resnet29.cifar10",
-        _FIRST + _BEFORE + " A run from these had the same validation error, 12.09 %; it was not tested.",
+        _LONGER + _PUBLISHED,
+        batch_size=128,
+        weight_decay=2e-2,
+        ema_decay=0.998,
         augment="affine_color",
         precision="bfloat16",
+        cuda_graphs=True,
+        deterministic=False,
     ),
     **_recipe(
         "z2_resnet29",
