@@ -160,7 +160,8 @@ def cpu_function(
     """The C++ function for CPU tensors of one type, or None where eager torch has to do.
 
     Args:
-        source: The file in ``native``, without its suffix; compiled at first use.
+        source: The file in ``native``, without its suffix; compiled for each type at its first use, so that nobody waits
+            for types that are not used.
         function: The function, without the suffix of its type, such as ``_float``.
         tensors: The tensors that it will read.
         scalars: The types that it is compiled for, and their suffixes.
@@ -169,7 +170,7 @@ def cpu_function(
     if _eager() or dtype not in scalars or any(not t.is_cpu or t.dtype != dtype for t in tensors):
         return None
     with _building:  # functools.cache alone would let concurrent threads build concurrently
-        built = _library(source)
+        built = _library(source, scalars[dtype])
     return None if built is None else getattr(built, f"{function}_{scalars[dtype]}")
 
 
@@ -219,14 +220,14 @@ def _has_triton() -> bool:
 
 
 @functools.cache
-def _library(source: str) -> ctypes.CDLL | None:
-    """Builds a source file once a machine and keeps it in the user's cache."""
+def _library(source: str, scalar: str) -> ctypes.CDLL | None:
+    """Builds a source file for one type, once a machine, and keeps it in the user's cache."""
     compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
     if compiler is None or os.environ.get("EQZOO_NATIVE") == "0":
         _log.info("no C++ compiler, or EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
     files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))]
-    flags = [*_FLAGS, *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
+    flags = [*_FLAGS, f"-DEQZOO_{scalar.upper()}", *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
     ingredients = [
         compiler,
         _run([compiler, "--version"]).stdout,
@@ -236,9 +237,10 @@ def _library(source: str) -> ctypes.CDLL | None:
     ]
     key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
     try:
-        target = _folder() / f"{source}-{key}.so"
+        target = _folder() / f"{source}-{scalar}-{key}.so"
         if not target.exists():
-            print(f"eqzoo: compiling {files[0].name} for this processor, once ({target.parent})", file=sys.stderr)
+            said = f"compiling {files[0].name} ({scalar}) for this processor, once ({target.parent})"
+            print(f"eqzoo: {said}", file=sys.stderr)
             atomic(target, functools.partial(_compile, compiler, flags, files[0]))
         return ctypes.CDLL(str(target))
     except OSError as error:

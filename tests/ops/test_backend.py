@@ -45,8 +45,11 @@ EXPONENTIAL = """
 #include "common.h"
 #define DEFINE(T) extern "C" void exponential_##T(const T *x, T *y, int64_t n, double scale, int64_t threads) { \\
     for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<T>(scale) * x[i]); }
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif
 """
 
 
@@ -73,7 +76,7 @@ def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_p
     x = torch.ones(3)
     assert exponential(x) is not None
     said = capfd.readouterr().err
-    assert said.startswith("eqzoo: compiling exponential.cpp for this processor, once (")
+    assert said.startswith("eqzoo: compiling exponential.cpp (double) for this processor, once (")
     assert said.count("\n") == 1
     (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
     made = built.stat().st_mtime_ns
@@ -85,6 +88,8 @@ def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_p
     _backend._library.cache_clear()
     assert torch.allclose(exponential(x), 1 + x.exp())
     assert capfd.readouterr().err.count("compiling") == 1
+    assert torch.allclose(exponential(x.float()), 1 + x.float().exp())  # each type is built at its first use
+    assert "compiling exponential.cpp (float)" in capfd.readouterr().err
 
 
 def test_what_cannot_be_built_is_said_once_and_left_to_torch(sources):

@@ -769,6 +769,10 @@ template <class T, class F> void with_order(const Sizes<T> &s, F function) {
         if (value) value_parts.sum(grad_value_psi, grad_value_beta);                                                   \
     }
 
+#if defined(EQZOO_FLOAT)
 DEFINE(float, float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double, double)
+#elif defined(EQZOO_BFLOAT16)
 DEFINE(bfloat16, float)
+#endif

@@ -599,5 +599,8 @@ template <typename F> void with_constants(const Shape &s, F call) {
                 grad_psi, s, threads);                                                                                 \
         });                                                                                                            \
     }
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif

@@ -540,6 +540,10 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
         backward<T, A>(grad, x, y, grad_x, grad_residual, weight, stats, grad_weight, grad_bias,                      \
                        {outer, fields, order, inner, last, poses_fastest}, training, threads);                        \
     }
+#if defined(EQZOO_FLOAT)
 DEFINE(float, float, float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double, double, double)
+#elif defined(EQZOO_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float)
+#endif

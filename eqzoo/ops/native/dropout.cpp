@@ -52,6 +52,10 @@ void dropout(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold,
                                    int64_t threads) {                                                            \
         dropout<T, A>(x, y, numbers, seed, threshold, factor, threads);                                          \
     }
+#if defined(EQZOO_FLOAT)
 DEFINE(float, float, float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double, double, double)
+#elif defined(EQZOO_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float)
+#endif

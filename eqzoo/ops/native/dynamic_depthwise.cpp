@@ -470,5 +470,8 @@ void generated_backward(const T *grad, const T *hidden, const T *map, const T *v
 #define SIZES                                                                                                          \
     int64_t batch, int64_t channels, int64_t order, int64_t slices, int64_t height, int64_t width, int64_t side
 #define SHAPE Shape{batch, channels, order, slices, height, width, side, height * width}
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif

@@ -496,12 +496,12 @@ void by_order(int64_t order, F f) {
         });                                                                                                         \
     }
 
+#if defined(EQZOO_FLOAT)
 DEFINE(float, float, float, )
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double, double, double, )
-#ifdef EQZOO_MULTIPLIES_BFLOAT16
+#elif defined(EQZOO_BFLOAT16) && defined(EQZOO_MULTIPLIES_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float, halves::)
-extern "C" int group_conv2d_multiplies_bfloat16() { return 1; }
-#else
+#elif defined(EQZOO_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float, )
-extern "C" int group_conv2d_multiplies_bfloat16() { return 0; }
 #endif

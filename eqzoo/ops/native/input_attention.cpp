@@ -117,5 +117,8 @@ static void suppress_backward(const T *x, const T *alpha, const T *w, const T *g
                                           T *grad_w, SIZES) {                                                          \
         suppress_backward(x, alpha, w, g, grad_x, grad_alpha, grad_w, batch, channels, poses, pixels, threads);        \
     }
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif

@@ -580,5 +580,8 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
                     threads);                                                                                          \
     }
 
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif

@@ -287,5 +287,8 @@ void heads_copy(T *ab, T *e, T *stacked, int64_t count, int64_t batch, int64_t h
         heads_copy<false, T>(ab, e, joined, count, batch, heads, tokens, c, threads); \
     }
 
+#if defined(EQZOO_FLOAT)
 DEFINE(float)
+#elif defined(EQZOO_DOUBLE)
 DEFINE(double)
+#endif
