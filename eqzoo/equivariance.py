@@ -35,6 +35,7 @@ __all__ = [
     "equivariance_error",
     "equivariance_report",
     "group_to_check",
+    "is_constant",
     "is_subgroup",
     "tensors_of",
     "unwrapped",
@@ -77,10 +78,10 @@ def equivariance_error(
         x: The input, for a layer on fields of irreps an `eqzoo.layers.Irreps`; by default a batch of two noise images
             of the network's ``input_size``.
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
-            only the output is measured. Measured are the elements that map the pixel grid onto itself: in a network
-            whose own group has only the identity of them, such as z2, there is nothing to measure, and the error is 0.
-        randomize: Whether to draw norms and biases at random first, as `randomize_norms` does. Their initial values
-            are the same for all elements, which hides errors that appear with training.
+            only the output is measured. Measured are the elements that map the pixel grid onto itself.
+        randomize: Whether to draw norms, biases and other parameters with one value everywhere at random first, as
+            `randomize_norms` does. Their initial values are the same for all elements, which hides errors that appear
+            with training.
         seed: The seed of the noise images and of the random norms.
 
     Returns:
@@ -88,7 +89,8 @@ def equivariance_error(
 
     Raises:
         ValueError: If the model has no group or input size and none is given, if the input has no batch axis, if the
-            output is zero or not finite, or if the given group has no rotation or reflection of the pixel grid.
+            output is zero or not finite, or if the group has no rotation or reflection of the pixel grid, as that of a
+            plain network, z2, and r3.
         TypeError: If the group is neither a group nor a name, numbers are complex, or the output is not of tensors.
 
     Example:
@@ -98,7 +100,17 @@ def equivariance_error(
         >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
         True
     """
+    own = getattr(unwrapped(model), "group", None)
+    if group is None and isinstance(own, Group) and len(own.grid_elements) < 2:
+        raise ValueError(f"{_nothing_to_compare(own)}; pass group= to measure another group than the network's own")
     return equivariance_report(model, x, group, randomize, seed).largest
+
+
+def _nothing_to_compare(group: Group) -> str:
+    return (
+        f"{group.name} has only the identity on the pixel grid, so there is nothing to compare; groups with "
+        "more have reflections or an even number of rotations, such as z2m, r2, p4 and p4m"
+    )
 
 
 def group_to_check(group: Group | str) -> Group:
@@ -117,20 +129,24 @@ def group_to_check(group: Group | str) -> Group:
         raise TypeError(f"group is an eqzoo.Group such as eqzoo.P4, or its name, got {group!r}")
     found = Group.from_name(group) if isinstance(group, str) else group
     if len(found.grid_elements) < 2:
-        raise ValueError(
-            f"{found.name} has only the identity on the pixel grid, so there is nothing to compare; groups with more "
-            "have reflections or an even number of rotations, such as z2m, r2, p4 and p4m"
-        )
+        raise ValueError(_nothing_to_compare(found))
     return found
 
 
 def equivariance_report(
     model: nn.Module, x: Any = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
 ) -> EquivarianceReport:
-    """All equivariance errors of a network; the arguments are those of `equivariance_error`."""
+    """All equivariance errors of a network; the arguments are those of `equivariance_error`.
+
+    Where the network's own group has only the identity on the pixel grid, the errors are those of the identity, 0.
+    """
     group = getattr(unwrapped(model), "group", None) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
+    if not isinstance(group, Group):
+        raise TypeError(
+            f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {group!r}"
+        )
     law = getattr(model, "transform_field", None)
     if isinstance(x, Tensor) and x.ndim < 4 and law is None:
         raise ValueError(
@@ -149,7 +165,7 @@ def equivariance_report(
         logits = element_errors(_with_fields(own), x, group, own_group, getattr(own, "transform_field", None))
         inside = is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
-        features = element_errors(partial(_features, own), x, group, own_group) if inside and trunk else {}
+        features = _feature_errors(own, x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
     return EquivarianceReport(group, logits, features, layers)
 
@@ -176,10 +192,12 @@ def _with_fields(model: nn.Module) -> Callable[[Any], Any]:
 
 @torch.no_grad()
 def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
-    """Gives norms and biases random values, in place, as if they had been trained.
+    """Gives norms, biases and constant parameters random values, in place, as if they had been trained.
 
-    One-dimensional parameters, and those of torch's layer norms, are drawn uniformly from [0.5, 1.5). Running
-    statistics become those of the given images, so that activations neither vanish nor explode; then variances are
+    One-dimensional parameters, those of torch's layer norms, and others that have one value everywhere, such as a gain
+    of ones for each pose, are drawn uniformly from [0.5, 1.5); those that are zero everywhere, such as the last layer
+    of a branch or position embeddings, from a normal distribution with standard deviation 0.02. Running statistics
+    become those of the given images, so that activations neither vanish nor explode; then variances are
     multiplied by factors uniform in [0.5, 1.5), and means are shifted by up to half a standard deviation.
 
     Args:
@@ -196,9 +214,15 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
 
     layer_norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
     over_axes = {id(parameter) for norm in layer_norms for parameter in norm.parameters()}
+    constant = [p for p in model.parameters() if p.ndim != 1 and id(p) not in over_axes and is_constant(p)]
     for parameter in model.parameters():
         if parameter.ndim == 1 or id(parameter) in over_axes:
             parameter.copy_(factors(parameter))
+    for parameter in constant:
+        if parameter.any():
+            parameter.copy_(factors(parameter))
+        else:
+            parameter.normal_(std=0.02, generator=generator)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
@@ -218,6 +242,11 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
         variance.mul_(factors(variance))
 
 
+def is_constant(parameter: Tensor) -> bool:
+    """Whether a tensor has one value everywhere, as weights often have at their initialization and never later."""
+    return bool((parameter == parameter.flatten()[:1]).all())
+
+
 def _measured(x: Any) -> Any:
     """The input in float64 on the CPU; the fields of some layers are named tuples of tensors."""
     if isinstance(x, Tensor):
@@ -232,14 +261,35 @@ def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
     return torch.randn(2, *size, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _features(model: nn.Module, x: Tensor) -> Tensor:
-    """The last features as a field; a fused network returns them as planes."""
+def _feature_errors(model: nn.Module, x: Tensor, group: Group, own: Group) -> dict[int, float]:
+    """The errors of the last features as a field; those of a network of another package may be planes or maps."""
     field: Callable[[Tensor], Tensor] | None = getattr(model, "feature_field", None)
-    if field is not None:
-        return field(x)
-    y: Tensor = cast(Any, model).forward_features(x)
-    group = getattr(model, "group", None)
-    return y.unflatten(1, (-1, group.order)) if group and y.ndim == 4 else y
+    return (
+        element_errors(field, x, group, own) if field else _of_planes(cast(Any, model).forward_features, x, group, own)
+    )
+
+
+def _of_planes(
+    function: Callable[[Any], Any], x: Any, group: Group, own: Group, fields: bool = False
+) -> dict[int, float]:
+    """The errors of a function whose output (B, C, height, width) may be maps or planes of regular fields.
+
+    The smaller ones are taken. With ``fields`` its input is of the same kind as its output.
+    """
+    order = own.order
+
+    def may_be_fields(z: Any) -> bool:
+        return isinstance(z, Tensor) and z.ndim == 4 and z.shape[1] % order == 0
+
+    if order == 1 or (fields and not may_be_fields(x)) or not may_be_fields(function(x)):
+        return element_errors(function, x, group, own)
+    planes = x.unflatten(1, (-1, order)) if fields else x
+
+    def as_fields(z: Tensor) -> Tensor:
+        return cast(Tensor, function(z.flatten(1, 2) if fields else z)).unflatten(1, (-1, order))
+
+    found = [element_errors(function, x, group, own), element_errors(as_fields, planes, group, own)]
+    return min(found, key=lambda errors: max(errors.values()))
 
 
 def element_errors(
@@ -374,7 +424,12 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     for name, value in inputs.items():
         layer = layers[name]
         law = getattr(layer, "transform_field", None)
-        errors[name] = max(element_errors(layer, value, group, layer.group, law).values())
+        found = (
+            element_errors(layer, value, group, layer.group, law)
+            if law
+            else _of_planes(layer, value, group, layer.group, fields=True)
+        )
+        errors[name] = max(found.values())
     return errors
 
 

@@ -39,6 +39,7 @@ class Group:
 
     Raises:
         ValueError: If ``rotations`` is smaller than 1.
+        TypeError: If ``rotations`` is not a whole number, or ``reflections`` not a bool.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 4
@@ -53,6 +54,9 @@ class Group:
     reflections: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in (("rotations", int), ("reflections", bool)):
+            if type(value := getattr(self, name)) is not kind:
+                raise TypeError(f"{name} of a group is of type {kind.__name__}, got {value!r}")
         if self.rotations < 1:
             raise ValueError(f"a group needs at least one rotation (the identity), got rotations={self.rotations}")
 
@@ -187,6 +191,7 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
 
     Raises:
         ValueError: If g does not map the pixel grid onto itself, the field is unknown, or the group axis is not |H|.
+        TypeError: If the group is not a `Group`.
 
     Example:
         >>> import torch
@@ -194,6 +199,10 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
         tensor([[2, 4],
                 [1, 3]])
     """
+    if not isinstance(group, Group):
+        raise TypeError(
+            f"group is an eqzoo.Group such as eqzoo.P4, got {group!r}; Group.from_name finds one by its name"
+        )
     quarters, reflected = group.quarter_rotations(g)
     if field == "regular":
         if x.ndim < 3 or x.shape[-3] != group.order:
@@ -232,7 +241,8 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
     if not group.on_grid:
         raise ValueError(
             f"{group.name} does not map the pixel grid onto itself, so its filters have no exact orbit; "
-            "use z2, z2m, r2, r2m, p4 or p4m"
+            "use z2, z2m, r2, r2m, p4 or p4m, or lifting and group self-attention, norms, pools over the group and "
+            "PointwiseConv2d, which take any group"
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
     # On the CPU whatever the default device is: the result is cached and shared by all layers.

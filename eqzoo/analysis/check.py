@@ -27,8 +27,9 @@ from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
-from .diagnosis import diagnose, other_laws, stride_mismatch, suspects
+from .diagnosis import diagnose, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
+from .untrained import looks_untrained, note_of
 
 __all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
 
@@ -112,13 +113,15 @@ def check_equivariance(
     tolerance: float | None = None,
     pretrained: bool = False,
     seed: int = 0,
+    randomize: bool | None = None,
 ) -> EquivarianceCheck:
     """Measures the equivariance error of a network, and diagnoses what breaks equivariance.
 
     Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms, biases and
-    weights that are zero are randomized first, because at their initial values they hide what training would break. A
-    network that is given itself counts as untrained if all its norms have their initial values or, where it has none,
-    if a tensor of its weights is zero.
+    weights with one value everywhere are randomized first (`eqzoo.equivariance.randomize_norms`), because at their
+    initial values they hide what training would break. A network that is given itself counts as untrained if all its
+    norms have their initial values or, where it has none, if a tensor of its parameters has one value everywhere;
+    ``randomize`` decides otherwise.
 
     Args:
         source: A name of this package, a checkpoint's folder or .safetensors file, an .onnx file, the name of a timm
@@ -133,11 +136,13 @@ def check_equivariance(
             timm network may need the Hub. By default a network of this package has its weights if there are any, one of
             timm has none.
         seed: The seed of the random images, and of the weights of an untrained network.
+        randomize: Whether norms, biases and constant weights are randomized; None for those of untrained networks.
 
     Raises:
         ValueError: If there is no such network, it does not map images to logits, it does not take the size, the group
-            has no rotation or reflection of the pixel grid, the tolerance is no number from 0, or ``model`` or
-            ``pretrained`` is given with an ONNX file or a network itself.
+            has no rotation or reflection of the pixel grid, the tolerance is no number from 0, ``model`` or
+            ``pretrained`` is given with an ONNX file or a network itself, or ``randomize`` with an ONNX file.
+        TypeError: If the size is not one whole number.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
@@ -147,6 +152,8 @@ def check_equivariance(
         (True, False)
     """
     asked = _group(group)
+    if size is not None and not isinstance(size, int):
+        raise TypeError(f"size is one whole number, the side of square images in pixels; got {size!r}")
     if size is not None and size < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -156,28 +163,30 @@ def check_equivariance(
         what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
         raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
     if isinstance(source, nn.Module):
-        trained = not _looks_untrained(source)
-        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained)
+        note = note_of(not looks_untrained(source), randomize)
+        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, note)
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
+        if randomize is not None:
+            raise ValueError(f"the ONNX file {source} is checked with the weights that it has; leave randomize out")
         return _onnx(Path(text), asked, size, tolerance, seed)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
         found = None if model else resolve(text, any_timm=True)
         if found and not known(found.architecture):
-            return _timm(found, pretrained, asked, size, tolerance, seed)
+            network, trained = _timm(found, pretrained)
+            return _module(network, found.name, "timm", asked, size, tolerance, seed, note_of(trained, randomize))
         loaded = load_network(text, model, pretrained or None)
-    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained)
+    note = note_of(loaded.trained, randomize)
+    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, note)
 
 
-def _timm(
-    source: ModelSource, pretrained: bool, asked: Group | None, size: int | None, tolerance: float | None, seed: int
-) -> EquivarianceCheck:
+def _timm(source: ModelSource, pretrained: bool) -> tuple[nn.Module, bool]:
+    """The network, and whether it has weights."""
     trained = pretrained or bool(source.config)  # a checkpoint's folder or repo is named for its weights
     if pretrained and not source.has_weights:
         raise ValueError(f"timm has no weights of {source.name}; leave pretrained out")
-    network = instantiate(source, trained)
-    return _module(network, source.name, "timm", asked, size, tolerance, seed, trained)
+    return instantiate(source, trained), trained
 
 
 def _group(group: Group | str | None) -> Group | None:
@@ -198,7 +207,7 @@ def _module(
     size: int | None,
     tolerance: float | None,
     seed: int,
-    trained: bool = True,
+    randomized: str = "",
 ) -> EquivarianceCheck:
     own = getattr(unwrapped(network), "group", None)
     notes = []
@@ -219,20 +228,26 @@ def _module(
     x = _images(network, size, seed)
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     try:
-        if not trained and own is not None and not _group_layers(network):
+        if randomized and own is not None and not _group_layers(network):
             # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
             notes.append(
-                "It is untrained, and its norms and biases were left as they are: it has a group, but no layer that "
-                "says how the group acts on them. Fresh ones can hide what training breaks."
+                "Its norms and biases were left as they are: it has a group, but no layer that says how the group acts "
+                "on them. Fresh ones, of a network that is untrained, can hide what training breaks."
             )
-        elif not trained:
-            _randomize(network, torch.Generator().manual_seed(seed), x)
-            notes.append("It is untrained: its weights are random, its norms and biases randomized.")
+        elif randomized:
+            randomize_norms(network, torch.Generator().manual_seed(seed), x)
+            notes.append(randomized)
         _check_depends_on_image(network, x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
-    report = equivariance_report(network, x, asked) if own is not None else None
+    mixed = mixed_groups(network, own)
+    try:
+        report = equivariance_report(network, x, asked) if own is not None else None
+    except ValueError as error:
+        if mixed:
+            raise ValueError(f"{error}; {mixed[0]}") from error
+        raise
     logits = report.logits if report else element_errors(network, x, asked)
     features = report.features if report else {}
     layers = report.layers if report else {}
@@ -240,7 +255,8 @@ def _module(
     broken = max(logits.values()) > limit
     diagnosis: tuple[str, ...] = ()
     if broken:
-        diagnosis = tuple(f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
+        wrong = (f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
+        diagnosis = mixed or tuple(wrong)
     if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:
@@ -283,33 +299,6 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = (2, channels, *([size, size] if size else sides))
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
-def _randomize(network: nn.Module, generator: torch.Generator, x: Tensor) -> None:
-    """Randomizes norms, biases, and weights that are zero at initialization, as those of some classifiers."""
-    for parameter in network.parameters():
-        if parameter.ndim > 1 and not parameter.any():
-            parameter.normal_(std=0.02, generator=generator)
-    randomize_norms(network, generator, x)
-
-
-def _looks_untrained(network: nn.Module) -> bool:
-    """Whether norms, or weights that are zero, have the initial values that hide what training would break.
-
-    If the network has norms, they tell; else a zero tensor of weights, such as position embeddings.
-    """
-    norms = [
-        module
-        for module in network.modules()
-        if "norm" in type(module).__name__.lower() and isinstance(getattr(module, "weight", None), Tensor)
-    ]
-    state = network.state_dict()
-    own = [name for name, module in network.named_modules() if module in norms]
-    weights = [state[f"{name}.weight"] for name in own]
-    means = [state[key] for name in own if (key := f"{name}.running_mean") in state]
-    if not all(bool(((w == 1) | (w == 0)).all()) for w in weights) or any(m.any() for m in means):
-        return False
-    return bool(norms) or any(p.ndim > 1 and not p.any() for p in network.parameters())
 
 
 def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:

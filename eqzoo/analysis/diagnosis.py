@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..equivariance import element_errors
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "other_laws", "stride_mismatch", "suspects"]
+__all__ = ["diagnose", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
 
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
@@ -46,11 +46,29 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     for name, module in model.named_modules():
         if said := getattr(module, "breaks_group", None):
             found.setdefault("layers that end a group", []).append(f"{name}, {said}")
+    layers = tuple(f"{name}." for name, module in model.named_modules() if name and _group_of(module))
     for name, parameter in model.named_parameters():
-        if any(word in name for word in _POSITIONS):
+        if any(word in name for word in _POSITIONS) and not name.startswith(layers):  # those of layers are relative
             shape = " x ".join(map(str, parameter.shape))
             found.setdefault("learned position embeddings", []).append(f"{name}, {shape}")
     return tuple(_sentence(kind, layers) for kind, layers in found.items())
+
+
+def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
+    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell."""
+    for name, module in network.named_modules():
+        group = _group_of(module)
+        if own and group and group != own and group.order == own.order > 1:
+            return (
+                f"the layer {name} ({type(module).__name__}) has the group {group.name} and the network {own.name}, of "
+                "equal order, so that shapes fit; fields of two groups do not mix",
+            )
+    return ()
+
+
+def _group_of(module: nn.Module) -> Group | None:
+    group = getattr(module, "group", None)
+    return group if isinstance(group, Group) else None
 
 
 def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
@@ -65,7 +83,9 @@ def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
     others = [
         f"{name} ({type(module).__name__})"
         for name, module in network.named_modules()
-        if not list(module.children()) and name not in layers and (list(module.parameters()) or list(module.buffers()))
+        if not list(module.children())
+        and not f"{name}.".startswith(tuple(f"{layer}." for layer in layers))
+        and (list(module.parameters()) or list(module.buffers()))
     ]
     if not others:
         return (
@@ -84,6 +104,12 @@ def other_laws(
     y, own = function(x), own or group
     if not isinstance(y, Tensor):
         return ()
+    for said, law in _laws(x, y, own):
+        if max(element_errors(function, x, group, own, law).values()) <= limit:
+            return (
+                f"the output is exact as {said}: give the network a method transform_field(value, element) that says "
+                "so, see docs/own_training.md",
+            )
     if y.ndim == 3:
         shape, said = (1, (1, y.shape[1])), "maps (B, height, width): give it an axis of channels, output[:, None]"
     elif y.ndim == 4 and own.order > 1 and y.shape[1] % own.order == 0:
@@ -99,6 +125,24 @@ def other_laws(
     except ValueError:  # such as tokens, whose axes are no sides
         return ()
     return (f"the output is exact as {said}",) if max(errors.values()) <= limit else ()
+
+
+def _laws(x: Tensor, y: Tensor, own: Group) -> Iterator[tuple[str, Callable[[Any, int], Any]]]:
+    """What an output of this shape may be, in words, and how an element of the group acts on the input and on it."""
+
+    def vectors(value: Tensor, g: int) -> Tensor:
+        moved = transform(value, own, g, "trivial") if value.ndim == 4 else value
+        return moved if value is x else torch.einsum("ij,bj...->bi...", own.matrix(g).to(value), moved)
+
+    def poses(value: Tensor, g: int) -> Tensor:
+        if value is x:
+            return transform(value, own, g, "trivial")
+        return transform(value[..., None, None], own, g, "regular")[..., 0, 0]
+
+    if y.ndim in (2, 4) and y.shape[1] == 2 and (y.ndim == 2 or own.order != 2):
+        yield "vectors (row, column) that rotate with the image", vectors
+    if y.ndim == 3 and y.shape[2] == own.order > 1:
+        yield f"one number for each of the {own.order} poses, (B, C, {own.order}), which are permuted", poses
 
 
 def stride_mismatch(side: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> str | None:

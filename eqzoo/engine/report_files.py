@@ -13,7 +13,7 @@ from .._common import atomic
 from ..analysis.rotation import inputs, sample
 from ..data import AnySplit
 from ..data.user_data import FOLDERS
-from ..equivariance import equivariance_error
+from ..equivariance import equivariance_report
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
 from .advice import advice_after, chosen
@@ -231,9 +231,9 @@ def _with_logits(
 def _equivariance(model: EquivariantNet, seen: Tensor) -> tuple[float, Tensor | None]:
     """The equivariance error on noise, or on images where noise gives zeros, and these images."""
     try:
-        return equivariance_error(model), None
+        return equivariance_report(model).largest, None
     except ValueError:
-        return equivariance_error(model, seen), seen
+        return equivariance_report(model, seen).largest, seen
 
 
 def _comparison(folder: Path, report: Mapping[str, Any]) -> dict[str, Any] | None:

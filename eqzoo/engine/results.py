@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._common import __version__
 from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput, versions
-from ..equivariance import equivariance_error
+from ..equivariance import equivariance_error, equivariance_report
 from ..groups import P4
 from ..models import EquivariantNet
 from .epochs import best_row
@@ -98,7 +98,7 @@ def checkpoint_results(
         "test_error_of_rotated_copies": [round(100 - value, DIGITS) for value in metrics["accuracy_of_rotated_copies"]],
         "same_class_at_all_quarter_rotations": metrics["same_class_at_all_quarter_rotations"],
         "rotation_curve": metrics["rotation_curve"],
-        "equivariance_error": equivariance_error(model, x),
+        "equivariance_error": equivariance_report(model, x).largest,
         "equivariance_error_p4": equivariance_error(model, x, P4),
         "training_seconds": training_seconds,
         "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),

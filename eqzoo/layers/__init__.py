@@ -4,6 +4,7 @@ Layers take a group itself, not its name, and one number for height and width; a
 """
 
 from ._exact import SizeError
+from ._fused import FusedSequential, norm_act
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from .conv import GroupConv2d, LiftingConv2d
@@ -34,6 +35,7 @@ __all__ = [
     "FieldLayerNorm2d",
     "FieldLayerScale2d",
     "FieldResponseNorm2d",
+    "FusedSequential",
     "GlobalPool",
     "GroupBatchNorm2d",
     "GroupConv2d",
@@ -67,5 +69,6 @@ __all__ = [
     "StandAloneSelfAttention2d",
     "Upsample2d",
     "channels_of",
+    "norm_act",
     "transform_irreps",
 ]

@@ -1,4 +1,4 @@
-"""A norm taken together with the sum and the ReLU behind it: one pass over memory instead of three."""
+"""A norm together with the sum and the ReLU behind it: one pass over memory instead of three."""
 
 import torch.nn.modules.module as torch_module
 from torch import Tensor, nn
@@ -44,11 +44,20 @@ class FusedSequential(nn.Sequential):
 def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor | None = None) -> Tensor:
     """``act(norm(x) + residual)``, in one operation where norm and act are a group batch norm and a ReLU.
 
+    In a fused network, whose norms are plain ones, it gives the same in several.
+
     Args:
         norm: Any module.
         act: Any module; None for none.
         x: What the norm takes.
-        residual: A field to add; None for none.
+        residual: A field to add, of the shape of the norm's output; None for none.
+
+    Example:
+        >>> import torch
+        >>> from eqzoo.groups import P4
+        >>> x = torch.randn(3, 2, 4, 5, 5)
+        >>> norm_act(GroupBatchNorm2d(P4, 2), nn.ReLU(), x, residual=x).shape
+        torch.Size([3, 2, 4, 5, 5])
     """
     if isinstance(norm, GroupBatchNorm2d) and not _is_watched(norm) and (act is None or _fuses(norm, act)):
         fused: Tensor = norm(x, residual=residual, relu=act is not None)

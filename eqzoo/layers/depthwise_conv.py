@@ -33,8 +33,8 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
         ``(B, C, |H|, height, width)`` to ``(B, C, |H|, height', width')``; the weight is ``(C, 1, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, or the input has another
-            shape or is too small.
+        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, or the input has
+            another shape or is too small.
 
     References:
         A ConvNet for the 2020s (Liu et al., 2022), section 2.3, for the plain layer, https://arxiv.org/abs/2201.03545
@@ -51,6 +51,8 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
     def __init__(self, group: Group, channels: int, kernel_size: int, padding: int = 0, bias: bool = True) -> None:
         super().__init__()
         check_arguments(group, channels=channels, kernel_size=kernel_size, padding=padding)
+        if kernel_size < 1 or padding < 0:
+            raise ValueError(f"kernel_size is at least 1 and padding at least 0, got {kernel_size} and {padding}")
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import batch_norm
-from ._arguments import check_arguments, check_field
+from ._arguments import check_arguments, check_field, named
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
@@ -23,10 +23,12 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         momentum: The weight of a batch in the running statistics.
 
     Shape:
-        ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
+        ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``. ``forward(x, residual=None,
+        relu=False)`` adds a field of the same shape to y and applies a ReLU, in the same pass through memory; the plain
+        norm of a fused network does not, so networks call `norm_act`, which takes both.
 
     Raises:
-        ValueError: If the input has another shape.
+        ValueError: If the input or the residual has another shape.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8
@@ -46,6 +48,10 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         check_field(self, x, self.num_features, self.group.order)
+        if residual is not None and residual.shape != x.shape:
+            raise ValueError(
+                f"{named(self)} adds a residual of its input's shape, {tuple(x.shape)}, got {tuple(residual.shape)}"
+            )
         momentum = self._momentum()
         own = self.training or self.running_mean is None
         mean, var = (

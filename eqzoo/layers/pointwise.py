@@ -39,7 +39,7 @@ class PointwiseConv2d(nn.Conv2d):
         torch.Size([2, 3, 8, 5, 5])
     """
 
-    def __init__(self, group: Group, in_channels: int, out_channels: int, bias: bool = True) -> None:
+    def __init__(self, group: Group, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         check_arguments(group, in_channels=in_channels, out_channels=out_channels)
         super().__init__(in_channels, out_channels, 1, bias=bias)
         self.group = group

@@ -112,6 +112,8 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
     def __init__(self, output_size: int) -> None:
         super().__init__()
         check_numbers(output_size=output_size)
+        if output_size < 1:
+            raise ValueError(f"output_size is at least 1, got {output_size}")
         self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:

@@ -85,7 +85,9 @@ class EquivariantNet(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no method forward_head(x, pre_logits=False); it needs one"
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.forward_features(x)

@@ -227,7 +227,7 @@ def _configured(text: str, timm_name: str, config: object, place: str) -> ModelS
     if not timm.is_model(architecture):
         raise ValueError(
             f"{where} is of the network {architecture!r}, which neither eqzoo nor timm has here; install the newest "
-            "eqzoo, or correct it"
+            "eqzoo, name the module of a network of your own in EQZOO_NETWORKS (or import it first), or correct it"
         )
     for key in ("model_args", "pretrained_cfg"):
         if not isinstance(config.get(key) or {}, dict):

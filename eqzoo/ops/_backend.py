@@ -160,8 +160,8 @@ def cpu_function(
     """The C++ function for CPU tensors of one type, or None where eager torch has to do.
 
     Args:
-        source: The file in ``native``, without its suffix; compiled for each type at its first use, so that nobody waits
-            for types that are not used.
+        source: The file in ``native``, without its suffix; compiled for each type at its first use, so that
+            nobody waits for types that are not used.
         function: The function, without the suffix of its type, such as ``_float``.
         tensors: The tensors that it will read.
         scalars: The types that it is compiled for, and their suffixes.

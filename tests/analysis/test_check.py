@@ -15,6 +15,7 @@ import eqzoo
 from eqzoo.analysis.check import _image_shape
 from eqzoo.analysis.diagnosis import diagnose
 from eqzoo.hub import WeightsNotFoundError
+from eqzoo.layers import GlobalPool, GroupBatchNorm2d, GroupConv2d, GroupPool, GroupSelfAttention2d, LiftingConv2d
 from eqzoo.models.gcnn import GroupCNN
 from eqzoo.models.loading import load_network
 from eqzoo.ops import use_backend
@@ -116,7 +117,7 @@ def test_an_answer_that_does_not_depend_on_the_image_proves_nothing():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     network.pretrained_cfg = {"input_size": (1, 8, 8)}
     assert not eqzoo.check_equivariance(network).exact
-    nn.init.constant_(network[1].weight, 1e-12)
+    nn.init.normal_(network[1].weight, std=1e-12)
     with pytest.raises(ValueError, match="hardly depends on the image"):
         eqzoo.check_equivariance(network)
 
@@ -302,3 +303,175 @@ def test_where_every_layer_with_a_group_is_exact_the_others_are_named():
     found = eqzoo.check_equivariance(wrong, size=12)
     assert not found.exact
     assert "1.layer (BatchNorm2d)" in found.diagnosis[0]
+
+
+class Gain(nn.Module):
+    """A factor for each pose, which breaks equivariance as soon as it is trained."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(shape))
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def network_of(*layers, group=eqzoo.P4M):
+    network = nn.Sequential(*layers)
+    network.group, network.input_size = group, (1, 8, 8)
+    return network
+
+
+class Branch(nn.Module):
+    """A branch on planes that begins as zeros, as is usual."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        nn.init.zeros_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, x):
+        return x + self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
+
+
+HIDDEN = {
+    "a gain of ones": lambda: [GroupBatchNorm2d(eqzoo.P4M, 2), nn.ReLU(), Gain(1, 2, 8, 1, 1), GlobalPool(eqzoo.P4M)],
+    "statistics of planes": lambda: [
+        nn.Flatten(1, 2),
+        nn.BatchNorm2d(16, affine=False),
+        nn.Unflatten(1, (2, 8)),
+        nn.ReLU(),
+        GlobalPool(eqzoo.P4M, "avg"),
+    ],
+    "slopes of planes": lambda: [nn.Flatten(1, 2), nn.PReLU(16), nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M, "avg")],
+    "a branch of zeros": lambda: [GroupBatchNorm2d(eqzoo.P4M, 2), nn.ReLU(), Branch(), GlobalPool(eqzoo.P4M)],
+}
+
+
+@pytest.mark.parametrize("layers", HIDDEN.values(), ids=HIDDEN)
+def test_what_initial_values_hide_is_found(layers):
+    network = network_of(LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), *layers())
+    report = eqzoo.check_equivariance(network)
+    assert not report.exact
+    assert report.diagnosis
+    assert "untrained" in report.notes[-1]
+    assert eqzoo.equivariance_error(network, randomize=True) > 1e-6
+    as_it_is = eqzoo.check_equivariance(network, randomize=False)
+    assert as_it_is.exact
+    assert not as_it_is.notes
+
+
+def test_a_trained_network_is_randomized_on_request():
+    network = load_network("p4_cnn").network
+    network.blocks[1].norm = nn.Sequential(network.blocks[1].norm, Gain(1, 10, 4, 1, 1))
+    assert eqzoo.check_equivariance(network).exact
+    report = eqzoo.check_equivariance(network, randomize=True)
+    assert not report.exact
+    assert "as asked" in report.notes[-1]
+    assert not eqzoo.check_equivariance("p4_cnn.rotmnist").notes
+    assert "as asked" in eqzoo.check_equivariance("p4_cnn.rotmnist", randomize=True).notes[-1]
+    with pytest.raises(ValueError, match="leave randomize out"):
+        eqzoo.check_equivariance("network.onnx", randomize=True)
+
+
+def test_layers_of_two_groups_of_equal_order_are_told():
+    r8 = eqzoo.cyclic(8)
+    mixed = GroupSelfAttention2d(r8, 2, 6, 3, num_heads=1)
+    network = network_of(
+        LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), nn.ReLU(), mixed, GlobalPool(r8), nn.Linear(6, 2)
+    )
+    said = r"the layer 2 \(GroupSelfAttention2d\) has the group r8 and the network p4m, of equal order"
+    with pytest.raises(ValueError, match=said):
+        eqzoo.check_equivariance(network)
+    assert "the group r8 and the network p4m" in eqzoo.check_equivariance(network, group="p4").diagnosis[0]
+
+
+class Maps(nn.Module):
+    """Whose features are maps, and not planes of fields."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.group, self.input_size = eqzoo.P4M, (1, 8, 8)
+        self.trunk = nn.Sequential(
+            LiftingConv2d(eqzoo.P4M, 1, channels, 3, padding=1), nn.ReLU(), GroupPool(eqzoo.P4M), nn.Softplus()
+        )
+
+    def forward_features(self, x):
+        return self.trunk(x)
+
+    def forward(self, x):
+        return self.forward_features(x).mean((2, 3))
+
+
+class PlaneBlock(nn.Module):
+    """A block with a group that takes planes."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.conv = eqzoo.P4M, GroupConv2d(eqzoo.P4M, 2, 2, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x.unflatten(1, (2, 8))).flatten(1, 2)
+
+
+@pytest.mark.parametrize("channels", [6, 8])
+def test_features_of_a_network_of_ones_own_may_be_maps_or_planes(channels):
+    network = Maps(channels)
+    report = eqzoo.check_equivariance(network)
+    assert report.exact
+    assert report.features
+    network.trunk[3] = nn.Conv2d(channels, 8, 3, padding=1)
+    assert not eqzoo.check_equivariance(network).exact
+
+
+def test_a_block_of_ones_own_may_take_planes():
+    lift, block = LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), PlaneBlock()
+    network = network_of(lift, nn.Flatten(1, 2), block, nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M))
+    assert eqzoo.check_equivariance(network).exact
+    block.forward = lambda x: block.conv(x.unflatten(1, (2, 8))).flatten(1, 2) * torch.arange(1.0, 17)[:, None, None]
+    assert "the layer 2 has error" in eqzoo.check_equivariance(network).diagnosis[0]
+
+
+def test_parts_of_exact_layers_are_not_suspected():
+    attention = GroupSelfAttention2d(eqzoo.P4, 2, 6, 3, num_heads=1)
+    lift = LiftingConv2d(eqzoo.P4, 1, 2, 3, padding=1)
+    network = network_of(lift, attention, nn.Flatten(), nn.Linear(6 * 4 * 64, 2), group=eqzoo.P4)
+    (cause,) = eqzoo.check_equivariance(network).diagnosis
+    assert cause.endswith("likely one of the others: 3 (Linear)")
+
+
+class Directions(nn.Module):
+    """Vectors, maps of vectors or a number for each pose, from the last field."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.group, self.input_size, self.kind = eqzoo.P4, (1, 8, 8), kind
+        self.field = nn.Sequential(
+            LiftingConv2d(eqzoo.P4, 1, 3, 3, padding=1), nn.ReLU(), GroupConv2d(eqzoo.P4, 3, 1, 3, padding=1)
+        )
+        self.register_buffer("axes", torch.stack([eqzoo.P4.matrix(g)[:, 0] for g in eqzoo.P4.elements]))
+
+    def forward(self, x):
+        field = self.field(x)[:, 0]
+        maps = torch.einsum("bghw,gi->bihw", field, self.axes)
+        return {"vectors": maps.mean((2, 3)), "maps": maps, "poses": field.mean((2, 3))[:, None]}[self.kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("vectors", "vectors"), ("maps", "vectors"), ("poses", "for each of the 4")]
+)
+def test_directions_are_recognized(kind, said):
+    network = Directions(kind)
+    report = eqzoo.check_equivariance(network)
+    assert not report.exact
+    assert said in report.diagnosis[0]
+    assert "transform_field" in report.diagnosis[0]
+    network.axes += torch.randn(4, 2)
+    if kind != "poses":
+        assert "transform_field" not in "".join(eqzoo.check_equivariance(network).diagnosis)
+
+
+def test_a_side_is_one_number():
+    with pytest.raises(TypeError, match=r"size is one whole number.*got \(24, 32\)"):
+        eqzoo.check_equivariance("p4_cnn", size=(24, 32))

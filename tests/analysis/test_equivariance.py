@@ -10,6 +10,7 @@ from torch import nn
 
 import eqzoo
 from eqzoo import viz
+from eqzoo.equivariance import equivariance_report
 from eqzoo.groups import P4, cyclic
 from eqzoo.layers import (
     AttentiveLiftingConv2d,
@@ -53,7 +54,11 @@ def test_single_layers_on_fields_of_irreps():
 def test_a_group_without_a_rotation_of_the_grid_proves_nothing(name):
     with pytest.raises(ValueError, match="r3 has only the identity on the pixel grid"):
         measures(cyclic(3))[name]()
-    assert eqzoo.equivariance_error(LiftingConv2d(cyclic(1), 1, 2, 3), torch.randn(1, 1, 6, 6)) == 0  # as documented
+    layer, x = LiftingConv2d(cyclic(1), 1, 2, 3), torch.randn(1, 1, 6, 6)
+    with pytest.raises(ValueError, match=r"z2 has only the identity .* pass group= to measure another"):
+        eqzoo.equivariance_error(layer, x)
+    assert equivariance_report(layer, x).largest == 0  # as documented
+    assert eqzoo.equivariance_error(layer, x, group="p4") > 1e-2
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -74,7 +74,7 @@ def test_the_reference_detects_small_deviations():
 
 
 @pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite], ids=names)
-@pytest.mark.parametrize("group", GRID, ids=names)
+@pytest.mark.parametrize("group", GRID[1:], ids=names)
 def test_layers_are_equivariant(group, kind):
     if kind is GroupSqueezeExcite:
         layer, x = kind(group, 4, 2), torch.randn(2, 4, group.order, 4, 3)

@@ -108,7 +108,7 @@ def test_the_comparison_can_fail():
 
 @pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
 @pytest.mark.parametrize("layer_cls", LAYERS)
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID[1:], ids=lambda g: g.name)
 def test_layers_are_equivariant(group, layer_cls, attention):
     layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, attention_size=5))
     assert equivariance_error(layer, image(layer, 6, 8)) < 1e-14
