@@ -280,7 +280,10 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         which = f"{curve['images']:,} {data.noun} {drawn}" if drawn else f"the first {curve['images']:,} {data.noun}"
         what = f"accuracy at {len(curve['angles'])} angles, lowest and highest, {which}"
         rows.append((what, f"{low:.2f} %, {high:.2f} %", ""))
-    rows.append((f"equivariance error, {r['group']}", f"{r['equivariance_error']:.1e}", ""))
+    call = 'model, group="p4"'
+    if len(Group.from_name(r["group"]).grid_elements) > 1:  # more than the identity
+        call = "model"
+        rows.append((f"equivariance error, {r['group']}", f"{r['equivariance_error']:.1e}", ""))
     if r["group"] != "p4":
         rows.append(("equivariance error, p4", f"{r['equivariance_error_p4']:.1e}", ""))
     rows.append(("parameters", f"{r['parameters']:,}", ""))
@@ -311,7 +314,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     definition = (
         "The equivariance error is the relative error `‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`, the largest of layers, features "
         "and logits and of the elements of the group that map the pixel grid to itself, in float64; "
-        "`eqzoo.equivariance_error(model)` measures it."
+        f"`eqzoo.equivariance_error({call})` measures it."
     )
     return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}{_classes(r, data)}"
 

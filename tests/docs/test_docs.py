@@ -187,9 +187,10 @@ def test_the_readme_is_short():
     headline = " ".join(own.partition("## Try it")[0].split())
     assert "after the same minutes" in headline
     assert "with one of three seeds it is less accurate on 103 cells, and after the same minutes on 3 %" in headline
-    assert "On photographs nothing is gained" in headline
+    assert "On photographs `p4_resnet29` gains nothing" in headline
+    assert "at 9 times the multiply-adds of the plain twin and by another recipe" in headline
     assert f"- {len(eqzoo.list_models())} networks under" in headline
-    for name in ("z2_resnet29", "p4_resnet29"):
+    for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29"):
         error = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_error"]
         assert f"{error:.2f} %" in own, name
 

@@ -52,9 +52,10 @@ def test_a_published_checkpoint_keeps_its_promise(name):
     # Smaller images, where the network takes them; its card has the error at its own size.
     side = next((side for kind, side in SMALLER.items() if kind in name), None)
     x = torch.randn(1, model.in_chans, side, side) if side else None
-    assert eqzoo.equivariance_error(model, x) < 1e-12
     if name.startswith("z2"):
         assert eqzoo.equivariance_error(model, x, group=eqzoo.P4) > 1e-2
+    else:
+        assert eqzoo.equivariance_error(model, x) < 1e-12
 
 
 @pytest.mark.parametrize("name", NAMES)

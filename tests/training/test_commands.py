@@ -114,12 +114,12 @@ def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():
 
 
 def test_a_short_run_goes_on_with_a_restart_at_its_end():
-    for name in ("p4_resnet29.chula_rbc12", "p4m_resnet29.eurosat", "p4_cnn.rotmnist"):
+    for name in ("z2_resnet29.chula_rbc12", "p4m_resnet29.eurosat", "p4_cnn.rotmnist"):
         short = parsed([name, "--epochs", "1"])
         longer = parsed([name, "--epochs", "2", "--set", "restarts=[1]"])
         assert longer.continues(short), name
-    assert parsed(["p4_resnet29.chula_rbc12", "--epochs", "1"]).warmup_epochs == pytest.approx(1 / 6, abs=1e-4)
-    assert parsed(["p4_resnet29.chula_rbc12", "--epochs", "1", "--set", "warmup_epochs=0"]).warmup_epochs == 0
+    assert parsed(["z2_resnet29.chula_rbc12", "--epochs", "1"]).warmup_epochs == pytest.approx(1 / 6, abs=1e-4)
+    assert parsed(["z2_resnet29.chula_rbc12", "--epochs", "1", "--set", "warmup_epochs=0"]).warmup_epochs == 0
 
 
 @pytest.mark.parametrize("value", ["5", "abc", '["a", 2]', '["a"]'])
