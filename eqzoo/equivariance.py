@@ -25,22 +25,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from .groups import Group, transform
+from .untrained import randomize_norms
 
 __all__ = [
     "EquivarianceReport",
     "element_errors",
     "equivariance_error",
     "equivariance_report",
+    "group_of",
     "group_to_check",
-    "is_constant",
     "is_subgroup",
     "tensors_of",
     "unwrapped",
-    "randomize_norms",
 ]
+
+
+_ROUND_OFF = 1e-8  # a larger error, in float64, is not round-off alone
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ def equivariance_error(
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
             only the output is measured. Measured are the elements that map the pixel grid onto itself.
         randomize: Whether to draw norms, biases and other parameters with one value everywhere at random first, as
-            `randomize_norms` does. Their initial values are the same for all elements, which hides errors that appear
-            with training.
+            `eqzoo.untrained.randomize_norms` does. Their initial values are the same for all elements, which hides
+            errors that appear with training.
         seed: The seed of the noise images and of the random norms.
 
     Returns:
@@ -100,8 +102,8 @@ def equivariance_error(
         >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
         True
     """
-    own = getattr(unwrapped(model), "group", None)
-    if group is None and isinstance(own, Group) and len(own.grid_elements) < 2:
+    own = group_of(model)
+    if group is None and own is not None and len(own.grid_elements) < 2:
         raise ValueError(f"{_nothing_to_compare(own)}; pass group= to measure another group than the network's own")
     return equivariance_report(model, x, group, randomize, seed).largest
 
@@ -140,13 +142,9 @@ def equivariance_report(
 
     Where the network's own group has only the identity on the pixel grid, the errors are those of the identity, 0.
     """
-    group = getattr(unwrapped(model), "group", None) if group is None else group_to_check(group)
+    group = group_of(model) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
-    if not isinstance(group, Group):
-        raise TypeError(
-            f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {group!r}"
-        )
     law = getattr(model, "transform_field", None)
     if isinstance(x, Tensor) and x.ndim < 4 and law is None:
         raise ValueError(
@@ -161,13 +159,27 @@ def equivariance_report(
     if randomize:
         randomize_norms(own, generator, x)
     with torch.no_grad():
-        own_group = getattr(unwrapped(own), "group", None) or group
+        own_group = group_of(own) or group
         logits = element_errors(_with_fields(own), x, group, own_group, getattr(own, "transform_field", None))
         inside = is_subgroup(group, own_group)
         trunk = getattr(own, "forward_features", None)
         features = _feature_errors(own, x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
     return EquivarianceReport(group, logits, features, layers)
+
+
+def group_of(model: nn.Module) -> Group | None:
+    """The network's own group, its attribute ``group``; None if it has none.
+
+    Raises:
+        TypeError: If it is something else than a `Group`.
+    """
+    found = getattr(unwrapped(model), "group", None)
+    if found is not None and not isinstance(found, Group):
+        raise TypeError(
+            f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {found!r}"
+        )
+    return found
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -188,63 +200,6 @@ def _with_fields(model: nn.Module) -> Callable[[Any], Any]:
             "group acts on them; measure the network without features_only"
         )
     return lambda x: [planes.unflatten(1, (-1, inner.group.order)) for planes in model(x)]
-
-
-@torch.no_grad()
-def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:
-    """Gives norms, biases and constant parameters random values, in place, as if they had been trained.
-
-    One-dimensional parameters, those of torch's layer norms, and others that have one value everywhere, such as a gain
-    of ones for each pose, are drawn uniformly from [0.5, 1.5); those that are zero everywhere, such as the last layer
-    of a branch or position embeddings, from a normal distribution with standard deviation 0.02. Running statistics
-    become those of the given images, so that activations neither vanish nor explode; then variances are
-    multiplied by factors uniform in [0.5, 1.5), and means are shifted by up to half a standard deviation.
-
-    Args:
-        model: The network, in evaluation mode.
-        generator: The random generator.
-        x: A batch of images; required if norms have running statistics.
-
-    Raises:
-        ValueError: If norms have running statistics and no images are given.
-    """
-
-    def factors(like: Tensor) -> Tensor:
-        return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like) + 0.5
-
-    layer_norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
-    over_axes = {id(parameter) for norm in layer_norms for parameter in norm.parameters()}
-    constant = [p for p in model.parameters() if p.ndim != 1 and id(p) not in over_axes and is_constant(p)]
-    for parameter in model.parameters():
-        if parameter.ndim == 1 or id(parameter) in over_axes:
-            parameter.copy_(factors(parameter))
-    for parameter in constant:
-        if parameter.any():
-            parameter.copy_(factors(parameter))
-        else:
-            parameter.normal_(std=0.02, generator=generator)
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    if not norms:
-        return
-    if x is None:
-        raise ValueError(f"{len(norms)} norms have running statistics: pass x, images to compute them from")
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.train().momentum = None  # the cumulative mean, here of a single batch
-    model(x)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.eval().momentum = momentum
-        mean, variance = norm.running_mean, norm.running_var
-        assert mean is not None
-        assert variance is not None
-        mean.add_((factors(mean) - 1) * variance.sqrt())
-        variance.mul_(factors(variance))
-
-
-def is_constant(parameter: Tensor) -> bool:
-    """Whether a tensor has one value everywhere, as weights often have at their initialization and never later."""
-    return bool((parameter == parameter.flatten()[:1]).all())
 
 
 def _measured(x: Any) -> Any:
@@ -274,21 +229,24 @@ def _of_planes(
 ) -> dict[int, float]:
     """The errors of a function whose output (B, C, height, width) may be maps or planes of regular fields.
 
-    The smaller ones are taken. With ``fields`` its input is of the same kind as its output.
+    The smallest errors are taken; with ``fields``, its input may be either too.
     """
-    order = own.order
+    errors, order = element_errors(function, x, group, own), own.order
+    if max(errors.values()) < _ROUND_OFF or order == 1:
+        return errors
 
     def may_be_fields(z: Any) -> bool:
         return isinstance(z, Tensor) and z.ndim == 4 and z.shape[1] % order == 0
 
-    if order == 1 or (fields and not may_be_fields(x)) or not may_be_fields(function(x)):
-        return element_errors(function, x, group, own)
-    planes = x.unflatten(1, (-1, order)) if fields else x
+    def read(z: Tensor, into: bool, out: bool) -> Tensor:
+        y = cast(Tensor, function(z.flatten(1, 2) if into else z))
+        return y.unflatten(1, (-1, order)) if out else y
 
-    def as_fields(z: Tensor) -> Tensor:
-        return cast(Tensor, function(z.flatten(1, 2) if fields else z)).unflatten(1, (-1, order))
-
-    found = [element_errors(function, x, group, own), element_errors(as_fields, planes, group, own)]
+    found = [errors]
+    for into in (False, True)[: 1 + (fields and may_be_fields(x))]:
+        for out in (False, True)[: 1 + may_be_fields(function(x))]:
+            given = x.unflatten(1, (-1, order)) if into else x
+            found.append(element_errors(partial(read, into=into, out=out), given, group, own))
     return min(found, key=lambda errors: max(errors.values()))
 
 

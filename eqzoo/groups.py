@@ -16,6 +16,7 @@ References:
 """
 
 import math
+import operator
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -54,9 +55,11 @@ class Group:
     reflections: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind in (("rotations", int), ("reflections", bool)):
-            if type(value := getattr(self, name)) is not kind:
-                raise TypeError(f"{name} of a group is of type {kind.__name__}, got {value!r}")
+        object.__setattr__(
+            self, "rotations", whole(self.rotations, "rotations of a group is a whole number, such as 4")
+        )
+        if not isinstance(self.reflections, bool):
+            raise TypeError(f"reflections of a group is True or False, got {self.reflections!r}")
         if self.rotations < 1:
             raise ValueError(f"a group needs at least one rotation (the identity), got rotations={self.rotations}")
 
@@ -159,6 +162,16 @@ class Group:
         """The element with this matrix (see `matrix`), or None; it embeds a subgroup in a larger group."""
         matches = (g for g in self.elements if torch.allclose(self.matrix(g), matrix.double(), atol=1e-9))
         return next(matches, None)
+
+
+def whole(value: object, said: str) -> int:
+    """A whole number of any type as an int; else TypeError, with what it should be."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{said}; got {value!r}") from None
 
 
 def cyclic(rotations: int) -> Group:

@@ -15,21 +15,21 @@ from torch import Tensor, nn
 from ..equivariance import (
     element_errors,
     equivariance_report,
+    group_of,
     group_to_check,
     is_subgroup,
-    randomize_norms,
     tensors_of,
     unwrapped,
 )
 from ..export.onnx_file import OnnxFile
-from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral
+from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral, whole
 from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
+from ..untrained import looks_untrained, note_of, randomize_norms
 from .diagnosis import diagnose, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
-from .untrained import looks_untrained, note_of
 
 __all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
 
@@ -118,7 +118,7 @@ def check_equivariance(
     """Measures the equivariance error of a network, and diagnoses what breaks equivariance.
 
     Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms, biases and
-    weights with one value everywhere are randomized first (`eqzoo.equivariance.randomize_norms`), because at their
+    weights with one value everywhere are randomized first (`eqzoo.untrained.randomize_norms`), because at their
     initial values they hide what training would break. A network that is given itself counts as untrained if all its
     norms have their initial values or, where it has none, if a tensor of its parameters has one value everywhere;
     ``randomize`` decides otherwise.
@@ -152,8 +152,8 @@ def check_equivariance(
         (True, False)
     """
     asked = _group(group)
-    if size is not None and not isinstance(size, int):
-        raise TypeError(f"size is one whole number, the side of square images in pixels; got {size!r}")
+    if size is not None:
+        size = whole(size, "size is one whole number, the side of square images in pixels")
     if size is not None and size < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -209,7 +209,7 @@ def _module(
     seed: int,
     randomized: str = "",
 ) -> EquivarianceCheck:
-    own = getattr(unwrapped(network), "group", None)
+    own = group_of(network)
     notes = []
     if asked is None:
         promised = own is not None and len(own.grid_elements) > 1
@@ -244,10 +244,11 @@ def _module(
     mixed = mixed_groups(network, own)
     try:
         report = equivariance_report(network, x, asked) if own is not None else None
-    except ValueError as error:
-        if mixed:
-            raise ValueError(f"{error}; {mixed[0]}") from error
-        raise
+    except ValueError:
+        if not mixed:
+            raise
+        report = None  # a layer does not take the fields of the network's group; its output is measured
+        notes.append(f"Layers were not measured: {mixed[0]}.")
     logits = report.logits if report else element_errors(network, x, asked)
     features = report.features if report else {}
     layers = report.layers if report else {}
@@ -262,6 +263,15 @@ def _module(
     elif broken and not diagnosis:
         diagnosis = other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
         diagnosis = diagnosis or suspects(network, layers)
+    if not broken:
+        parts = {f"the layer {name}": error for name, error in layers.items()}
+        parts["the last features"] = max(features.values(), default=0.0)
+        diagnosis = tuple(
+            f"the output is exact; {part}, read by shape, has error {error:.1e}: transform_field of a layer or "
+            "feature_field of a network says what else it is"
+            for part, error in parts.items()
+            if error > limit
+        )
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
     return EquivarianceCheck(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors
+from ..equivariance import element_errors, is_subgroup
 from ..groups import Group, transform
 
 __all__ = ["diagnose", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
@@ -55,12 +55,19 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
 
 
 def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
-    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell."""
-    for name, module in network.named_modules():
-        group = _group_of(module)
-        if own and group and group != own and group.order == own.order > 1:
+    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell.
+
+    Of a network without a group, if it has another one than the first layer.
+    """
+    layers = {
+        name: (module, group) for name, module in network.named_modules() if name and (group := _group_of(module))
+    }
+    first = next(iter(layers), "")
+    whose, own = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
+    for name, (module, group) in layers.items():
+        if own and group != own and group.order == own.order > 1:
             return (
-                f"the layer {name} ({type(module).__name__}) has the group {group.name} and the network {own.name}, of "
+                f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {own.name}, of "
                 "equal order, so that shapes fit; fields of two groups do not mix",
             )
     return ()
@@ -101,7 +108,7 @@ def other_laws(
     function: Callable[[Tensor], Any], x: Tensor, group: Group, own: Group | None, limit: float
 ) -> tuple[str, ...]:
     """What says so if an output is exact as another kind of field than its shape is taken for."""
-    y, own = function(x), own or group
+    y, own = function(x), own if own is not None and is_subgroup(group, own) else group
     if not isinstance(y, Tensor):
         return ()
     for said, law in _laws(x, y, own):

@@ -15,7 +15,15 @@ import eqzoo
 from eqzoo.analysis.check import _image_shape
 from eqzoo.analysis.diagnosis import diagnose
 from eqzoo.hub import WeightsNotFoundError
-from eqzoo.layers import GlobalPool, GroupBatchNorm2d, GroupConv2d, GroupPool, GroupSelfAttention2d, LiftingConv2d
+from eqzoo.layers import (
+    GlobalPool,
+    GroupBatchNorm2d,
+    GroupConv2d,
+    GroupPool,
+    GroupSelfAttention2d,
+    LiftingConv2d,
+    PointwiseConv2d,
+)
 from eqzoo.models.gcnn import GroupCNN
 from eqzoo.models.loading import load_network
 from eqzoo.ops import use_backend
@@ -381,10 +389,16 @@ def test_layers_of_two_groups_of_equal_order_are_told():
     network = network_of(
         LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), nn.ReLU(), mixed, GlobalPool(r8), nn.Linear(6, 2)
     )
-    said = r"the layer 2 \(GroupSelfAttention2d\) has the group r8 and the network p4m, of equal order"
-    with pytest.raises(ValueError, match=said):
-        eqzoo.check_equivariance(network)
-    assert "the group r8 and the network p4m" in eqzoo.check_equivariance(network, group="p4").diagnosis[0]
+    said = "the layer 2 (GroupSelfAttention2d) has the group r8 and the network p4m, of equal order"
+    report = eqzoo.check_equivariance(network)
+    assert not report.exact
+    assert said in report.diagnosis[0]
+    assert said in report.notes[-1]
+    assert said in eqzoo.check_equivariance(network, group="p4").diagnosis[0]
+    del network.group
+    assert "r8 and the layer 0 p4m" in eqzoo.check_equivariance(network).diagnosis[0]
+    harmless = network_of(LiftingConv2d(eqzoo.P4M, 1, 2, 3), PointwiseConv2d(r8, 2, 2), GlobalPool(eqzoo.P4M))
+    assert eqzoo.check_equivariance(harmless).exact
 
 
 class Maps(nn.Module):
@@ -473,5 +487,84 @@ def test_directions_are_recognized(kind, said):
 
 
 def test_a_side_is_one_number():
-    with pytest.raises(TypeError, match=r"size is one whole number.*got \(24, 32\)"):
-        eqzoo.check_equivariance("p4_cnn", size=(24, 32))
+    for size in ((24, 32), True, 24.5):
+        with pytest.raises(TypeError, match="size is one whole number"):
+            eqzoo.check_equivariance("p4_cnn", size=size)
+
+
+class Planes(nn.Module):
+    """A layer of ones own from an image to planes, with the group that acts on them."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.lift = eqzoo.P4M, LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1)
+
+    def forward(self, x):
+        return self.lift(x).flatten(1, 2)
+
+
+def test_a_layer_of_ones_own_from_images_to_planes_is_measured_as_such():
+    network = network_of(Planes(), nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M))
+    assert eqzoo.check_equivariance(network).exact
+
+
+def test_features_alone_that_are_no_fields_are_told():
+    network = Maps(6)
+    network.forward_features = lambda x: network.trunk(x).cumsum(1) * torch.arange(1.0, 9)
+    network.forward = lambda x: network.trunk(x).mean((2, 3))
+    report = eqzoo.check_equivariance(network)
+    assert not report.exact
+    assert report.diagnosis[0].startswith("the output is exact; the last features, read by shape, has error")
+
+
+@pytest.mark.parametrize("group", ["p4", "p4m"])
+def test_plain_networks_with_two_outputs(group):
+    """Which might be a vector."""
+    assert eqzoo.check_equivariance(eqzoo.create_model("z2_cnn", num_classes=2), group=group).diagnosis
+    maps = nn.Conv2d(1, 2, 3)
+    maps.input_size = (1, 8, 8)
+    assert eqzoo.check_equivariance(maps, group=group).diagnosis
+
+
+class Blur(nn.Module):
+    """A fixed filter."""
+
+    def __init__(self, trained):
+        super().__init__()
+        self.filter = nn.Parameter(torch.full((1, 1, 3, 3), 1 / 9), requires_grad=trained)
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, self.filter)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_frozen_constants_stay(trained):
+    lift, norm = LiftingConv2d(eqzoo.P4M, 1, 2, 3), GroupBatchNorm2d(eqzoo.P4M, 2)
+    network = network_of(Blur(trained), lift, norm, nn.ReLU(), GlobalPool(eqzoo.P4M))
+    assert eqzoo.check_equivariance(network).exact is not trained
+    without = network_of(Blur(trained), lift, GlobalPool(eqzoo.P4M))
+    assert eqzoo.check_equivariance(without).exact is not trained
+
+
+class Gate(nn.Module):
+    """A branch that begins closed."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate, self.conv = nn.Parameter(gate), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.gate * self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
+
+
+@pytest.mark.parametrize("gate", [torch.tensor(0.0), torch.zeros(1)], ids=str)
+def test_a_gate_that_is_closed_at_first_is_opened(gate):
+    network = network_of(LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), Gate(gate), GlobalPool(eqzoo.P4M))
+    assert not eqzoo.check_equivariance(network).exact
+
+
+def test_the_group_of_a_network_is_no_name():
+    network = network_of(LiftingConv2d(eqzoo.P4M, 1, 2, 3), GlobalPool(eqzoo.P4M), group="p4m")
+    for measure in (eqzoo.check_equivariance, eqzoo.equivariance_error):
+        with pytest.raises(TypeError, match=r"the attribute group of Sequential is an eqzoo\.Group .*got 'p4m'"):
+            measure(network)

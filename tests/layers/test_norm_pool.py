@@ -4,17 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from eqzoo.equivariance import equivariance_error, equivariance_report, randomize_norms
+from eqzoo.equivariance import equivariance_error, equivariance_report
 from eqzoo.groups import P4, P4M, Z2, Z2M, transform
 from eqzoo.layers import (
     GlobalPool,
     GroupBatchNorm2d,
+    GroupLayerNorm2d,
     GroupPool,
     HalvingPool2d,
     SpatialAdaptiveAvgPool2d,
     SpatialPool2d,
     Upsample2d,
+    norm_act,
 )
+from eqzoo.untrained import randomize_norms
 
 GRID = [Z2, Z2M, P4, P4M]
 
@@ -170,3 +173,15 @@ def test_halving_is_exported_for_sides_of_either_parity(reduce):
     for height, width in ((8, 8), (7, 9), (5, 12), (10, 11)):
         x = torch.randn(1, 3, height, width)
         assert torch.allclose(program.module()(x), pool(x), rtol=0, atol=1e-6)
+
+
+def test_a_residual_of_another_shape_is_refused():
+    norm, x = GroupBatchNorm2d(P4, 3).eval(), torch.randn(2, 3, 4, 5, 6)
+    for residual in (x[:1], x[0], x[:, :1]):
+        with pytest.raises(ValueError, match="adds a residual of its input's shape"):
+            norm(x, residual=residual)
+        for other in (GroupLayerNorm2d(P4, 3), nn.Identity()):
+            with pytest.raises(ValueError, match="a residual of shape"):
+                norm_act(other, nn.ReLU(), x, residual)
+    plain = norm_act(norm.fuse(), nn.ReLU(), x.flatten(1, 2), x.flatten(1, 2))  # as in a fused network
+    torch.testing.assert_close(plain, norm(x, residual=x, relu=True).flatten(1, 2))

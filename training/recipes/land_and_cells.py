@@ -45,7 +45,7 @@ _PUBLISHED = " Cells are scaled to 40 x 40 pixels." + _PAPER
 _LONGER = (
     " The run took 3.0 minutes on an H200, which trained another network at the same time. The validation error was "
     "lowest in epoch 17, 10.90 %, between 10.9 and 11.8 % from epoch 14 on, and 11.72 % in the last; the validation "
-    "loss was lowest there too, 0.368, and rose to 0.408, so still longer training does not help. A first recipe, of "
+    "loss was lowest there too, 0.368, and rose to 0.408, so still longer training did not help. A first recipe, of "
     "six epochs on a CPU with batches of 64, a rate of 0.02 and weight decay 0.01, had 12.09 % validation error and "
     "15.49 % test error."
 )
