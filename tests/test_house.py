@@ -130,21 +130,6 @@ def test_avoided_words_are_rare():
     assert sum(found.values()) < 60, {str(path): count for path, count in found.items() if count}
 
 
-def test_importing_leaves_timms_models_and_matplotlib_alone():
-    script = """
-import sys, warnings; warnings.simplefilter("error")
-import timm
-entrypoints = {name: timm.model_entrypoint(name) for name in timm.list_models()}
-pretrained = set(timm.list_pretrained())
-import eqzoo
-assert all(timm.model_entrypoint(name) is entry for name, entry in entrypoints.items())
-assert set(timm.list_models()) - set(entrypoints) == set(eqzoo.list_models())
-assert set(timm.list_pretrained()) - pretrained == set(eqzoo.list_pretrained())
-assert "matplotlib" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-
-
 @pytest.mark.parametrize("folder", ["eqzoo", "training"])
 def test_text_files_are_utf_8_whatever_the_locale(folder):
     found = []

@@ -569,13 +569,23 @@ def test_predict_prints_comma_separated_values(capsys, digits_folder):
     assert err == "eqzoo: without --model, p4_cnn and z2_cnn take an image for a digit\n"
 
 
-def test_commands_without_training_need_no_packages_of_the_training(tmp_path):
-    """As README's installation has it, without the extra train."""
+def test_a_new_process_leaves_timms_models_alone_and_needs_no_packages_of_the_training(tmp_path):
+    """As README's installation has it, without the extra train; matplotlib is imported where something is drawn."""
     (tmp_path / "7").mkdir()
     shutil.copy(IMAGE, tmp_path / "7")
     script = f"""
-import sys
+import sys, warnings
 sys.modules["accelerate"] = None
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    import timm
+    entrypoints = {{name: timm.model_entrypoint(name) for name in timm.list_models()}}
+    pretrained = set(timm.list_pretrained())
+    import eqzoo
+assert all(timm.model_entrypoint(name) is entry for name, entry in entrypoints.items())
+assert set(timm.list_models()) - set(entrypoints) == set(eqzoo.list_models())
+assert set(timm.list_pretrained()) - pretrained == set(eqzoo.list_pretrained())
+assert "matplotlib" not in sys.modules
 from eqzoo.cli.main import main
 image, folder = {str(IMAGE)!r}, {str(tmp_path)!r}
 for command in (["predict", image, "--model", "p4_cnn"], ["evaluate", "p4_cnn", folder], ["check", "p4_cnn"]):
