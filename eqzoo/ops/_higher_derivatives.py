@@ -11,7 +11,7 @@ __all__ = ["derivative_of_gradients"]
 def derivative_of_gradients(
     function: Callable[..., Tensor | tuple[Tensor, ...]],
     grads: Sequence[Tensor],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     cotangents: Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """The derivative of ``(grads, inputs) -> gradients of function at inputs``, through the formula of the function.
@@ -22,8 +22,9 @@ def derivative_of_gradients(
     Args:
         function: A function of the inputs, made of operators with derivatives of the order that is wanted.
         grads: The gradients of its outputs, each shaped as its output.
-        inputs: Where it was differentiated.
-        cotangents: The gradients with respect to the gradients of the inputs, each shaped as its input.
+        inputs: Where it was differentiated; the function also takes those that are None.
+        cotangents: The gradients with respect to the gradients of the inputs, each shaped as its input; those of None
+            are not read.
 
     Returns:
         The gradients with respect to grads and to inputs, each shaped as these; None where there is no dependence.
@@ -32,8 +33,12 @@ def derivative_of_gradients(
     with torch.enable_grad():
         # Each is a node of its own: one of them may depend on another.
         leaves = [
-            x.view_as(x) if recorded and x.requires_grad else x.detach().requires_grad_() for x in (*grads, *inputs)
+            None if x is None else x.view_as(x) if recorded and x.requires_grad else x.detach().requires_grad_()
+            for x in (*grads, *inputs)
         ]
-        outputs, at = leaves[: len(grads)], leaves[len(grads) :]
-        first = torch.autograd.grad(function(*at), at, outputs, create_graph=True)
-    return torch.autograd.grad(first, leaves, cotangents, create_graph=recorded, allow_unused=True)
+        given = [x for x in leaves if x is not None]
+        outputs, at = given[: len(grads)], given[len(grads) :]
+        first = torch.autograd.grad(function(*leaves[len(grads) :]), at, outputs, create_graph=True)
+    wanted = [cotangent for cotangent, x in zip(cotangents, inputs, strict=True) if x is not None]
+    found = iter(torch.autograd.grad(first, given, wanted, create_graph=recorded, allow_unused=True))
+    return tuple(None if x is None else next(found) for x in leaves)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _backend
+from ._higher_derivatives import derivative_of_gradients
 
 __all__ = ["eager_statistics", "eager_suppress", "field_statistics", "suppress"]
 
@@ -154,8 +155,28 @@ def _suppress_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, T
     return grad_x, grad_alpha if ctx.needs_input_grad[1] else None, grad_weight
 
 
+def _save_all(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+# Second derivatives, through the eager forms: too rare for kernels.
+
+
+def _statistics_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    grad, x, alpha, _ = ctx.saved_tensors
+    found = derivative_of_gradients(lambda x, alpha: eager_statistics(x, alpha)[0], [grad], [x, alpha], cotangents)
+    return *found, None
+
+
+def _suppress_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    grad, *inputs = ctx.saved_tensors
+    return derivative_of_gradients(eager_suppress, [grad], inputs, cotangents)
+
+
 field_statistics.register_autograd(_statistics_gradient, setup_context=_save_for_statistics)
 suppress.register_autograd(_suppress_gradient, setup_context=_save_for_suppress)
+_statistics_backward.register_autograd(_statistics_twice, setup_context=_save_all)
+_suppress_backward.register_autograd(_suppress_twice, setup_context=_save_all)
 
 
 def _sizes(x: Tensor) -> tuple[int, ...]:

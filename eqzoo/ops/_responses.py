@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import _backend
 from ._chunks import chunks
+from ._higher_derivatives import derivative_of_gradients
 from .reference import responses, spatial_attention
 
 __all__ = ["attended_sum", "response_peak", "response_sum"]
@@ -327,8 +328,38 @@ def _sum_gradient(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Ten
     return *needed, None, None, None, None, None, None
 
 
+def _save_peak_twice(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.sampling = inputs[4:]
+
+
+def _save_sum_twice(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.sampling = inputs[8:]
+
+
+# Second derivatives, through the eager forms: too rare for kernels.
+
+
+def _peak_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    grad, *inputs = ctx.saved_tensors
+    found = derivative_of_gradients(lambda *v: _peaks(*v, *ctx.sampling)[0], [grad], inputs, cotangents)
+    return *found, *[None] * 5
+
+
+def _sum_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    grad, *inputs = ctx.saved_tensors
+
+    def total(x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None) -> Tensor:
+        return _sums(x, alpha, filters, spatial, *ctx.sampling)
+
+    return *derivative_of_gradients(total, [grad], inputs, cotangents), *[None] * 8
+
+
 response_peak.register_autograd(_peak_gradient, setup_context=_save_for_peak)
 response_sum.register_autograd(_sum_gradient, setup_context=_save_for_sum)
+_peak_backward.register_autograd(_peak_twice, setup_context=_save_peak_twice)
+_sum_backward.register_autograd(_sum_twice, setup_context=_save_sum_twice)
 
 
 def _gradients(

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import _backend, reference
 from ._chunks import chunks
 from ._dtypes import accumulation_dtype
+from ._higher_derivatives import derivative_of_gradients
 from ._layout import empty, is_last, laid_out, stored
 from .reference import AffineBank, AffineBanks
 
@@ -276,7 +277,20 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[list[Tensor], None, None, None]:
     return _attend_backward(grad, ctx.saved_tensors, *ctx.numbers), None, None, None
 
 
+def _keep_twice(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    grad, tensors, *ctx.numbers = inputs
+    ctx.save_for_backward(grad, *tensors)
+
+
+def _gradients_twice(ctx: Any, cotangents: list[Tensor]) -> tuple[Any, ...]:
+    """Second derivatives, through the eager form: too rare for a kernel."""
+    grad, *tensors = ctx.saved_tensors
+    of_grad, *rest = derivative_of_gradients(partial(_from_list, *ctx.numbers), [grad], tensors, cotangents)
+    return of_grad, rest, None, None, None
+
+
 _attend.register_autograd(_gradients, setup_context=_keep)
+_attend_backward.register_autograd(_gradients_twice, setup_context=_keep_twice)
 
 
 def _cpu_function(name: str, inputs: Sequence[Tensor]) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 from . import _backend, reference
 from ._chunks import chunk_size
 from ._dtypes import accumulation_dtype
+from ._higher_derivatives import derivative_of_gradients
 from ._local_attention_eager import Problem, Window, attend, attend_backward
 
 __all__ = ["local_group_attention"]
@@ -280,7 +281,28 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*grads[:2], None if pose is None else grads[2], *[None] * 7)
 
 
+def _setup_twice(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.constants = inputs[6:]
+
+
+def _backward_twice(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+    """Second derivatives, through the eager form: too rare for a kernel."""
+    grad, qkv, position, pose, log_measure, seed = ctx.saved_tensors
+    rows, columns, dilation, scale, dropout = ctx.constants
+
+    def composed(qkv: Tensor, position: Tensor, pose: Tensor | None) -> Tensor:
+        given = (qkv, position, pose, log_measure, seed)
+        parts = list(_chunks(*given, Window(rows, columns, dilation), scale, dropout))
+        images = [[attend(chunk) for place, chunk in parts if place[0].start == i] for i in range(len(qkv))]
+        return torch.cat([torch.cat(heads, 1) for heads in images])
+
+    found = derivative_of_gradients(composed, [grad], [qkv, position, pose], cotangents)
+    return *found, *[None] * 7
+
+
 _attention.register_autograd(_backward, setup_context=_setup_context)
+_attention_backward.register_autograd(_backward_twice, setup_context=_setup_twice)
 
 
 def _empty(qkv: Tensor, position: Tensor) -> Tensor:
