@@ -18,6 +18,9 @@ from ..equivariance import (
     group_of,
     group_to_check,
     is_subgroup,
+    looks_untrained,
+    note_of,
+    randomize_norms,
     tensors_of,
     unwrapped,
 )
@@ -27,7 +30,6 @@ from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
-from ..untrained import looks_untrained, note_of, randomize_norms
 from .diagnosis import diagnose, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 
@@ -118,7 +120,7 @@ def check_equivariance(
     """Measures the equivariance error of a network, and diagnoses what breaks equivariance.
 
     Torch networks are measured in float64, ONNX files in their own precision. In an untrained network norms, biases and
-    weights with one value everywhere are randomized first (`eqzoo.untrained.randomize_norms`), because at their
+    weights with one value everywhere are randomized first (`eqzoo.equivariance.randomize_norms`), because at their
     initial values they hide what training would break. A network that is given itself counts as untrained if all its
     norms have their initial values or, where it has none, if a tensor of its parameters has one value everywhere;
     ``randomize`` decides otherwise.

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import eqzoo
+from eqzoo.equivariance import randomize_norms
 from eqzoo.export.onnx_file import OnnxFile, write_onnx
 from eqzoo.groups import P4
 from eqzoo.layers import AffineSelfConv2d, E4Layer2d, GlobalPool, LiftingConv2d
 from eqzoo.models import EquivariantNet, GroupCNN
-from eqzoo.untrained import randomize_norms
 from tests.conftest import ROOT, slow
 from tests.models.test_models import GSA_SIDES, NAMES, SIDES
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import eqzoo
+from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import transform
-from eqzoo.untrained import randomize_norms
 from tests.models.test_models import HEAVY, KINDS, NAMES, side
 
 

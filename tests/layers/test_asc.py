@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from timm.optim import param_groups_layer_decay
 from timm.utils import reparameterize_model
 
-from eqzoo.equivariance import equivariance_error, equivariance_report
+from eqzoo.equivariance import equivariance_error, equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
 from eqzoo.layers import (
     AffineSelfConv2d,
@@ -18,7 +18,6 @@ from eqzoo.layers import (
     StandAloneSelfAttention2d,
 )
 from eqzoo.models import ASCResNet, create_model, list_models
-from eqzoo.untrained import randomize_norms
 from tests.layers import reference_asc
 
 GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]

@@ -7,12 +7,11 @@ import timm
 import torch
 
 import eqzoo
-from eqzoo.equivariance import equivariance_error, equivariance_report
+from eqzoo.equivariance import equivariance_error, equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
 from eqzoo.layers import E4Layer2d
 from eqzoo.models import E4Net, E4ResNet
 from eqzoo.ops import dynamic_depthwise
-from eqzoo.untrained import randomize_norms
 from tests.layers import reference_e4 as slow
 
 GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]

@@ -6,10 +6,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eqzoo import create_model
+from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4
 from eqzoo.layers import GroupBatchNorm2d, GroupConv2d
 from eqzoo.layers._fused import FusedSequential, norm_act
-from eqzoo.untrained import randomize_norms
 
 
 class Count(TorchDispatchMode):

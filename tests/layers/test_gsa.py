@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from timm.utils import reparameterize_model
 
 import eqzoo
-from eqzoo.equivariance import equivariance_error
+from eqzoo.equivariance import equivariance_error, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral, transform
 from eqzoo.layers import (
     DilationSelfAttention2d,
@@ -23,7 +23,6 @@ from eqzoo.layers import (
 )
 from eqzoo.models.gsanet import GSANet, Stage
 from eqzoo.ops import group_self_attention
-from eqzoo.untrained import randomize_norms
 from tests.layers import reference_gsa as reference
 
 GROUPS = [Z2, Z2M, P4, P4M, cyclic(8), cyclic(12), cyclic(16), dihedral(8)]

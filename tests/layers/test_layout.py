@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from eqzoo import create_model
+from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import (
     AffineSelfConv2d,
@@ -26,7 +27,6 @@ from eqzoo.layers import (
 )
 from eqzoo.layers._layout import is_channels_last, to_planes
 from eqzoo.ops import use_backend
-from eqzoo.untrained import randomize_norms
 
 LAYERS = {
     "conv 3": lambda group: GroupConv2d(group, 6, 4, 3, padding=1),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from eqzoo.equivariance import equivariance_error, equivariance_report
+from eqzoo.equivariance import equivariance_error, equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, transform
 from eqzoo.layers import (
     GlobalPool,
@@ -17,7 +17,6 @@ from eqzoo.layers import (
     Upsample2d,
     norm_act,
 )
-from eqzoo.untrained import randomize_norms
 
 GRID = [Z2, Z2M, P4, P4M]
 

@@ -15,10 +15,9 @@ from timm.utils import reparameterize_model
 from torch import nn
 
 import eqzoo
-from eqzoo.equivariance import equivariance_report
+from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, transform
 from eqzoo.ops import use_backend
-from eqzoo.untrained import randomize_norms
 from tests.conftest import NETWORKS, slow
 
 # Octic ViTs take images of 224 pixels and give tokens; they have tests of their own, test_octic_vit.py.

@@ -13,7 +13,7 @@ from timm.utils import reparameterize_model
 import eqzoo
 from eqzoo.cli import main as cli
 from eqzoo.cli._networks import group_name
-from eqzoo.equivariance import equivariance_report
+from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4M, transform
 from eqzoo.layers import OcticLinear, OcticPosition2d
 from eqzoo.layers.irreps import Irreps
@@ -21,7 +21,6 @@ from eqzoo.layers.octic import OcticResidual
 from eqzoo.layers.octic_embed import fold_quarters, resize_quarters, unfold_quarters
 from eqzoo.models import EquivariantNet, OcticViT
 from eqzoo.models.conversion import convert
-from eqzoo.untrained import randomize_norms
 from tests.conftest import SHARED
 
 NAMES = eqzoo.list_models("*octic_vit*")

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import GroupBatchNorm2d
 from eqzoo.ops import batch_norm, use_backend
-from eqzoo.untrained import randomize_norms
 
 # The axes of a field from the slowest in memory to the fastest.
 ORDERS = {

@@ -11,10 +11,9 @@ from torch import nn
 
 import eqzoo
 from eqzoo import layers, viz
-from eqzoo.equivariance import equivariance_report
+from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Group, cyclic, transform
 from eqzoo.models.octic_vit import OcticViT
-from eqzoo.untrained import randomize_norms
 from tests import forks
 
 

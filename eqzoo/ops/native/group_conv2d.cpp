@@ -502,6 +502,8 @@ DEFINE(float, float, float, )
 DEFINE(double, double, double, )
 #elif defined(EQZOO_BFLOAT16) && defined(EQZOO_MULTIPLIES_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float, halves::)
+extern "C" int group_conv2d_multiplies_bfloat16() { return 1; }
 #elif defined(EQZOO_BFLOAT16)
 DEFINE(bfloat16, bfloat16, float, )
+extern "C" int group_conv2d_multiplies_bfloat16() { return 0; }
 #endif

@@ -1,20 +1,4 @@
-"""Equivariance errors of networks and layers.
-
-Features of an equivariant network satisfy ``Φ(g x) = g Φ(x)``, its logits ``Φ(g x) = Φ(x)``. The error is the relative
-L2 norm ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, without unit: about 1e-15 for an exact network in float64, of the order of 1 for
-a network that is not equivariant.
-
-How g acts on an input or output follows from its shape:
-
-- ``(B, C, |H|, height, width)`` is a regular field of the group H, whose group axis g permutes too;
-- ``(B, C, height, width)`` is an image or a map: g moves its pixels. So is an output ``(B, height, width)`` with the
-  sides of the image, such as a mask;
-- everything else is invariant, such as logits ``(B, C)``.
-
-The planes that ``features_only=True`` returns are regular fields, ``(B, C·|H|, height, width)``, and are compared as
-such. Planes that another module returns are not told from maps: ``planes.unflatten(1, (-1, group.order))`` makes fields
-of them. Of lists, tuples and dictionaries each tensor is compared.
-"""
+"""Equivariance errors of networks and layers, for each element of the group on the pixel grid."""
 
 import copy
 import math
@@ -26,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .groups import Group, transform
+from ..groups import Group, transform
 from .untrained import randomize_norms
 
 __all__ = [
@@ -82,7 +66,7 @@ def equivariance_error(
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
             only the output is measured. Measured are the elements that map the pixel grid onto itself.
         randomize: Whether to draw norms, biases and other parameters with one value everywhere at random first, as
-            `eqzoo.untrained.randomize_norms` does. Their initial values are the same for all elements, which hides
+            `randomize_norms` does. Their initial values are the same for all elements, which hides
             errors that appear with training.
         seed: The seed of the noise images and of the random norms.
 
