@@ -335,9 +335,8 @@ class Branch(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
         nn.init.zeros_(self.conv.weight)
-        nn.init.zeros_(self.conv.bias)
 
     def forward(self, x):
         return x + self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
