@@ -202,11 +202,11 @@ _GPU_P4M_ASC = (
     "evaluated on the test images."
 )
 _GPU_P4M = (
-    "The recipe of p4_se_resnet29.cifar10. The paper uses SGD and 100 epochs, and has no network with reflections. On "
-    "an H200, which trained p4_asc_resnet29 at the same time, the run took 7.7 minutes. The validation error was "
-    "lowest in epoch 41, 5.48 %, and 5.60 % in the last one; the validation loss was lowest in epochs 34 and 36, "
-    "0.2299, and rose to 0.2332. A first recipe, of 30 epochs with batches of 256 and weight decay 0.01, had 7.56 % "
-    "validation error and 7.41 % test error."
+    "It is the recipe of p4_se_resnet29.cifar10. The paper uses SGD and 100 epochs, and has no network with "
+    "reflections. On an H200, which trained p4_asc_resnet29 at the same time, the run took 7.7 minutes. The "
+    "validation error was lowest in epoch 41, 5.48 %, and 5.60 % in the last one; the validation loss was lowest in "
+    "epochs 34 and 36, 0.2299, and rose to 0.2332. A first recipe, of 30 epochs with batches of 256 and weight decay "
+    "0.01, had 7.56 % validation error and 7.41 % test error."
 )
 
 
