@@ -171,7 +171,7 @@ def whole(value: object, said: str) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"{said}; got {value!r}") from None
+        raise TypeError(f"{said}, got {value!r}") from None
 
 
 def cyclic(rotations: int) -> Group:

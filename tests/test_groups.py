@@ -119,7 +119,7 @@ def test_errors_say_what_would_work():
 
 @pytest.mark.parametrize("rotations", [4.0, "4", True, None])
 def test_rotations_are_a_whole_number(rotations):
-    with pytest.raises(TypeError, match="rotations of a group is a whole number, such as 4; got"):
+    with pytest.raises(TypeError, match="rotations of a group is a whole number, such as 4, got"):
         cyclic(rotations)
 
 

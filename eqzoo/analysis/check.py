@@ -19,7 +19,6 @@ from ..equivariance import (
     group_to_check,
     is_subgroup,
     looks_untrained,
-    note_of,
     randomize_norms,
     tensors_of,
     unwrapped,
@@ -154,9 +153,7 @@ def check_equivariance(
         (True, False)
     """
     asked = _group(group)
-    if size is not None:
-        size = whole(size, "size is one whole number, the side of square images in pixels")
-    if size is not None and size < 1:
+    if size is not None and (size := whole(size, "size is one whole number, the side of square images in pixels")) < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
@@ -165,8 +162,8 @@ def check_equivariance(
         what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
         raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
     if isinstance(source, nn.Module):
-        note = note_of(not looks_untrained(source), randomize)
-        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, note)
+        trained = not looks_untrained(source)
+        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained, randomize)
     text = os.fspath(source)
     if Path(text).suffix == ".onnx":
         if randomize is not None:
@@ -177,10 +174,9 @@ def check_equivariance(
         found = None if model else resolve(text, any_timm=True)
         if found and not known(found.architecture):
             network, trained = _timm(found, pretrained)
-            return _module(network, found.name, "timm", asked, size, tolerance, seed, note_of(trained, randomize))
+            return _module(network, found.name, "timm", asked, size, tolerance, seed, trained, randomize)
         loaded = load_network(text, model, pretrained or None)
-    note = note_of(loaded.trained, randomize)
-    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, note)
+    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained, randomize)
 
 
 def _timm(source: ModelSource, pretrained: bool) -> tuple[nn.Module, bool]:
@@ -209,7 +205,8 @@ def _module(
     size: int | None,
     tolerance: float | None,
     seed: int,
-    randomized: str = "",
+    trained: bool,
+    randomize: bool | None,
 ) -> EquivarianceCheck:
     own = group_of(network)
     notes = []
@@ -230,15 +227,20 @@ def _module(
     x = _images(network, size, seed)
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     try:
-        if randomized and own is not None and not _group_layers(network):
+        drawn = not trained if randomize is None else randomize
+        if drawn and own is not None and not _group_layers(network):
             # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
             notes.append(
                 "Its norms and biases were left as they are: it has a group, but no layer that says how the group acts "
                 "on them. Fresh ones, of a network that is untrained, can hide what training breaks."
             )
-        elif randomized:
+        elif drawn:
             randomize_norms(network, torch.Generator().manual_seed(seed), x)
-            notes.append(randomized)
+            notes.append(
+                "Its norms, biases and constant weights were randomized, as asked."
+                if randomize
+                else "It is untrained: its weights are random, its norms and biases randomized."
+            )
         _check_depends_on_image(network, x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
@@ -259,7 +261,7 @@ def _module(
     diagnosis: tuple[str, ...] = ()
     if broken:
         wrong = (f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
-        diagnosis = mixed or tuple(wrong)
+        diagnosis = (*mixed, *wrong)
     if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:

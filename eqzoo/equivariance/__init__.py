@@ -27,7 +27,7 @@ from .errors import (
     tensors_of,
     unwrapped,
 )
-from .untrained import is_constant, looks_untrained, note_of, randomize_norms
+from .untrained import is_constant, looks_untrained, randomize_norms
 
 __all__ = [
     "EquivarianceReport",
@@ -39,7 +39,6 @@ __all__ = [
     "is_constant",
     "is_subgroup",
     "looks_untrained",
-    "note_of",
     "randomize_norms",
     "tensors_of",
     "unwrapped",

@@ -66,8 +66,8 @@ def equivariance_error(
         group: The group, or its name; by default the network's own. If it is not a subgroup of the network's own group,
             only the output is measured. Measured are the elements that map the pixel grid onto itself.
         randomize: Whether to draw norms, biases and other parameters with one value everywhere at random first, as
-            `randomize_norms` does. Their initial values are the same for all elements, which hides
-            errors that appear with training.
+            `randomize_norms` does. Their initial values are the same for all elements, which hides errors that appear
+            with training.
         seed: The seed of the noise images and of the random norms.
 
     Returns:
@@ -226,11 +226,10 @@ def _of_planes(
         y = cast(Tensor, function(z.flatten(1, 2) if into else z))
         return y.unflatten(1, (-1, order)) if out else y
 
-    found = [errors]
+    found, outs = [errors], (False, True)[: 1 + may_be_fields(function(x))]
     for into in (False, True)[: 1 + (fields and may_be_fields(x))]:
-        for out in (False, True)[: 1 + may_be_fields(function(x))]:
-            given = x.unflatten(1, (-1, order)) if into else x
-            found.append(element_errors(partial(read, into=into, out=out), given, group, own))
+        given = x.unflatten(1, (-1, order)) if into else x
+        found += [element_errors(partial(read, into=into, out=out), given, group, own) for out in outs if into or out]
     return min(found, key=lambda errors: max(errors.values()))
 
 

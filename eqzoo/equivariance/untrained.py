@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["is_constant", "looks_untrained", "note_of", "randomize_norms"]
+__all__ = ["is_constant", "looks_untrained", "randomize_norms"]
 
 
 @torch.no_grad()
@@ -81,12 +81,3 @@ def looks_untrained(network: nn.Module) -> bool:
     trained = [p for p in network.parameters() if p.requires_grad]
     hides = (is_constant(p) if p.numel() > 1 else not p.any() for p in trained or network.parameters())
     return bool(weights or means) or any(hides)
-
-
-def note_of(trained: bool, randomize: bool | None) -> str:
-    """What is said of norms and biases that are randomized; empty if they are left as they are."""
-    if randomize:
-        return "Its norms, biases and constant weights were randomized, as asked."
-    if trained or randomize is False:
-        return ""
-    return "It is untrained: its weights are random, its norms and biases randomized."

@@ -1,10 +1,8 @@
 """The checks that the layers share: of their arguments, and of the field that they are given."""
 
-import operator
-
 from torch import Tensor, nn
 
-from ..groups import Group
+from ..groups import Group, whole
 
 __all__ = ["check_arguments", "check_field", "check_numbers", "named"]
 
@@ -37,12 +35,8 @@ def check_numbers(**numbers: object) -> None:
     """
     for name, value in numbers.items():
         counts = name.endswith(("channels", "features", "heads"))
-        try:
-            number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            said = "a whole number" if counts else "one whole number, the same for height and width"
-            raise TypeError(f"{name} is {said}, got {value!r}") from None
-        if counts and number < 1:
+        said = "a whole number" if counts else "one whole number, the same for height and width"
+        if whole(value, f"{name} is {said}") < 1 and counts:
             raise ValueError(f"{name} is at least 1, got {value}")
 
 
