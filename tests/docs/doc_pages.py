@@ -120,4 +120,5 @@ def _command(args):
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         command_line.main(args)
-    return out.getvalue()
+    lines = out.getvalue().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("eqzoo: compiling "))  # the first command alone

@@ -210,8 +210,8 @@ _GPU_P4M = (
 )
 
 _AS_P4M = (
-    "It is the recipe of p4m_resnet29.cifar10, which ran on a GPU, for its plain twin, so that the two compare; here on "
-    "one core of a CPU."
+    "It is the recipe of p4m_resnet29.cifar10, which ran on a GPU, for its plain twin, so that the two compare; here "
+    "on one core of a CPU."
 )
 
 
