@@ -5,10 +5,11 @@ from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
 from .datasets import DATASETS, load_splits, npz
 from .eurosat import EUROSAT_CLASSES
 from .folder import image_folder
+from .held_out import complete_splits
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import complete_splits, files_left_out, folders_in_classes, labeled_images, native_sides, read_images
+from .user_data import files_left_out, folders_in_classes, labeled_images, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",

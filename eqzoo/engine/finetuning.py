@@ -4,8 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,11 +31,12 @@ from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
-from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics, with_rules
+from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics
 from .digests import image_codes, split_digest
 from .epochs import is_finished
+from .finetuning_checks import check_call, check_values
 from .loop import train
-from .processor import check_device, limited_threads
+from .processor import limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report
@@ -45,9 +45,6 @@ from .speed import recorded_speed
 from .state import freeze as freeze_modules
 
 __all__ = ["FineTuned", "finetune", "image_statistics", "initial_network", "trunk"]
-
-# Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
-_OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,8 @@ def finetune(
     """
     if size is not None and size < 1:
         raise ValueError(f"size is the side of the images, at least one pixel; got {size}")
-    _check_call(output, data, recipe, device)
-    _check_values(recipe, balance, minutes, valid_fraction, test_fraction)
+    check_call(output, data, recipe, device)
+    check_values(recipe, balance, minutes, valid_fraction, test_fraction)
     source = resolve(name) if pretrained is False else _with_tag(resolve(name))
     blank = weightless(source)
     side = size or blank.input_size[1]
@@ -296,59 +293,6 @@ def _new_classifier(source: ModelSource, cfg: Mapping[str, Any], settings: Mappi
     names, trained = list(settings["label_names"]), list(cfg.get("label_names") or ())
     numbered = names == [str(label) for label in range(len(names))]
     return bool(settings["start"]) and (trained != names or (numbered and not source.config))
-
-
-def _check_call(output: str | os.PathLike[str], data: object, recipe: Mapping[str, Any], device: str | None) -> None:
-    known = {item.name for item in fields(Recipe)} - _OTHERS
-    for key in recipe.keys() - known:
-        near = get_close_matches(key, known, n=3) or sorted(known)
-        raise ValueError(f"fine-tuning has no setting {key!r}; near it are {', '.join(near)}")
-    check_device(device)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("fine-tuning runs in one process; training/train.py trains in several")
-    if not isinstance(data, Mapping | str | os.PathLike):
-        raise TypeError(
-            "the data is a folder, a .npz file, the name of a data set or a dictionary of splits such as "
-            f"{{'train': Split(images, labels)}}, got {type(data).__name__}"
-        )
-    folder = Path(output).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{output} is a file; name a new folder")
-    if not isinstance(data, Mapping):
-        images = Path(cast(str, data)).resolve()
-        if images.is_dir() and folder.is_relative_to(images):
-            raise ValueError(
-                f"{output} is inside the images {data}, where it would be read as a class; name another folder"
-            )
-
-
-def _check_values(
-    recipe: Mapping[str, Any], balance: bool, minutes: float | None, valid: float | None, test: float | None
-) -> None:
-    """Raises ValueError for values that are invalid for any images, before images are read."""
-    shares = [share for share in (valid, test) if share is not None]
-    if shares and (min(shares) < 0 or sum(shares) >= 1):
-        got = " and ".join(map(str, shares))
-        raise ValueError(f"the fractions valid and test are at least 0 and together less than 1, got {got}")
-    if valid == 0 and (patience := recipe.get("patience")) is not None:
-        raise ValueError(
-            f"patience is a number of epochs without a better one on validation images, and valid 0 holds none out: "
-            f"leave one of the two out, got patience {patience}"
-        )
-    if isinstance(lr := recipe.get("lr"), int | float) and not 0 < lr < float("inf"):
-        raise ValueError(f"lr is a finite number above 0, got {lr}")
-    if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
-        epochs = recipe.get("epochs")
-        raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
-    if minutes is not None and recipe.get("restarts"):
-        raise ValueError(f"restarts need a number of epochs instead of minutes, got {minutes}")
-    # accumulate depends on the number of images.
-    values = {key: v for key, v in recipe.items() if v is not None and key != "accumulate"}
-    later = {} if "epochs" in values else {"epochs": sys.maxsize, "warmup_epochs": 0}  # they depend on the images
-    values = with_rules(later | values)
-    if values.get("augment") == "missing":
-        values["augment"] = "none"
-    Recipe("", "", class_weights=(1.0,) if balance else (), **values)
 
 
 def _images(
