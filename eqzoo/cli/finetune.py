@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> Answer:
             against=args.against,
             valid_fraction=args.valid,
             test_fraction=args.test,
+            split_by=args.split_by,
             data_dir=args.data_dir,
             download=args.download,
             device=args.device,

@@ -214,6 +214,12 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         metavar="F",
         help="the fraction held out for the test (default: 0.15 if the images have no part for it)",
     )
+    sub.add_argument(
+        "--split-by",
+        metavar="SOURCE",
+        help="hold out whole patients, slides or scenes: 'folder' for the folders inside of the class folders, a "
+        "regular expression for a part of the files' names, or the name of an array of a .npz file",
+    )
     sub.add_argument("--seed", type=int, help="default: 0")
     sub.add_argument(
         "--set",

@@ -5,7 +5,7 @@ from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
 from .datasets import DATASETS, load_splits, npz
 from .eurosat import EUROSAT_CLASSES
 from .folder import image_folder
-from .held_out import complete_splits
+from .held_out import complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
@@ -29,6 +29,7 @@ __all__ = [
     "folders_in_classes",
     "hold_out",
     "image_folder",
+    "image_sources",
     "labeled_images",
     "load_image",
     "load_splits",
@@ -43,5 +44,6 @@ __all__ = [
     "resized",
     "rotmnist",
     "rotmnist_from_amat",
+    "source_counts",
     "stratified",
 ]

@@ -1,43 +1,44 @@
 """Validation and test images that are drawn from the training images of a user."""
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 
-from .splits import AnySplit, numbered, stratified
+from .folder import split_folder
+from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
-__all__ = ["complete_splits"]
+__all__ = ["complete_splits", "image_sources", "source_counts"]
 
 _FRACTION = 0.15
-_NOUNS = {"valid": "validation", "test": "test"}
-
-
-def _check_classes(train: AnySplit, drawn: list[str]) -> None:
-    """Raises ValueError unless each class has an image for the training and for each split that is drawn from it."""
-    counts = torch.bincount(train.labels).tolist()
-    if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
-        name, count = dict(enumerate(train.classes)).get(few[0], few[0]), counts[few[0]]
-        *others, last = "training", *(_NOUNS[part] for part in drawn)
-        options = " or ".join(f"--{part} 0" for part in drawn)
-        raise ValueError(
-            f"class {name!r} has {count} image{'s' * (count > 1)}, and one each is needed for "
-            f"{', '.join(others)} and {last}: add images, hold none out ({options}; "
-            f"{', '.join(f'{part}_fraction' for part in drawn)}), or give the folders train, val and test yourself"
-        )
+_NOUNS = {"train": "training", "valid": "validation", "test": "test"}
+_SWAPS = 10**5  # pairs of sources that are tried in a step, at most
+_STEPS = 1000  # of the search for a division by source
 
 
 def complete_splits(
-    splits: Mapping[str, AnySplit], valid: float | None = None, test: float | None = None
+    splits: Mapping[str, AnySplit],
+    valid: float | None = None,
+    test: float | None = None,
+    sources: Sequence[str] | None = None,
 ) -> dict[str, AnySplit]:
-    """Draws missing validation and test splits from the training split, stratified, the same at every call.
+    """Draws missing validation and test splits from the training split, the same at every call.
+
+    Each part has its fraction of each class; with ``sources`` as nearly as whole sources allow.
 
     Args:
         splits: ``train`` and possibly ``valid`` and ``test``.
         valid: The fraction of the training images for ``valid``, 0 for none; None for 0.15 if it is missing.
         test: The same for ``test``.
+        sources: What each training image comes from, such as a patient, a slide or a scene, as `image_sources` finds
+            it: the images of a source are in one split only. None if each image stands alone.
 
     Raises:
-        ValueError: If a fraction is out of range or is given for a split that there is, or a class has too few images.
+        ValueError: If a fraction is out of range or is given for a split that there is, a class has too few images or
+            sources, or there are not as many sources as training images, or nothing is drawn.
     """
     given = {"valid": valid, "test": test}
     for part, share in given.items():
@@ -54,7 +55,9 @@ def complete_splits(
         )
     # Those of a part that is drawn are known by their numbers in the whole.
     parts = {part: numbered(split) for part, split in splits.items()}
-    drawn = [part for part, share in (("valid", valid), ("test", test)) if share]
+    drawn = [part for part, share in (("test", test), ("valid", valid)) if share]
+    if sources is not None:
+        return parts | _by_source(parts["train"], sources, {"valid": valid, "test": test}, drawn)
     _check_classes(parts["train"], drawn)
     left = 1.0
     if test:
@@ -63,3 +66,186 @@ def complete_splits(
     if valid:
         parts["train"], parts["valid"] = stratified(parts["train"], valid / left)
     return parts
+
+
+def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, train: AnySplit) -> list[str]:
+    """What each training image comes from: a patient, a slide, a scene.
+
+    Args:
+        split_by: ``"folder"``: the folder inside of the class folder, by its name, also where several classes have it.
+            Another string: of image files a regular expression, searched in the path below the class folder; the
+            source is its first group, or all that it finds. Of a .npz file the name of an array with a value for each
+            training image. Or the values themselves.
+        data: The data that the images were read from, as `read_images` takes it.
+        train: The training images.
+
+    Raises:
+        ValueError: If it finds no source of an image, or the same of all.
+    """
+    if not isinstance(split_by, str):
+        found = [str(value) for value in np.asarray(split_by).tolist()]
+        if len(found) != len(train):
+            raise ValueError(f"split_by has a value for each of the {len(train):,} training images, got {len(found):,}")
+    elif not isinstance(data, str | os.PathLike):
+        raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
+    elif Path(data).suffix == ".npz" and Path(data).is_file():
+        found = _of_array(split_by, Path(data), len(train))
+    elif Path(data).is_dir():
+        found = _of_files(split_by, Path(data), train.files)
+    else:
+        raise ValueError(f"split_by goes with a folder or a .npz file, and {data} is neither; got {split_by!r}")
+    if len(set(found)) < 2:
+        raise ValueError(
+            f"split by {split_by}, all {len(found):,} training images come from {found[0]!r}: nothing can be "
+            "held out; give a pattern whose first group differs"
+        )
+    return found
+
+
+def source_counts(splits: Mapping[str, AnySplit], train: AnySplit, sources: Sequence[str]) -> dict[str, int]:
+    """The number of sources in each split that was drawn by `complete_splits`.
+
+    Args:
+        splits: The splits.
+        train: The training images before.
+        sources: What each of these comes from.
+    """
+    known = dict(zip(numbered(train).files, sources, strict=True))
+    found = {part: {known[file] for file in split.files if file in known} for part, split in splits.items()}
+    return {part: len(names) for part, names in found.items() if names}
+
+
+def _of_array(name: str, path: Path, count: int) -> list[str]:
+    with np.load(path, allow_pickle=False) as arrays:
+        if name not in arrays:
+            others = ", ".join(sorted(arrays)) or "none"
+            raise ValueError(
+                f"{path} has no array {name!r} to split by, with a value for each training image; it has {others}"
+            )
+        values = arrays[name]
+    if values.shape != (count,):
+        raise ValueError(
+            f"{path}: the array {name} to split by has a value for each of the {count:,} training images, got "
+            f"{values.shape}"
+        )
+    return [str(value) for value in values.tolist()]
+
+
+def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
+    outer = 2 if split_folder(path, "train") else 1  # train/<class>/... or <class>/...
+    below = [file.split("/", outer)[outer] for file in files]
+    if split_by == "folder":
+        found = [name.partition("/")[0] if "/" in name else None for name in below]
+        wanted = "a folder for each source inside of the class folders"
+    else:
+        try:
+            pattern = re.compile(split_by)
+        except re.error as error:
+            raise ValueError(f"split_by is 'folder' or a regular expression, got {split_by!r}: {error}") from error
+        matches = [pattern.search(name) for name in below]
+        found = [match and match[min(1, pattern.groups)] for match in matches]
+        wanted = f"what {split_by!r} finds in the path below the class folder"
+    if missing := [name for name, source in zip(files, found, strict=True) if not source]:
+        raise ValueError(
+            f"{len(missing):,} of {len(files):,} training images have no source to split by, {wanted}: {missing[0]}"
+        )
+    return [str(source) for source in found]
+
+
+def _check_classes(train: AnySplit, drawn: list[str]) -> None:
+    """Raises ValueError unless each class has an image for the training and for each split that is drawn from it."""
+    counts = torch.bincount(train.labels).tolist()
+    if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
+        count = counts[few[0]]
+        raise ValueError(_too_few(train, few[0], f"has {count} image{'s' * (count > 1)}", "add images", drawn))
+
+
+def _too_few(train: AnySplit, label: int, has: str, add: str, drawn: Sequence[str]) -> str:
+    drawn = sorted(drawn, reverse=True)
+    *others, last = (_NOUNS[part] for part in ("train", *drawn))
+    options = " or ".join(f"--{part} 0" for part in drawn)
+    return (
+        f"class {dict(enumerate(train.classes)).get(label, label)!r} {has}, and one each is needed for "
+        f"{', '.join(others)} and {last}: {add}, hold none out ({options}; "
+        f"{', '.join(f'{part}_fraction' for part in drawn)}), or give the folders train, val and test yourself"
+    )
+
+
+def _by_source(
+    train: AnySplit, sources: Sequence[str], shares: Mapping[str, float], drawn: list[str]
+) -> dict[str, AnySplit]:
+    """The training split divided into the drawn parts and the rest, each source whole in one of them."""
+    if len(sources) != len(train):
+        raise ValueError(f"there are {len(train):,} training images and {len(sources):,} sources; each image has one")
+    if not drawn:
+        raise ValueError(
+            "split_by divides training images into parts, and none is drawn from them here: the data has validation "
+            "and test images of its own, or their fractions are 0; leave split_by out"
+        )
+    names, source = np.unique(np.asarray(sources, dtype=str), return_inverse=True)
+    classes = train.labels.cpu().numpy()
+    counts = np.zeros((len(names), classes.max() + 1), dtype=np.int64)  # images of each source and class
+    np.add.at(counts, (source, classes), 1)
+    fewest, label = min((number, label) for label, number in enumerate((counts > 0).sum(0).tolist()) if number)
+    if fewest <= len(drawn):
+        has = f"has images from {fewest} source{'s' * (fewest > 1)}"
+        raise ValueError(_too_few(train, label, has, "add sources", drawn))
+    free, parts, rest = np.ones(len(names), dtype=bool), dict[str, AnySplit](), counts.sum(0)
+    for number, part in enumerate(drawn):
+        held = _held_out(counts[free], shares[part] * rest, len(drawn) - number)
+        if held is None:
+            raise ValueError(
+                f"no division of the {len(names):,} sources was found in which each class has {_NOUNS[part]} images "
+                "and others: add sources, or give the folders train, val and test yourself"
+            )
+        chosen = np.flatnonzero(free)[held]
+        parts[part] = part_of(train, torch.from_numpy(np.flatnonzero(np.isin(source, chosen))))
+        free[chosen] = False
+    return parts | {"train": part_of(train, torch.from_numpy(np.flatnonzero(free[source])))}
+
+
+def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int) -> np.ndarray | None:
+    """Which sources are held out, ``(sources,)`` bool, so that classes have about the wanted numbers of images.
+
+    Sources are taken in random order while that brings the numbers nearer, and then moved and exchanged one at a time
+    while that does. Minimized is the sum over classes of the squared difference, relative to the class; divisions in
+    which a class has no image among those held out, or too few sources for the other parts, cost more than all others.
+
+    Args:
+        counts: ``(sources, classes)``, the images of each.
+        wanted: ``(classes,)``.
+        others: The number of other parts, each of which needs a source of each class.
+
+    Returns:
+        The sources, or None if a class lacks images in a part.
+    """
+    images, there = counts[:, (used := counts.any(0))].astype(np.float64), (counts[:, used] > 0).astype(np.int64)
+    wanted, total, present = wanted[used], images.sum(0), there.sum(0)
+
+    def cost(number: np.ndarray, covered: np.ndarray) -> np.ndarray:
+        lacking = (covered == 0).sum(-1) + np.maximum(covered + others - present, 0).sum(-1)
+        return (((number - wanted) / total) ** 2).sum(-1) + len(total) * lacking
+
+    held = np.zeros(len(images), dtype=bool)
+    for index in np.random.RandomState(DRAW_SEED).permutation(len(images)):
+        now, then = held, held.copy()
+        then[index] = True
+        if cost(images[then].sum(0), there[then].sum(0)) < cost(images[now].sum(0), there[now].sum(0)):
+            held = then
+    for _ in range(_STEPS):
+        number, covered = images[held].sum(0), there[held].sum(0)
+        best, sign = cost(number, covered), np.where(held, -1, 1)[:, None]
+        moved = cost(number + sign * images, covered + sign * there)
+        changes = [(moved.min(), [int(moved.argmin())])]
+        inside, outside = np.flatnonzero(held), np.flatnonzero(~held)
+        if 0 < len(inside) * len(outside) <= _SWAPS:
+            swapped = cost(
+                number + images[outside] - images[inside, None], covered + there[outside] - there[inside, None]
+            )
+            first, second = np.unravel_index(swapped.argmin(), swapped.shape)
+            changes.append((swapped.min(), [int(inside[first]), int(outside[second])]))
+        least, change = min(changes)
+        if least >= best - 1e-6:
+            break
+        held[change] = ~held[change]
+    return held if cost(images[held].sum(0), there[held].sum(0)) < len(total) else None

@@ -199,7 +199,7 @@ def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[st
             f"class {name!r} has too few images: all {int((train.labels == gone[0]).sum())} would be held out for "
             "validation; add images, set valid_size=0, or provide the validation images yourself"
         )
-    return {"train": _part(train, order[size:]), "valid": _part(train, order[:size])} | {
+    return {"train": part_of(train, order[size:]), "valid": part_of(train, order[:size])} | {
         name: split for name, split in splits.items() if name != "train"
     }
 
@@ -216,7 +216,7 @@ def per_class(split: AnySplit, count: int) -> AnySplit:
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
     labels = split.labels[order]
     chosen = [order[labels == label][:count] for label in labels.unique()]
-    return _part(split, torch.cat(chosen).sort().values)
+    return part_of(split, torch.cat(chosen).sort().values)
 
 
 def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
@@ -243,7 +243,7 @@ def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
             )
         first.append(of_class[count:])
         second.append(of_class[:count])
-    return _part(split, torch.cat(first).sort().values), _part(split, torch.cat(second).sort().values)
+    return part_of(split, torch.cat(first).sort().values), part_of(split, torch.cat(second).sort().values)
 
 
 def num_classes(splits: Mapping[str, AnySplit]) -> int:
@@ -310,7 +310,8 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
             )
 
 
-def _part(split: AnySplit, index: Tensor) -> AnySplit:
+def part_of(split: AnySplit, index: Tensor) -> AnySplit:
+    """The images of a split with these numbers, in this order."""
     part = split[index]
     assert isinstance(part, Split | Streamed)
     return part

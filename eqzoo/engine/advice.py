@@ -101,6 +101,7 @@ def advice_before(
     inner: Sequence[str] = (),
     trained: np.ndarray | None = None,
     sized: bool = False,
+    by_source: bool = False,
 ) -> list[str]:
     """What the images call for, a line each.
 
@@ -115,9 +116,10 @@ def advice_before(
         trained: ``(n,)`` uint64, the `image_codes` of the images that the initial weights were trained on, as far as
             they are known.
         sized: Whether the user chose the side.
+        by_source: Whether splits were drawn by whole sources, such as patients.
     """
     return [
-        *_nested(inner, splits["train"], bool(drawn)),
+        *_nested(inner, splits["train"], bool(drawn) and not by_source),
         *_few(splits["train"], drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
@@ -219,8 +221,8 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
         return ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
 
     apart = (
-        "; images of one inner folder can be in several splits, so if one is a patient or a slide, give the folders "
-        "train, val and test yourself"
+        "; images of one inner folder can be in several splits, so if one is a patient or a slide, keep it in one: "
+        "--split-by folder (split_by='folder')"
     )
     yield (
         f"class folders hold folders of images ({some(inner)}): the classes are the outer folders "

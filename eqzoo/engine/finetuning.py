@@ -20,9 +20,11 @@ from ..data import (
     complete_splits,
     files_left_out,
     folders_in_classes,
+    image_sources,
     native_sides,
     num_classes,
     read_images,
+    source_counts,
 )
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
@@ -76,6 +78,7 @@ def finetune(
     against: str | None = None,
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
+    split_by: str | Sequence[object] | None = None,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -106,6 +109,11 @@ def finetune(
         valid_fraction: The fraction of the images to choose the epoch by, 0 for none; None for 0.15 if the data has no
             validation split.
         test_fraction: The same for the test split.
+        split_by: What the training images come from, such as patients, slides or scenes, to draw the validation and
+            test splits by whole sources, so that the images of one are in one split only: ``"folder"`` for the folders
+            inside of the class folders, a regular expression for a part of the files' names, the name of an array of a
+            .npz file, or a value for each training image, see `eqzoo.data.image_sources`. None if each image stands
+            alone.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
@@ -139,7 +147,9 @@ def finetune(
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
     images = _images(data, side, channels, data_dir, download)
-    splits = complete_splits(images, valid_fraction, test_fraction)
+    sources = None if split_by is None else image_sources(split_by, data, images["train"])
+    splits = complete_splits(images, valid_fraction, test_fraction, sources)
+    divided = [] if sources is None else [_divided(split_by, source_counts(splits, images["train"], sources))]
     if against is not None:
         check_baseline(against, splits["train"].shape)
     label = _label(data)
@@ -176,7 +186,8 @@ def finetune(
         plan = planned(**measured)
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
-        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, sized=size is not None)
+        parted = {"sized": size is not None, "by_source": sources is not None}
+        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **parted)
         advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
@@ -187,7 +198,7 @@ def finetune(
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
             )
-        _say(*summary(plan, splits, settings, speed), *later, *advice)
+        _say(*summary(plan, splits, settings, speed), *divided, *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
@@ -201,6 +212,7 @@ def finetune(
             "against": against,
             "valid": valid_fraction,
             "test": test_fraction,
+            "split-by": split_by if isinstance(split_by, str) else None,
         }
         # What was measured here may be measured otherwise on another machine.
         usual = {"precision": "float32", "channels_last": False}
@@ -216,11 +228,19 @@ def finetune(
             speed=speed,
             made_by=line,
             advice=advice,
+            notes=[f"{line[0].upper()}{line[1:]}." for line in divided],
             against=against,
             formats={key: given[key] for key in AUTOMATIC if key in given},
             device=device,
         )
     return FineTuned(model, report, directory.path)
+
+
+def _divided(split_by: object, counts: Mapping[str, int]) -> str:
+    uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
+    parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
+    by = f" ({split_by})" if isinstance(split_by, str) else ""
+    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 
 
 def _with_tag(source: ModelSource) -> ModelSource:

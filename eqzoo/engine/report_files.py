@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def write_report(
     speed: Speed,
     made_by: str,
     advice: list[str],
+    notes: Sequence[str] = (),
     against: str | None = None,
     formats: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -65,6 +66,7 @@ def write_report(
         speed: What was measured before the run.
         made_by: The command of the run.
         advice: What was said before the run.
+        notes: Sentences on the images, for the report.
         against: A network to train in the same time and to compare with; None for none.
         formats: ``precision`` and ``channels_last`` of that one; what is left out is measured.
         device: Where that one is trained; None for a GPU where there is one.
@@ -77,7 +79,7 @@ def write_report(
     best = best_row(rows)
     sizes = {name: len(part) for name, part in splits.items()}
     uses = {"train": "train", "valid": "choose the epoch", "test": "test"}
-    notes = []
+    notes = list(notes)
     if split != "test":
         notes.append(
             f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."

@@ -352,7 +352,7 @@ def test_advice_on_images():
         "class folders hold folders of images ('p1', 'p2', 'p3', ...): the classes are the outer folders ('a', 'b')"
     )
     (nested,) = advice_before(fine, model, None, 28, balance=False, drawn=["valid"], inner=["p1"])
-    assert nested.endswith("if one is a patient or a slide, give the folders train, val and test yourself")
+    assert nested.endswith("if one is a patient or a slide, keep it in one: --split-by folder (split_by='folder')")
     rare = {"train": split_of(20, 200)}
     (imbalance,) = advice_before(rare, model, None, 28, balance=False)
     assert "'b' has 10 times the images of 'a'" in imbalance

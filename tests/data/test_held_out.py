@@ -1,0 +1,167 @@
+"""Validation and test images that are drawn by whole sources: patients, slides, scenes."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import eqzoo
+from eqzoo.cli import main as command_line
+from eqzoo.data import Split, Streamed, complete_splits, image_sources, source_counts
+from eqzoo.data.held_out import _held_out
+
+
+def split_of(labels, classes=("a", "b", "c")):
+    labels = torch.as_tensor(labels)
+    return Split(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, classes)
+
+
+def sources_in(splits, sources):
+    return {part: {sources[int(file)] for file in split.files} for part, split in splits.items()}
+
+
+@pytest.mark.parametrize(("count", "number"), [(900, 30), (400, 9), (5000, 700)])
+def test_each_source_is_whole_in_one_split_and_classes_keep_their_shares(count, number):
+    random = np.random.default_rng(number)
+    sources = [f"slide {i}" for i in random.integers(0, number, count)]
+    train = split_of(random.choice(3, count, p=[0.1, 0.3, 0.6]))
+    splits = complete_splits({"train": train}, 0.15, 0.2, sources)
+    found = sources_in(splits, sources)
+    assert not any(found[a] & found[b] for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")))
+    assert sorted(int(file) for split in splits.values() for file in split.files) == list(range(count))
+    assert source_counts(splits, train, sources) == {part: len(names) for part, names in found.items()}
+    shares = {part: split.labels.bincount(minlength=3) / train.labels.bincount() for part, split in splits.items()}
+    for part, wanted in (("train", 0.65), ("valid", 0.15), ("test", 0.2)):
+        assert torch.allclose(shares[part], torch.tensor(wanted), atol=0.12 if number < 30 else 0.06), part
+    for part, split in splits.items():  # each image has its label
+        assert torch.equal(split.labels, train.labels[[int(file) for file in split.files]]), part
+    again = complete_splits({"train": train}, 0.15, 0.2, sources)
+    assert all(splits[part].files == again[part].files for part in splits)
+    mixed = sources_in(complete_splits({"train": train}, 0.15, 0.2), sources)
+    assert mixed["train"] & mixed["test"]  # control: without sources images of one are in several
+
+
+def test_a_rare_class_has_a_source_in_each_split():
+    """Three of 40 sources have the class; it is in all parts, at any numbering of the sources."""
+    for first in range(0, 40, 7):
+        sources, labels = [], []
+        for source in range(40):
+            rare = (source - first) % 40 in (0, 13, 25)
+            sources += [f"{source:02}"] * 10
+            labels += [0] * 9 + [int(rare)]
+        splits = complete_splits({"train": split_of(labels, ("often", "rare"))}, 0.15, 0.15, sources)
+        assert [int(split.labels.sum()) for split in splits.values()] == [1, 1, 1]
+
+
+def test_what_cannot_be_divided_is_said():
+    train = split_of([0, 0, 1, 1, 1])
+    for sources, said in (
+        ("ppppq", "class 'a' has images from 1 source, and one each is needed for training, validation and test: add"),
+        ("pqqqq", "class 'b' has images from 1 source"),
+        ("pqpqp", "class 'a' has images from 2 sources"),
+        ("pq", "5 training images and 2 sources"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            complete_splits({"train": train}, sources=list(sources))
+    splits = complete_splits({"train": train}, 0.4, 0, list("pqpqq"))
+    assert splits.keys() == {"train", "valid"}
+    for shares in ({"valid": 0, "test": 0}, {}):
+        whole = {"train": train} if shares else {"train": train, "valid": train, "test": train}
+        with pytest.raises(ValueError, match="split_by divides training images into parts, and none is drawn"):
+            complete_splits(whole, **shares, sources=list("pqpqp"))
+    # Each class has two sources, and every choice of some leaves one class without: a, b, c share p, q, r in a ring.
+    ring = np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]])
+    assert _held_out(ring, ring.sum(0) * 0.3, 1) is None
+    ring = split_of([0, 1, 1, 2, 2, 0])
+    with pytest.raises(ValueError, match="no division of the 3 sources was found in which each class has validation"):
+        complete_splits({"train": ring}, 0.3, 0, list("ppqqrr"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Patients' folders inside of two classes; the names of files hold a slide."""
+    random = np.random.default_rng(0)
+    for kind, bright in (("benign", 60), ("tumor", 200)):
+        for patient in range(8):
+            place = tmp_path / "images" / kind / f"patient{patient}"
+            place.mkdir(parents=True)
+            for i in range(3):
+                pixels = random.integers(bright - 20, bright + 20, (28, 28)).astype(np.uint8)
+                Image.fromarray(pixels).save(place / f"slide{patient // 2}_{i}.png")
+    return tmp_path / "images"
+
+
+def test_sources_of_files(folder):
+    train = eqzoo.data.read_images(folder, 28)["train"]
+    patients = image_sources("folder", folder, train)
+    assert patients == [file.split("/")[1] for file in train.files]
+    assert len(set(patients)) == 8  # those of both classes are one
+    assert set(image_sources(r"slide\d+", folder, train)) == {f"slide{i}" for i in range(4)}
+    assert set(image_sources(r"slide(\d+)", folder, train)) == set("0123")
+    assert set(image_sources(r"patient\d/slide", folder, train)) == {f"patient{i}/slide" for i in range(8)}
+    for pattern, said in (
+        ("benign", r"48 of 48 training images have no source to split by, what 'benign' finds in the path below the"),
+        ("slide3", r"36 of 48 training images have no source .*: benign/patient0/slide0_0.png"),
+        ("slide", "all 48 training images come from 'slide'"),
+        ("(slide", "split_by is 'folder' or a regular expression, got '\\(slide'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            image_sources(pattern, folder, train)
+    (folder / "tumor" / "alone.png").write_bytes((folder / "tumor" / "patient0" / "slide0_0.png").read_bytes())
+    train = eqzoo.data.read_images(folder, 28)["train"]
+    with pytest.raises(
+        ValueError, match=r"1 of 49 .* a folder for each source inside of the class folders: tumor/alon"
+    ):
+        image_sources("folder", folder, train)
+    (folder / "tumor" / "alone.png").unlink()
+    inner = folder.parent / "divided"
+    inner.mkdir()
+    folder.rename(inner / "train")
+    assert image_sources("folder", inner, eqzoo.data.read_images(inner, 28)["train"]) == patients
+
+
+def test_sources_of_arrays(tmp_path):
+    images, labels = np.zeros((12, 28, 28), np.uint8), np.arange(12) % 2
+    slides = np.repeat(np.arange(4), 3)
+    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, slide=slides, of_two=slides[:2])
+    train = eqzoo.data.read_images(tmp_path / "a.npz", 28)["train"]
+    assert image_sources("slide", tmp_path / "a.npz", train) == [str(slide) for slide in slides]
+    assert image_sources(slides, {"train": train}, train) == [str(slide) for slide in slides]
+    assert image_sources(list("aabbccddeeff"), {"train": train}, train) == list("aabbccddeeff")
+    streamed = Streamed(lambda i: train.images[i], torch.arange(12), train.labels, train.shape)
+    parts = complete_splits({"train": streamed}, 0.25, 0, image_sources(slides, {}, streamed))
+    assert len({str(slides[int(file)]) for file in parts["valid"].files}) == 1
+    for by, data, said in (
+        ("scene", tmp_path / "a.npz", "has no array 'scene' to split by.* it has of_two, slide, x_train, y_train"),
+        ("of_two", tmp_path / "a.npz", r"of_two to split by has a value for each of the 12 training images, got \(2,"),
+        ("slide", {"train": train}, "for splits in memory split_by is a value for each training image, got 'slide'"),
+        ("folder", "cifar10", "split_by goes with a folder or a .npz file, and cifar10 is neither"),
+        ([1, 2], {"train": train}, "a value for each of the 12 training images, got 2"),
+        ([1] * 12, {"train": train}, "all 12 training images come from '1'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            image_sources(by, data, train)
+
+
+def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    args = ["finetune", "p4_cnn", folder, "--output", tmp_path / "out", "--epochs", "1", "--split-by", "folder"]
+    assert command_line.main([str(arg) for arg in args]) == 0
+    said = capsys.readouterr().err
+    line = "he images come from 8 sources (folder), each whole in one split: "
+    assert "eqzoo: t" + line in said
+    assert "patient or a slide" not in said  # the advice to do so
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert any(note.startswith("T" + line) and note.endswith(".") for note in report["notes"])
+    assert "T" + line in (tmp_path / "out" / "report.md").read_text()
+    config = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert "--split-by folder" in config["command"]
+    rows = [row.split(",")[:2] for row in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
+    patients = {part: {file.split("/")[1] for name, file in rows if name == part} for part, _ in rows}
+    assert len(patients) == 2
+    assert not set.intersection(*patients.values())
+    assert eqzoo.finetune("p4_cnn", folder, tmp_path / "out", epochs=1, split_by="folder").report["images"]
+    with pytest.raises(ValueError, match="other"):  # the same run on other images
+        eqzoo.finetune("p4_cnn", folder, tmp_path / "out", epochs=1)
