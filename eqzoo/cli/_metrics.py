@@ -17,6 +17,8 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
         [f"mean recall of {which}", f"{found['balanced_accuracy']:.2f} %"],
         [f"mean F1 of {which}", f"{found['macro_f1']:.2f} %"],
     ]
+    if found.get("macro_auc") is not None:  # reports of before have none
+        rows.append([f"mean AUC of {which}", f"{found['macro_auc']:.2f} %"])
     if "rotation_curve" not in found:
         return rows
     curve, kept = found["rotation_curve"]["accuracy"], found["same_class_at_all_quarter_rotations"]
@@ -30,10 +32,10 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """A heading and, for each class that has images or is predicted, its scores."""
-    rows = [["class", "precision", "recall", "F1", "images"]]
+    rows = [["class", "precision", "recall", "F1", "AUC", "images"]]
     for row in classes:
         if row["images"] or row["precision"] is not None:
-            scores = ["" if row[key] is None else f"{row[key]:.2f} %" for key in ("precision", "recall", "f1")]
+            scores = ["" if row[key] is None else f"{row[key]:.2f} %" for key in ("precision", "recall", "f1", "auc")]
             rows.append([row["name"], *scores, f"{row['images']:,}"])
     return rows
 

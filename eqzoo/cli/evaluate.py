@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Answer:
     rows = [["network", data["network"]], ["images", f"{data['images']:,}{part} of {data['data']}"]]
     parts = [
         table([*rows, *metric_rows(data)], flexible={1}),
-        table(class_rows(data["classes"]), right=range(1, 5)),
+        table(class_rows(data["classes"]), right=range(1, 6)),
     ]
     if confusion := confusion_rows(data):
         parts.append(table(confusion, right=range(1, len(confusion[0]))))

@@ -56,7 +56,8 @@ def evaluate(
 
     Returns:
         In percent ``accuracy``, ``balanced_accuracy`` (the mean recall of the classes that have images) and
-        ``macro_f1`` (their mean F1); ``classes``, a list of the ``name``, ``precision``, ``recall``, ``f1`` and number
+        ``macro_f1`` (their mean F1); ``macro_auc`` (the mean area under the ROC curve of the classes, each against
+        the others); ``classes``, a list of the ``name``, ``precision``, ``recall``, ``f1``, ``auc`` and number
         of ``images`` of each; ``confusion``, the numbers of images by true and predicted class;
         ``same_class_at_all_quarter_rotations`` and ``accuracy_of_rotated_copies`` (0°, 90°, 180°, 270°), in percent of
         ``rotated_images``; ``rotation_curve``, the ``accuracy`` at ``angles`` in degrees; and ``network``, ``data``,

@@ -122,7 +122,7 @@ def classifier_metrics(
     with evaluation_bar(model, len(split), channels_last, title) as bar:
         began = time.perf_counter()
         logits = split_logits(model, split, workers)
-        found = scores(split.labels, logits.argmax(1), names)
+        found = scores(split.labels, logits.argmax(1), names, logits)
         if rotated == 0:
             return found, logits
         each = (time.perf_counter() - began) / len(split)
@@ -216,18 +216,22 @@ def progress_bar(title: str, total: int, start: int = 0, shown: bool = True) -> 
     )
 
 
-def scores(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, precision, recall, F1 and confusion matrix of a classifier, in percent.
+def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tensor | None = None) -> dict[str, Any]:
+    """Accuracy, precision, recall, F1, area under the ROC curve and confusion matrix of a classifier, in percent.
 
     Args:
         labels: The true classes, ``(n,)``.
         predicted: The predicted classes, ``(n,)``.
         names: The names of the classes.
+        logits: ``(n, classes)``, for the area under the curve; None leaves it out.
 
     Returns:
         ``accuracy``; ``balanced_accuracy``, the mean recall of the classes that have images; ``macro_f1``, the mean F1
         of the same; ``classes``, for each its precision, recall, F1 and number of images, None where it is undefined;
-        and ``confusion``, counts by true and predicted class.
+        and ``confusion``, counts by true and predicted class. With ``logits`` also the ``auc`` of each class, the
+        probability that an image of it is given a higher probability of the class than an image of another class,
+        where equal ones count half (the area under the receiver operating characteristic), None if all images are of
+        the class or none; and ``macro_auc``, their mean, None without any.
 
     Example:
         >>> scores(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), "ab")["confusion"]
@@ -243,13 +247,36 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> dict[str,
         f1 = _percent(2 * correct[i], predicted_as[i] + actual[i])
         classes.append({"name": name, "precision": precision, "recall": recall, "f1": f1, "images": int(actual[i])})
     present = [row for row in classes if row["images"]]
-    return {
+    found = {
         "accuracy": _percent(correct.sum(), matrix.sum()),
         "balanced_accuracy": round(sum(row["recall"] for row in present) / len(present), DIGITS),
         "macro_f1": round(sum(row["f1"] for row in present) / len(present), DIGITS),
         "classes": classes,
         "confusion": matrix.tolist(),
     }
+    if logits is None:
+        return found
+    for label, row in enumerate(classes):
+        row["auc"] = _auc(_odds(logits, label), labels.cpu() == label)
+    areas = [row["auc"] for row in classes if row["auc"] is not None]
+    return found | {"macro_auc": round(sum(areas) / len(areas), DIGITS) if areas else None}
+
+
+def _odds(logits: Tensor, label: int) -> Tensor:
+    """The logarithm of the odds of a class, which orders images as its probability does, without rounding to 1."""
+    logits = logits.double().cpu()
+    others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
+    return logits[:, label] - others.logsumexp(1)
+
+
+def _auc(score: Tensor, positive: Tensor) -> float | None:
+    """The area under the receiver operating characteristic, in percent, by ranks (Mann and Whitney)."""
+    count, others = int(positive.sum()), int((~positive).sum())
+    if not count or not others:
+        return None
+    _, place, equal = score.unique(return_inverse=True, return_counts=True)
+    ranks = equal.cumsum(0) - (equal.double() - 1) / 2  # of equal scores the mean of theirs, from 1
+    return _percent(ranks[place][positive].sum() - count * (count + 1) / 2, torch.tensor(count * others))
 
 
 def _percent(part: Tensor, whole: Tensor) -> float | None:

@@ -54,17 +54,18 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
         f"| accuracy | {report['accuracy']:.2f} % |",
         f"| mean recall of the classes | {report['balanced_accuracy']:.2f} % |",
         f"| mean F1 of the classes | {report['macro_f1']:.2f} % |",
+        f"| mean area under the ROC curve, each class against the others | {_shown(report['macro_auc'], 2)} |",
         f"| images with the same prediction at all 90° rotations "
         f"| {report['same_class_at_all_quarter_rotations']:.2f} % |",
         f"| equivariance error, own group {report['group']} | {report['equivariance_error']:.1e} |",
         "",
         "## Classes",
         "",
-        "| class | precision | recall | F1 | images |",
-        "|---|---|---|---|---|",
+        "| class | precision | recall | F1 | AUC | images |",
+        "|---|---|---|---|---|---|",
     ]
     for row in report["classes"]:
-        cells = [_shown(row[key]) for key in ("precision", "recall", "f1")]
+        cells = [_shown(row[key]) for key in ("precision", "recall", "f1", "auc")]
         lines.append(f"| {_cell(row['name'])} | {' | '.join(cells)} | {row['images']} |")
     lines += ["", "## Confusion matrix", "", *_confusion(report)]
     curve = report["rotation_curve"]
@@ -149,8 +150,8 @@ def _comparison(report: dict[str, Any]) -> list[str]:
     return [*lines, f"| training, seconds | {report['training_seconds']} | {other['training_seconds']} |"]
 
 
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.1f} %"
+def _shown(value: float | None, digits: int = 1) -> str:
+    return "none" if value is None else f"{value:.{digits}f} %"
 
 
 def _cell(text: str) -> str:

@@ -701,6 +701,33 @@ def test_scores_are_those_counted_by_hand():
     assert f"{shown:.2f}" == "87.80"  # 72 of 82 are 87.8049 %; of 87.805 it would be 87.81
 
 
+def test_the_area_under_the_curve_is_that_of_all_pairs():
+    """Also of equal scores, of probabilities that round to 1, and of classes without images or without others."""
+    logits = torch.randn(60, 4, dtype=torch.double)
+    logits[:30] = logits[:30].round()  # many are equal
+    logits[50:] += torch.tensor([60.0, 0, 0, 0])  # in float32 all of these have probability 1
+    labels = torch.randint(0, 3, (60,))
+    found = scores(labels, logits.argmax(1), "abcd", logits)
+    with_odds = (logits.softmax(1) / (1 - logits.softmax(1))).log()
+    for label, row in enumerate(found["classes"][:3]):
+        score = logits[:, label] - logits[:, [other for other in range(4) if other != label]].logsumexp(1)
+        torch.testing.assert_close(score[:50], with_odds[:50, label])
+        own, other = score[labels == label], score[labels != label]
+        better = (own[:, None] > other).double() + (own[:, None] == other).double() / 2
+        assert row["auc"] == pytest.approx(100 * better.mean().item(), abs=1e-6)
+        rounded = logits.float().softmax(1)[:, label]
+        own, other = rounded[labels == label], rounded[labels != label]
+        naive = (own[:, None] > other).double() + (own[:, None] == other).double() / 2
+        assert label or 100 * naive.mean().item() != pytest.approx(row["auc"], abs=1e-3)  # control
+    assert found["classes"][3]["auc"] is None
+    assert found["macro_auc"] == pytest.approx(sum(row["auc"] for row in found["classes"][:3]) / 3, abs=1e-5)
+    alone = scores(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), "ab", torch.randn(3, 2))
+    assert alone["macro_auc"] is None
+    perfect = scores(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 0]), "ab", torch.tensor([[9.0, 0], [9, 1], [9, 2]]))
+    assert perfect["macro_auc"] == 100  # although the accuracy is a third
+    assert "macro_auc" not in scores(labels, labels, "abcd")
+
+
 def test_wrong_calls_say_what_would_work(tmp_path):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
     cases = {
