@@ -4,7 +4,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,36 +224,56 @@ def _pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySpli
         ) from error
     from torchvision.datasets import PCAM
 
-    splits: dict[str, AnySplit] = {}
-    for part, theirs in _PCAM_SPLITS.items():
-        if download:
-            with fetched("PatchCamelyon", Path(data_dir) / "pcam"):
+    folder = Path(data_dir) / "pcam"
+    files = {part: [folder / f"camelyonpatch_level_2_split_{part}_{key}.h5" for key in "xy"] for part in _PCAM_SPLITS}
+    if download:
+        for theirs in _PCAM_SPLITS.values():
+            with fetched("PatchCamelyon", folder):
                 PCAM(data_dir, theirs, download=True)
-        try:
-            PCAM(data_dir, theirs)
-        except RuntimeError as error:
-            raise FileNotFoundError(_missing("PatchCamelyon", Path(data_dir) / "pcam")) from error
-        stem = f"camelyonpatch_level_2_split_{'valid' if part == 'valid' else theirs}"
-        splits[part] = _h5_split(Path(data_dir) / "pcam" / stem)
-    return splits
+    if missing := [path.name for paths in files.values() for path in paths if not path.is_file()]:
+        packed = [f"{name}.gz" for name in missing if (folder / f"{name}.gz").is_file()]
+        unpack = f"; unpack {packed[0]} and the like with gunzip" if packed else ""
+        raise FileNotFoundError(f"{_missing('PatchCamelyon', folder)} ({', '.join(missing)} missing{unpack})")
+    return {part: _h5_split(images, labels) for part, (images, labels) in files.items()}
 
 
-def _h5_split(stem: Path) -> AnySplit:
+def _h5_split(images: Path, labels: Path) -> AnySplit:
+    """A split of PatchCamelyon: ``x``, ``(n, height, width, 3)`` uint8, and ``y``, n integers 0 and 1."""
+    with _h5_array(labels, "y") as y:
+        if y.dtype.kind not in "iub" or y.size != y.shape[0]:
+            raise ValueError(
+                f"{labels}: y has the class of each image, integers 0 (normal) and 1 (tumor), (n, 1, 1, 1) or (n,); got "
+                f"{y.dtype} {y.shape}"
+            )
+        classes = torch.from_numpy(y[:].reshape(-1).astype(np.int64))
+    names = ("normal", "tumor")
+    with _h5_array(images, "x") as x:
+        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
+            raise ValueError(
+                f"{images}: x has images in red, green and blue, uint8 (n, height, width, 3); got {x.dtype} {x.shape}"
+            )
+        count, height, width, channels = x.shape
+        if count != len(classes):
+            raise ValueError(f"{images} has {count:,} images, and {labels.name} {len(classes):,} labels")
+        if x.size <= MEMORY_LIMIT:
+            return Split(torch.from_numpy(x[:]).permute(0, 3, 1, 2).contiguous(), classes, names)
+    return Streamed(_H5Reader(images), torch.arange(count), classes, (channels, height, width), names)
+
+
+@contextmanager
+def _h5_array(path: Path, key: str) -> Iterator[Any]:
+    """An array of an HDF5 file, which is read on demand."""
     import h5py
 
-    images, labels = (stem.with_name(f"{stem.name}_{key}.h5") for key in "xy")
-    with _corrupt(stem):
-        with h5py.File(labels) as file:
-            classes = torch.from_numpy(file["y"][:].reshape(-1).astype(np.int64))
-        with h5py.File(images) as file:
-            count, height, width, channels = file["x"].shape
-            if count != len(classes) or file["x"].dtype != np.uint8:
-                raise ValueError(f"{count} images of {file['x'].dtype} and {len(classes)} labels")
-            names = ("normal", "tumor")
-            if file["x"].size <= MEMORY_LIMIT:
-                pixels = torch.from_numpy(file["x"][:]).permute(0, 3, 1, 2).contiguous()
-                return Split(pixels, classes, names)
-    return Streamed(_H5Reader(images), torch.arange(count), classes, (channels, height, width), names)
+    with ExitStack() as stack:
+        with _corrupt(path):
+            file = stack.enter_context(h5py.File(path))
+        if key not in file or not isinstance(file[key], h5py.Dataset):
+            raise ValueError(f"{path} has no array {key!r}, only {', '.join(map(repr, file)) or 'nothing'}")
+        try:
+            yield file[key]
+        except OSError as error:  # while it is read
+            raise ValueError(f"{path} is corrupt ({error}); remove it and download it again") from error
 
 
 class _H5Reader:

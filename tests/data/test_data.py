@@ -673,8 +673,34 @@ def test_pcam(tmp_path, monkeypatch, limit):
     assert splits["valid"].labels.tolist() == y.tolist()
     assert splits["valid"].classes == ("normal", "tumor")
     path = tmp_path / "pcam" / "camelyonpatch_level_2_split_test_x.h5"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="split_test is corrupt"):
+    whole = path.read_bytes()
+    for array, said in (
+        (x.transpose(0, 3, 1, 2), r"test_x.h5: x has images in red, .* got uint8 \(8, 3, \d+, \d+\)"),
+        (np.concatenate([x, x], 3), r"uint8 \(n, height, width, 3\); got uint8 \(8, \d+, \d+, 6\)"),
+        (x[..., 0], "x has images in red"),
+        (x.astype(np.float32), "got float32"),
+        (x[:5], "test_x.h5 has 5 images, and camelyonpatch_level_2_split_test_y.h5 8 labels"),
+    ):
+        with h5py.File(path, "w") as file:
+            file["x"] = array
+        with pytest.raises(ValueError, match=said):
+            load_splits("pcam", tmp_path)
+    with h5py.File(path, "w") as file:
+        file["images"] = x
+    with pytest.raises(ValueError, match=r"test_x.h5 has no array 'x', only 'images'"):
+        load_splits("pcam", tmp_path)
+    path.write_bytes(whole[:100])
+    with pytest.raises(ValueError, match=r"test_x.h5 is corrupt or has other contents"):
+        load_splits("pcam", tmp_path)
+    path.write_bytes(whole)
+    labels = tmp_path / "pcam" / "camelyonpatch_level_2_split_valid_y.h5"
+    for array in (y * 0.9, np.array([b"tumor"] * 8), np.stack([y, y], 1)):
+        with h5py.File(labels, "w") as file:
+            file["y"] = array
+        with pytest.raises(ValueError, match=r"valid_y.h5: y has the class of each image, integers 0"):
+            load_splits("pcam", tmp_path)
+    labels.rename(f"{labels}.gz")
+    with pytest.raises(FileNotFoundError, match=r"\(camelyonpatch_level_2_split_valid_y.h5 missing; unpack .*_y.h5.gz"):
         load_splits("pcam", tmp_path)
 
 
