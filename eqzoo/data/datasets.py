@@ -242,8 +242,8 @@ def _h5_split(images: Path, labels: Path) -> AnySplit:
     with _h5_array(labels, "y") as y:
         if y.dtype.kind not in "iub" or y.size != y.shape[0]:
             raise ValueError(
-                f"{labels}: y has the class of each image, integers 0 (normal) and 1 (tumor), (n, 1, 1, 1) or (n,); got "
-                f"{y.dtype} {y.shape}"
+                f"{labels}: y has the class of each image, integers 0 (normal) and 1 (tumor), (n, 1, 1, 1) or (n,); "
+                f"got {y.dtype} {y.shape}"
             )
         classes = torch.from_numpy(y[:].reshape(-1).astype(np.int64))
     names = ("normal", "tumor")

@@ -30,13 +30,16 @@ def uninitialized_memory_is_garbage():
     torch.use_deterministic_algorithms(before)
 
 
+@pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")
-def test_networks_of_the_meta_device_get_memory_before_their_weights(name):
+def test_networks_of_the_meta_device_get_their_weights(name, assign):
+    """In memory that is made before, or as the tensors of the state dict."""
     model = eqzoo.create_model(name, num_classes=3).eval()
     with torch.device("meta"):
         empty = eqzoo.create_model(name, num_classes=3)
-    empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+    empty = empty if assign else empty.to_empty(device="cpu")
+    empty.load_state_dict(model.state_dict(), assign=assign)
     x = torch.randn(1, *model.input_size)
     with torch.no_grad():
         torch.testing.assert_close(empty.eval()(x), model(x), rtol=0, atol=0)
@@ -85,6 +88,22 @@ def test_tables_are_restored_from_any_meta_buffer_and_share_no_memory(tmp_path):
     with torch.inference_mode():
         made = GroupConv2d(P4, 2, 3, 3)
     assert not made.orbit_index.is_inference()
+
+
+def test_tables_follow_the_weights_that_are_assigned():
+    layer = GroupConv2d(P4, 2, 3, 3)
+    state = layer.state_dict()
+    empty = GroupConv2d(P4, 2, 3, 3).to("meta")
+    empty.load_state_dict(empty.state_dict(), assign=True)  # there is no device to follow yet
+    assert empty.orbit_index.is_meta
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), empty)
+    loaded = {f"1.{key}": value.half() for key, value in state.items()}
+    network.load_state_dict({"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(2)} | loaded, assign=True)
+    assert torch.equal(empty.orbit_index, layer.orbit_index)
+    planted = layer.orbit_index[:, [1, 0, 2, 3]]
+    layer.orbit_index = planted
+    layer.load_state_dict(state, assign=True)
+    assert layer.orbit_index is planted  # only one without values is restored
 
 
 def test_every_buffer_outside_of_the_state_dict_is_a_table():
