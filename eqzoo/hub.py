@@ -149,6 +149,7 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
         ValueError: If its hash is wrong; it is then removed from the cache.
     """
     path = _download(repo_id, WEIGHTS_NAME, cache_dir)
+    repo_states = sha256 is None
     if sha256 is None:
         repo, _, revision = repo_id.partition("@")
         # The folder of a cached file is named for its commit, from which the config.json is taken too: from the cache
@@ -164,6 +165,12 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
     if known - {found}:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
+        if found == stored and repo_states:  # the file is what the Hub has, and its config.json is of another one
+            raise ValueError(
+                f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and {CONFIG_NAME} beside it states {sha256}: "
+                f"the weights were changed without {CONFIG_NAME}. Take a revision where the two agree "
+                "(<owner>/<repo>@<revision>), or ask the author to publish both together, as training/publish.py does"
+            )
         raise ValueError(
             f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and should have {' and '.join(sorted(known))}: it "
             "was damaged on the way, or the repo holds other weights by now. It was removed from the cache; try again, "

@@ -208,6 +208,8 @@ def test_a_repo_that_was_changed_since_is_noticed(hub, client, tmp_path):
             _, error = client(f"{builder}.create_model({name!r}, pretrained=True, cache_dir=cache)")
             assert error.startswith("ValueError")
             assert known in error
+            alone = "the weights were changed without config.json. Take a revision where the two agree" in error
+            assert alone == ("again" not in error) == name.startswith("hf-hub:")  # trying again does not help
     upload(hub, **{"model.safetensors": (tmp_path / "zeros.safetensors").read_bytes(), "config.json": bare_config()})
     # A repo that states no hash is held against the Hub's alone.
     assert client.run(f"peak(timm.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache))") == "0.0 10\n"

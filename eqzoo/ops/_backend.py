@@ -8,11 +8,13 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +24,6 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
-from .._common import atomic
 from ._transforms import is_transformed
 
 __all__ = [
@@ -222,45 +223,75 @@ def _has_triton() -> bool:
 @functools.cache
 def _library(source: str, scalar: str) -> ctypes.CDLL | None:
     """Builds a source file for one type, once a machine, and keeps it in the user's cache."""
-    compiler = next((path for name in _compilers() if (path := shutil.which(name))), None)
-    if compiler is None or os.environ.get("EQZOO_NATIVE") == "0":
+    compiler = None if os.environ.get("EQZOO_NATIVE") == "0" else _compiler()
+    if compiler is None:
         _log.info("no C++ compiler, or EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
     files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))]
     flags = [*_FLAGS, f"-DEQZOO_{scalar.upper()}", *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
     ingredients = [
-        compiler,
-        _run([compiler, "--version"]).stdout,
+        *compiler,
+        _run([*compiler, "--version"]).stdout,
         _cpu(),
         *flags,
         *(f.read_text(encoding="utf-8") for f in files),
     ]
-    key = hashlib.sha256("\0".join(ingredients).encode()).hexdigest()[:16]
+    name = f"{source}-{scalar}-{hashlib.sha256(chr(0).join(ingredients).encode()).hexdigest()[:16]}"
     try:
-        target = _folder() / f"{source}-{scalar}-{key}.so"
-        if not target.exists():
-            said = f"compiling {files[0].name} ({scalar}) for this processor, once ({target.parent})"
-            print(f"eqzoo: {said}", file=sys.stderr)
-            atomic(target, functools.partial(_compile, compiler, flags, files[0]))
-        return ctypes.CDLL(str(target))
+        folder, kept = _folder()
+        if (path := _found(folder, name)) is None:
+            lasts = f"once ({folder})" if kept else "for this process alone, as its cache cannot be written"
+            print(f"eqzoo: compiling {files[0].name} ({scalar}) for this processor, {lasts}", file=sys.stderr)
+            path = _built(folder, name, [*compiler, *flags, str(files[0])])
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:  # on a file system without the right to execute
+            if not kept:
+                raise
+            return ctypes.CDLL(str(shutil.copy(path, _temporary_folder() / path.name)))
     except OSError as error:
-        warnings.warn(f"eqzoo: {files[0].name} could not be built, eager torch is used instead: {error}", stacklevel=2)
+        said = f"eqzoo: {files[0].name} could not be built or loaded, eager torch is used instead: {error}"
+        warnings.warn(said, stacklevel=2)
         return None
 
 
-def _compile(compiler: str, flags: Sequence[str], source: Path, target: Path) -> None:
-    # Without OpenMP kernels use one thread; some compilers do not know -march=native.
-    for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
-        ran = _run([compiler, *flags, *extra, str(source), "-o", str(target)])
-        if ran.returncode == 0:
-            return
-    raise OSError(f"{compiler} says: {ran.stderr.strip()[-2000:]}")
+def _found(folder: Path, name: str) -> Path | None:
+    """A library in the cache. Its name ends in a hash of its content: a truncated one would end the process."""
+    for path in folder.glob(f"{name}-*.so"):
+        if path.stem.rpartition("-")[2] == _digest(path):
+            return path
+        path.unlink(missing_ok=True)
+    return None
 
 
-def _compilers() -> Iterator[str]:
-    if "CXX" in os.environ:
-        yield os.environ["CXX"]
-    yield from ("g++", "clang++", "c++")
+def _built(folder: Path, name: str, command: Sequence[str]) -> Path:
+    """Compiles a library under a temporary name, and renames it."""
+    temporary = folder / f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        # Without OpenMP kernels use one thread; some compilers do not know -march=native.
+        for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
+            ran = _run([*command, *extra, "-o", str(temporary)])
+            if ran.returncode == 0 and temporary.is_file():
+                return temporary.replace(folder / f"{name}-{_digest(temporary)}.so")
+    finally:
+        temporary.unlink(missing_ok=True)
+    raise OSError(f"{command[0]} says: {ran.stderr.strip()[-2000:] or f'nothing, and ends with {ran.returncode}'}")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+@functools.cache
+def _compiler() -> tuple[str, ...] | None:
+    """The command of the C++ compiler: CXX, or the first of the usual ones that there is."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for command in ([wanted] if wanted else []) + [["g++"], ["clang++"], ["c++"]]:
+        if path := shutil.which(command[0]):
+            if wanted and command != wanted:
+                warnings.warn(f"eqzoo: there is no CXX={shlex.join(wanted)}; {path} compiles", stacklevel=2)
+            return (path, *command[1:])
+    return None
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
@@ -268,15 +299,20 @@ def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
 
 
 @functools.cache
-def _folder() -> Path:
-    """The folder of built kernels: the user's cache or, where that is not writable, a temporary one."""
+def _folder() -> tuple[Path, bool]:
+    """The folder of built kernels, and whether it lasts: the user's cache or, if not writable, a temporary one."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eqzoo" / "kernels"
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(cache, os.W_OK):
-            return cache
+            return cache, True
     except (OSError, RuntimeError):  # no such folder can be made, or the user has no home
         pass
+    return _temporary_folder(), False
+
+
+@functools.cache
+def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="eqzoo-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

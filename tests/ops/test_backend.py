@@ -1,5 +1,6 @@
 """The kernels' common ground: they are built once, chosen by backend, and replaced by eager torch where they fail."""
 
+import ctypes
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,11 +35,15 @@ def sources(tmp_path, monkeypatch):
     monkeypatch.setattr(_backend, "_SOURCES", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("EQZOO_NATIVE", raising=False)
-    _backend._library.cache_clear()
-    _backend._folder.cache_clear()
+    forget()
     yield folder
-    _backend._library.cache_clear()
-    _backend._folder.cache_clear()
+    forget()
+
+
+def forget():
+    """What a new process does not know."""
+    for cached in (_backend._library, _backend._folder, _backend._compiler, _backend._temporary_folder):
+        cached.cache_clear()
 
 
 EXPONENTIAL = """
@@ -94,7 +99,7 @@ def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_p
 
 def test_what_cannot_be_built_is_said_once_and_left_to_torch(sources):
     (sources / "exponential.cpp").write_text("this is not C++")
-    with pytest.warns(UserWarning, match=r"exponential\.cpp could not be built"):
+    with pytest.warns(UserWarning, match=r"exponential\.cpp could not be built or loaded, eager torch is used"):
         assert exponential(torch.ones(3)) is None
     assert exponential(torch.ones(3)) is None
 
@@ -106,7 +111,7 @@ def test_without_a_compiler_or_on_request_torch_does_the_work(sources, monkeypat
     monkeypatch.setenv("EQZOO_NATIVE", "0")
     assert exponential(torch.ones(3)) is None
     monkeypatch.delenv("EQZOO_NATIVE")
-    _backend._library.cache_clear()
+    forget()
     monkeypatch.setenv("PATH", "")
     assert exponential(torch.ones(3)) is None
 
@@ -122,7 +127,7 @@ def train_without_kernels():
 
 
 def test_a_network_trains_without_a_compiler(tmp_path):
-    without = {"PATH": str(tmp_path), "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    without = {"PATH": str(tmp_path), "CXX": "no-such-compiler -O2", "XDG_CACHE_HOME": str(tmp_path)}
     ran = forks.run(train_without_kernels, environment=without)
     assert ran.returncode == 0, ran.stderr
     assert "compiling" not in ran.stderr
@@ -152,7 +157,7 @@ def test_threads_that_ask_at_once_get_one_kernel(sources, tmp_path):
     assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").iterdir())) == 1
 
 
-def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch):
+def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch, capfd):
     (sources / "exponential.cpp").write_text(EXPONENTIAL)
     monkeypatch.delenv("XDG_CACHE_HOME")
 
@@ -161,7 +166,57 @@ def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.expanduser", homeless)
     assert exponential(torch.ones(3)) is not None
-    assert _backend._folder().name.startswith("eqzoo-")
+    folder, kept = _backend._folder()
+    assert folder.name.startswith("eqzoo-")
+    assert not kept
+    assert "for this processor, for this process alone, as its cache cannot be written\n" in capfd.readouterr().err
+
+
+def test_a_damaged_kernel_is_built_again(sources, tmp_path, capfd):
+    """Loading a truncated one would end the process with a bus error."""
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    assert exponential(torch.ones(3)) is not None
+    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
+    whole = built.read_bytes()
+    built.unlink()  # this process has it in memory
+    built.write_bytes(whole[:1000])
+    forget()
+    assert torch.allclose(exponential(torch.ones(3)), torch.ones(3).exp())
+    assert capfd.readouterr().err.count("compiling") == 2
+    (again,) = built.parent.iterdir()
+    assert len(again.read_bytes()) > 1000
+
+
+def test_a_kernel_that_may_not_be_executed_where_it_lies_is_loaded_from_elsewhere(sources, monkeypatch):
+    """As on a file system that is mounted noexec."""
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    load = ctypes.CDLL
+
+    def refusing(path):
+        if "cache" in path:
+            raise OSError("failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(ctypes, "CDLL", refusing)
+    assert torch.allclose(exponential(torch.ones(3)), torch.ones(3).exp())
+
+
+def test_the_compiler_that_the_user_chose_is_used_or_missed(sources, monkeypatch, tmp_path):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+    with pytest.warns(UserWarning, match="there is no CXX=no-such-compiler -O1; /.* compiles"):
+        assert exponential(torch.ones(3)) is not None
+    own = tmp_path / "own"
+    own.write_text('#!/bin/sh\necho "$@" >> ' + str(tmp_path / "calls") + '\nshift\nexec c++ "$@"\n')
+    own.chmod(0o755)
+    forget()
+    monkeypatch.setenv("CXX", f"{own} first")
+    assert exponential(torch.ones(3)) is not None
+    assert (tmp_path / "calls").read_text().startswith("first --version\nfirst -std=c++17")
+    forget()
+    monkeypatch.setenv("CXX", "false")
+    with pytest.warns(UserWarning, match="false says: nothing, and ends with 1"):
+        assert exponential(torch.ones(3)) is None
 
 
 def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
