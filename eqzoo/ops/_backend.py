@@ -239,10 +239,11 @@ def _library(source: str, scalar: str) -> ctypes.CDLL | None:
     name = f"{source}-{scalar}-{hashlib.sha256(chr(0).join(ingredients).encode()).hexdigest()[:16]}"
     try:
         folder, kept = _folder()
-        if (path := _found(folder, name)) is None:
-            lasts = f"once ({folder})" if kept else "for this process alone, as its cache cannot be written"
-            print(f"eqzoo: compiling {files[0].name} ({scalar}) for this processor, {lasts}", file=sys.stderr)
-            path = _built(folder, name, [*compiler, *flags, str(files[0])])
+        with _locked(folder / f".{name}.lock"):
+            if (path := _found(folder, name)) is None:
+                lasts = f"once ({folder})" if kept else "for this process alone, as its cache cannot be written"
+                print(f"eqzoo: compiling {files[0].name} ({scalar}) for this processor, {lasts}", file=sys.stderr)
+                path = _built(folder, name, [*compiler, *flags, str(files[0])])
         try:
             return ctypes.CDLL(str(path))
         except OSError:  # on a file system without the right to execute
@@ -253,6 +254,19 @@ def _library(source: str, scalar: str) -> ctypes.CDLL | None:
         said = f"eqzoo: {files[0].name} could not be built or loaded, eager torch is used instead: {error}"
         warnings.warn(said, stacklevel=2)
         return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Processes that need the same library wait for the first, where the system has locks of files."""
+    with contextlib.ExitStack() as stack:
+        try:
+            import fcntl
+
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass
+        yield
 
 
 def _found(folder: Path, name: str) -> Path | None:

@@ -83,7 +83,7 @@ def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_p
     said = capfd.readouterr().err
     assert said.startswith("eqzoo: compiling exponential.cpp (double) for this processor, once (")
     assert said.count("\n") == 1
-    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
+    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so")
     made = built.stat().st_mtime_ns
     _backend._library.cache_clear()
     assert exponential(x) is not None
@@ -154,7 +154,21 @@ def test_threads_that_ask_at_once_get_one_kernel(sources, tmp_path):
     x = torch.ones(3)
     with ThreadPoolExecutor(4) as pool:
         assert all(y is not None for y in pool.map(lambda _: exponential(x), range(4)))
-    assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so"))) == 1
+
+
+def compile_the_test_kernel(folder):
+    _backend._SOURCES = folder
+    assert exponential(torch.ones(3)) is not None
+
+
+def test_processes_that_ask_at_once_compile_once(sources, tmp_path):
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    with ThreadPoolExecutor(3) as pool:
+        ran = list(pool.map(lambda _: forks.run(compile_the_test_kernel, sources), range(3)))
+    assert [each.returncode for each in ran] == [0, 0, 0], ran
+    assert "".join(each.stderr for each in ran).count("compiling") == 1
+    assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so"))) == 1
 
 
 def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch, capfd):
@@ -176,14 +190,14 @@ def test_a_damaged_kernel_is_built_again(sources, tmp_path, capfd):
     """Loading a truncated one would end the process with a bus error."""
     (sources / "exponential.cpp").write_text(EXPONENTIAL)
     assert exponential(torch.ones(3)) is not None
-    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").iterdir()
+    (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so")
     whole = built.read_bytes()
     built.unlink()  # this process has it in memory
     built.write_bytes(whole[:1000])
     forget()
     assert torch.allclose(exponential(torch.ones(3)), torch.ones(3).exp())
     assert capfd.readouterr().err.count("compiling") == 2
-    (again,) = built.parent.iterdir()
+    (again,) = built.parent.glob("*.so")
     assert len(again.read_bytes()) > 1000
 
 
