@@ -31,6 +31,7 @@ ORDER = [
     "engine",
     "cards",
     "cli",
+    "__main__",
     "__init__",
 ]
 

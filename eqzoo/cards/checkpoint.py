@@ -62,6 +62,7 @@ def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any
         weights_sha256=results["weights_sha256"],
         weights_dtype=weights_dtype(results),
         version=results["versions"]["eqzoo"],
+        image_side=results.get("image_side"),
     )
 
 

@@ -12,7 +12,6 @@ from ._metrics import class_rows, confusion_rows, metric_rows
 
 __all__ = ["run"]
 
-_ROTATED = 200  # images, without --rotated
 _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 
@@ -20,13 +19,13 @@ def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix, or with --csv the prediction for each image."""
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
-    if args.csv and args.rotated is not None:
+    if args.csv and args.rotated:
         raise ValueError("--csv prints nothing about rotated images; leave --rotated out")
     data = evaluate(
         args.name,
         args.data,
         split=args.split,
-        rotated=0 if args.csv else _ROTATED if args.rotated is None else args.rotated,
+        rotated=0 if args.csv else args.rotated,
         predictions=args.csv,
         data_dir=args.data_dir,
         download=args.download,

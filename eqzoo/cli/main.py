@@ -257,7 +257,8 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--rotated",
         type=int,
         metavar="N",
-        help="the images that are rotated, at most (default: 200); 0 for none",
+        help="the images that are rotated, at most, each 28 times (default: 200, or fewer if that takes more than two "
+        "minutes); 0 for none",
     )
     sub.add_argument(
         "--csv",

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from ..data import load_image
 from ..data.folder import SHOWN
 from ..data.images import DARK
+from ..engine.advice import other_side
 from ..groups import P4, P4M, Z2, Group
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
@@ -53,6 +54,7 @@ def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Ans
     group = P4M if any(model.network.group.reflections for model in models) else P4
     read = {count: load_image(image, count) for count in {model.network.in_chans for model in models}}
     columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group, invert)) for m in models]
+    _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
         _tell_of_dark([image for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
     rows = [["", *(column.name for column in columns)]]
@@ -89,7 +91,7 @@ def _predict_files(
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
-    dark: list[str] = []
+    dark, sides = list[str](), list[int]()
     networks = [model.network for model in models]
     channels = {network.in_chans for network in networks}
     with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
@@ -100,6 +102,7 @@ def _predict_files(
                 try:
                     read = {count: load_image(file, count) for count in channels}
                     images.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
+                    sides.append(min(next(iter(read.values())).shape[-2:]))
                     dark += [file] * any(is_dark(read[network.in_chans], network) for network in networks)
                 except (OSError, ValueError) as error:
                     broken[file] = str(error)
@@ -108,10 +111,18 @@ def _predict_files(
             bar.update(len(batch))
     if not parts[0]:
         raise ValueError(_unreadable(broken, len(files)))
+    _tell_of_sides(sides, models)
     if not invert:
         _tell_of_dark(dark, len(files))
     joined = [_Prediction(p[0].name, p[0].labels, torch.cat([part.probabilities for part in p])) for p in parts]
     return joined, broken
+
+
+def _tell_of_sides(sides: Sequence[int], models: Sequence[LoadedNetwork]) -> None:
+    """A line for each network that was trained on images of another size, by the median of these."""
+    for model in models:
+        for line in other_side(sorted(sides)[len(sides) // 2], model.source.image_side):
+            print(f"eqzoo: {model.name}: {line}", file=sys.stderr)
 
 
 def _tell_of_dark(dark: Sequence[str], count: int) -> None:

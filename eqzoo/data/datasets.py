@@ -20,7 +20,7 @@ from .folder import MEMORY_LIMIT, image_folder
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, check, hold_out, per_class, resized
 
-__all__ = ["DATASETS", "load_splits", "npz"]
+__all__ = ["DATASETS", "SIDES", "load_splits", "npz"]
 
 _NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "x_valid", "y_valid")
 _PCAM_SPLITS = {"train": "train", "valid": "val", "test": "test"}  # our names and torchvision's
@@ -336,4 +336,13 @@ DATASETS: dict[str, Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]
     "pcam": _pcam,
     "eurosat": eurosat,
     "chula_rbc12": _chula_rbc12,
+}
+SIDES = {  # of their images, in pixels
+    "rotmnist": 28,
+    "rotmnist_original": 28,
+    "cifar10": 32,
+    "cifar100": 32,
+    "pcam": 96,
+    "eurosat": 64,
+    "chula_rbc12": 80,
 }

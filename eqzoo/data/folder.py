@@ -28,6 +28,11 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
+HDF5 = (".h5", ".hdf5")
+HDF5_WAY = (
+    "PatchCamelyon's files are read as the data set pcam, with --data-dir the folder that holds their folder pcam; "
+    "other arrays go into a .npz file (numpy.savez with x_train and y_train)"
+)
 SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -78,6 +83,8 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             f"{path} holds images ({images[0].name} ...) and no folders of classes: give a folder with one folder for "
             "each class; where a table has the labels, sort the images into such folders"
         )
+    if folders["train"] is None and path.is_dir() and any(file.suffix in HDF5 for file in path.iterdir()):
+        raise ValueError(f"{path} holds HDF5 files and no folders of classes: {HDF5_WAY}")
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
         raise FileNotFoundError(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .datasets import DATASETS, npz
+from .datasets import DATASETS, SIDES, npz
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
+from .folder import HDF5, HDF5_WAY, folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
 from .splits import AnySplit, Split, Streamed, check, check_files, check_types, resized
 
 __all__ = [
@@ -63,6 +63,8 @@ def read_images(
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
         splits = torchvision_set(name, data_dir, side, channels, download)
+    elif path.is_file() and path.suffix in HDF5:
+        raise ValueError(f"{name} is an HDF5 file: {HDF5_WAY}")
     elif path.is_file():
         raise ValueError(
             f"{name} is no folder and no .npz file; numpy.savez writes x_train and y_train into a .npz file, and where "
@@ -154,7 +156,7 @@ def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
 def native_sides(data: object) -> tuple[int, int] | None:
     """The shorter and the longer side of images before they are resized, in pixels; of a folder, medians of some.
 
-    None for data of another kind than a folder, a .npz file or splits in memory.
+    None for data of another kind than a folder, a .npz file, a data set of `DATASETS` or splits in memory.
     """
     if isinstance(data, Mapping | Split | Streamed):
         sides = (data["train"] if isinstance(data, Mapping) else data).shape[1:]
@@ -162,6 +164,8 @@ def native_sides(data: object) -> tuple[int, int] | None:
     if not isinstance(data, str | os.PathLike):
         return None
     path = Path(data)
+    if not path.is_dir() and (side := SIDES.get(str(data).lower())):
+        return side, side
     if path.suffix == ".npz" and path.is_file():
         with np.load(path) as arrays:
             sides = next(arrays[f"x_{name}"] for name in _PARTS.values() if f"x_{name}" in arrays).shape[1:3]

@@ -26,6 +26,7 @@ __all__ = [
     "advice_on_time",
     "chosen",
     "cut_off",
+    "other_side",
     "duplicates",
     "summary",
 ]
@@ -33,6 +34,7 @@ __all__ = [
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
 CUT_OFF = 0.05  # of an image, beyond its central square
+OTHER_SIDE = 1.5  # times as large or as small
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
@@ -292,6 +294,26 @@ def cut_off(native: tuple[int, int] | None) -> Iterator[str]:
         f"most images have about {native[0]} x {native[1]} pixels, and the network sees their central squares: about "
         f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, "
         "make squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
+    )
+
+
+def other_side(side: int | None, trained: int | None) -> Iterator[str]:
+    """A line where images are much larger or smaller than those that a network was trained on.
+
+    Args:
+        side: Their shorter side before they are resized, in pixels; None if it is unknown.
+        trained: That of the training images.
+    """
+    if side is None or trained is None or 1 / OTHER_SIDE < side / trained < OTHER_SIDE:
+        return
+    if side > trained:
+        seen, then, only = f"{side / trained:.3g} times smaller", f"cut them into tiles of {trained} pixels", "more"
+    else:
+        seen, then, only = f"{trained / side:.3g} times larger", f"take views of {trained} pixels", "fewer"
+    yield (
+        f"the images have about {side} pixels a side, those that the network was trained on {trained}, and all are "
+        f"scaled to its input: at the same magnification it sees things {seen} than in training, so {then}; if they "
+        f"only have {only} pixels of the same view, go on"
     )
 
 

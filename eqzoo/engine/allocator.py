@@ -40,8 +40,8 @@ def keep_freed_memory() -> bool:
             _done = all(_mallopt(parameter, value) for parameter, value in _SETTINGS.items())
             if _done:
                 print(
-                    "eqzoo: training is faster where the process keeps freed memory, and so it does; EQZOO_MALLOC=0 "
-                    "in the environment gives it back to the system",
+                    "eqzoo: for faster training, this process keeps memory that is freed instead of returning it to "
+                    "the system (EQZOO_MALLOC=0 leaves that as it is)",
                     file=sys.stderr,
                 )
         return _done

@@ -1,6 +1,7 @@
 """Evaluation of a network on labeled images."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..models import EquivariantNet
 from ..models.loading import load_network
-from .advice import cut_off
+from .advice import cut_off, other_side
 from .digests import image_codes
-from .metrics import classifier_metrics
+from .metrics import STEPS, classifier_metrics
 from .predictions_file import each_prediction
 from .processor import check_device
 from .run_directory import RunDirectory
 
 __all__ = ["evaluate"]
+
+_ROTATED = 200  # images, if there is time
+_SECONDS = 120  # after which fewer are rotated
 
 
 def evaluate(
@@ -28,7 +32,7 @@ def evaluate(
     data: str | os.PathLike[str] | AnySplit,
     *,
     split: str | None = None,
-    rotated: int = 200,
+    rotated: int | None = None,
     predictions: bool = False,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
@@ -47,7 +51,9 @@ def evaluate(
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
-        rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out.
+        rotated: The number of images that are rotated, at most, four of their copies for the classes at all 90°
+            rotations and 24 for the curve; 0 for none, which leaves their metrics out. None for 200, or fewer and
+            fewer angles if the evaluation would take more than about two minutes.
         predictions: Whether the prediction for each image is returned as well.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
@@ -83,7 +89,7 @@ def evaluate(
     check_device(device)
     if workers < 0:
         raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
-    if rotated < 0:
+    if rotated is not None and rotated < 0:
         raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     if isinstance(model, nn.Module):
         if not isinstance(model, EquivariantNet):
@@ -100,11 +106,12 @@ def evaluate(
             raise ValueError(
                 f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out"
             )
-        network, folder = model, None
+        network, folder, trained = model, None, None
         name = model.pretrained_cfg.get("architecture") or type(model).__name__
     else:
         loaded = load_network(model, pretrained=True)
         network, name, folder = loaded.network, loaded.name, loaded.source.folder
+        trained = loaded.source.image_side
         network = network.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     classes = _classes(network, name)
     channels, height, width = network.input_size
@@ -115,9 +122,16 @@ def evaluate(
     images, notes = _relabeled(read, network, name, classes, source)
     if folder:
         notes += _trained_on(images, folder, name)
-    notes += [*cut_off(native_sides(data)), *files_left_out(data, part)]
+    native = native_sides(data)
+    notes += [*cut_off(native), *other_side(native[0] if native else None, trained), *files_left_out(data, part)]
     with evaluation_mode(network):
-        found, logits = classifier_metrics(network, images, classes, workers=workers, rotated=rotated, title="evaluate")
+        most = _ROTATED if rotated is None else rotated
+        limit = _SECONDS if rotated is None else None
+        found, logits = classifier_metrics(
+            network, images, classes, workers=workers, seconds=limit, rotated=most, title="evaluate"
+        )
+    if rotated is None:
+        notes += _shortened(found, min(most, len(images)))
     if predictions:
         found["predictions"] = list(each_prediction(images, logits, classes))
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
@@ -140,12 +154,13 @@ def _relabeled(
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels
     if split.classes:
+        names = {name.casefold(): name for name in classes}
         if unknown := [item for i, item in enumerate(split.classes) if item not in classes and (labels == i).any()]:
             raise ValueError(
                 f"{source} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
                 f"{name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
                 f"{', ...' * (len(classes) > 12)}; give the classes the same names, such as of their folders, or leave "
-                "their images out"
+                f"their images out{_in_other_case(unknown, names)}"
             )
         numbers = [classes.index(item) if item in classes else 0 for item in split.classes]
         return replace(split, labels=torch.tensor(numbers)[labels], classes=classes), []
@@ -153,6 +168,22 @@ def _relabeled(
         raise ValueError(f"{source} has labels up to {int(labels.max())}, and {name} has {len(classes)} classes")
     note = f"the labels of {source} have no names: 0 is taken for {classes[0]!r}, and so on in the network's order"
     return replace(split, classes=classes), [note] if network.pretrained_cfg.get("label_names") else []
+
+
+def _shortened(found: Mapping[str, Any], most: int) -> list[str]:
+    """A note where fewer images or angles were evaluated than usual."""
+    curve, rotated = found["rotation_curve"], found["rotated_images"]
+    if rotated == most and len(curve["angles"]) == 360 // STEPS[0]:
+        return []
+    return [
+        f"To save time, {rotated:,} images were rotated by 90°, 180° and 270°, and {curve['images']:,} by "
+        f"{len(curve['angles'])} angles; with rotated (--rotated) given, as many are as it says, by 24 angles"
+    ]
+
+
+def _in_other_case(unknown: Sequence[str], names: Mapping[str, str]) -> str:
+    found = next((item for item in unknown if item.casefold() in names), None)
+    return f"; {found!r} would be {names[found.casefold()]!r} in its letters" if found else ""
 
 
 def _trained_on(split: AnySplit, folder: Path, name: str) -> list[str]:

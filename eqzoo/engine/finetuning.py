@@ -228,6 +228,7 @@ def finetune(
             speed=speed,
             made_by=line,
             advice=advice,
+            image_side=native[0] if native else None,
             notes=[f"{line[0].upper()}{line[1:]}." for line in divided],
             against=against,
             formats={key: given[key] for key in AUTOMATIC if key in given},

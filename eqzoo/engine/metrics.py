@@ -119,6 +119,8 @@ def classifier_metrics(
         ``rotation_curve`` the ``accuracy`` at ``angles`` in degrees on ``images`` of these, see
         `eqzoo.analysis.accuracy_over_rotations`. And the logits of the unrotated images, ``(n, classes)``.
     """
+    if seconds is not None:  # kernels are compiled at the first pass, which would look slow
+        split_logits(model, sample(split, 1), workers)
     with evaluation_bar(model, len(split), channels_last, title) as bar:
         began = time.perf_counter()
         logits = split_logits(model, split, workers)

@@ -50,6 +50,7 @@ def write_report(
     made_by: str,
     advice: list[str],
     notes: Sequence[str] = (),
+    image_side: int | None = None,
     against: str | None = None,
     formats: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -67,6 +68,7 @@ def write_report(
         made_by: The command of the run.
         advice: What was said before the run.
         notes: Sentences on the images, for the report.
+        image_side: The shorter side of the images before they were resized, in pixels; None if it is unknown.
         against: A network to train in the same time and to compare with; None for none.
         formats: ``precision`` and ``channels_last`` of that one; what is left out is measured.
         device: Where that one is trained; None for a GPU where there is one.
@@ -134,6 +136,7 @@ def write_report(
         label_names=names,
         group=model.group.name,
         weights_sha256=digest,
+        image_side=image_side,
     )
     write_json(folder / CONFIG_NAME, config)
     if split == "test":
@@ -155,7 +158,7 @@ def write_report(
             timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
             x=x,
         )
-        write_json(folder / RESULTS_NAME, results)
+        write_json(folder / RESULTS_NAME, results | ({"image_side": image_side} if image_side else {}))
     if against is None and (before := _comparison(folder, report)):
         report["against"] = before
     _write_pages(report, folder)

@@ -132,6 +132,7 @@ def checkpoint_config(
     weights_sha256: str,
     weights_dtype: str = "float32",
     version: str = __version__,
+    image_side: int | None = None,
 ) -> dict[str, Any]:
     """What config.json holds, from which timm's ``local-dir:`` and ``hf-hub:`` build the network.
 
@@ -144,6 +145,8 @@ def checkpoint_config(
         weights_sha256: The hash of its weights file, which `eqzoo.hub` checks.
         weights_dtype: ``"float32"`` or ``"float16"``.
         version: The version of eqzoo that evaluated it.
+        image_side: The shorter side of the images that it was trained on before they were resized, in pixels; None if
+            it is unknown.
     """
     pool: Any = getattr(model, "global_pool", None) or model.group_pool
     values = {"license": "mit"} | dict(cfg) if "license" not in cfg else dict(cfg)
@@ -164,5 +167,6 @@ def checkpoint_config(
             "group": group,
             "weights_dtype": weights_dtype,
             "weights_sha256": weights_sha256,
-        },
+        }
+        | ({"image_side": image_side} if image_side else {}),
     }

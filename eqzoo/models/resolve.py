@@ -60,6 +60,13 @@ class ModelSource:
         """The arguments of the network's class that config.json holds, or the registered checkpoint is built with."""
         return dict(self.config.get("model_args") or checkpoint_arguments(self.timm_name))
 
+    @property
+    def image_side(self) -> int | None:
+        """The shorter side of the images that it was fine-tuned on, in pixels, where its config.json says it."""
+        found = self.config.get("eqzoo")
+        side = found.get("image_side") if isinstance(found, Mapping) else None
+        return side if isinstance(side, int) and side > 0 else None
+
 
 def resolve(
     name: str | os.PathLike[str],

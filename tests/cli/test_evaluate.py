@@ -163,6 +163,15 @@ def test_ends_that_are_cut_off_are_told(capsys, digits):
     assert notes[0].startswith("most images have about 28 x 40 pixels, and the network sees their central squares")
 
 
+def test_classes_in_other_letters_are_named(capsys, tmp_path):
+    (tmp_path / "tiles" / "HIGHWAY").mkdir(parents=True)
+    shutil.copy(IMAGE.with_name("tile.jpg"), tmp_path / "tiles" / "HIGHWAY")
+    code, _, err = run(capsys, "evaluate", "z2_resnet29.eurosat", tmp_path / "tiles")
+    assert code == 2
+    assert "does not predict: its classes are 'AnnualCrop'" in err
+    assert "or leave their images out; 'HIGHWAY' would be 'Highway' in its letters" in err
+
+
 def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     (digits / "4").rename(digits / "four")
     empty = card(tmp_path, num_classes=0)
@@ -289,3 +298,47 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
     del model.pretrained_cfg
     with pytest.raises(ValueError, match=r"pretrained_cfg says how .*, and lacks input_size, mean, std"):
         eqzoo.evaluate(model, digits)
+
+
+def test_images_of_another_scale_than_those_of_the_training_are_noticed(tmp_path, capsys):
+    """In an image of twice the side things are half as large to the network, whose input has one size."""
+    torch.set_default_dtype(torch.float32)
+    save_shapes(tmp_path / "shapes", (4, 4, 4))  # 32 x 32
+    tuned = eqzoo.finetune("p4_cnn", tmp_path / "shapes", tmp_path / "tuned", epochs=1, pretrained=False)
+    for file in ("config.json", "results.json"):
+        found = json.loads((tmp_path / "tuned" / file).read_text())
+        assert (found["eqzoo"] if file == "config.json" else found)["image_side"] == 32
+    for side in (40, 64, 16):
+        place = tmp_path / f"of{side}" / "bar"
+        place.mkdir(parents=True)
+        for i in range(3):
+            Image.open(tmp_path / "shapes" / "bar" / "00.png").resize((side, side)).save(place / f"{i}.png")
+    words = {
+        40: None,
+        64: "have about 64 pixels a side, those that the network was trained on 32, .* things 2 times smaller than in "
+        "training, so cut them into tiles of 32 pixels; if they only have more pixels of the same view, go on",
+        16: "have about 16 pixels .* things 2 times larger than in training, so take views of 32 pixels; if they only",
+    }
+    for side, said in words.items():
+        folder = tmp_path / f"of{side}"
+        capsys.readouterr()
+        notes = eqzoo.evaluate(tmp_path / "tuned", folder, rotated=0)["notes"]
+        capsys.readouterr()
+        assert notes == [] if said is None else re.search(said, notes[0])
+        for images in (folder, folder / "bar" / "0.png"):
+            code, _, err = run(capsys, "predict", images, "--model", tuned.folder)
+            assert code == 0
+            assert err == "" if said is None else re.search(f": the images {said}", err)
+    assert run(capsys, "predict", tmp_path / "of64", "--model", "p4_cnn")[2] == ""  # of unknown images
+
+
+def test_an_evaluation_that_would_take_long_rotates_fewer_images(digits, capsys, monkeypatch):
+    monkeypatch.setattr("eqzoo.engine.evaluation._SECONDS", 0)
+    monkeypatch.setattr("eqzoo.engine.metrics.LEAST_IMAGES", 3)
+    said = "To save time, 3 images were rotated by 90°, 180° and 270°, and 3 by 8 angles; with rotated (--rotated)"
+    code, out, _ = run(capsys, "evaluate", "p4_cnn", digits)
+    assert code == 0
+    assert said in out
+    found = eqzoo.evaluate("p4_cnn", digits, rotated=6)
+    assert (found["rotated_images"], found["notes"]) == (6, [])
+    assert run(capsys, "evaluate", "p4_cnn", digits, "--csv", "--rotated", 0)[0] == 0  # nothing is rotated anyway

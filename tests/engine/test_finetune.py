@@ -730,6 +730,9 @@ def test_the_area_under_the_curve_is_that_of_all_pairs():
 
 def test_wrong_calls_say_what_would_work(tmp_path):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
+    hdf5 = tmp_path / "own" / "x.h5"
+    hdf5.parent.mkdir()
+    hdf5.write_bytes(b"\x89HDF")
     cases = {
         "no setting 'epoch'; near it are epochs": {"epoch": 3},
         "no setting 'samples_per_class'": {"samples_per_class": 3},
@@ -740,6 +743,8 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
         "no images at": {"data": tmp_path / "nothing"},
+        "x.h5 is an HDF5 file: PatchCamelyon's files are read as the data set pcam, with --data-dir": {"data": hdf5},
+        "own holds HDF5 files and no folders of classes: .*; other arrays go into a .npz file": {"data": hdf5.parent},
         "labels.csv is no folder and no .npz file; .* a folder for each class": {"data": tmp_path / "labels.csv"},
         "class 'bar' has 2 images, and one each is needed for training, validation and test: .* --test 0": {
             "data": tmp_path / "few"

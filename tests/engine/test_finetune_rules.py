@@ -440,7 +440,8 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((3, 40, 50, 3), np.uint8), y_train=np.zeros(3, int))
     assert native_sides(tmp_path / "a.npz") == (40, 50)
     assert native_sides({"train": split_of(9, 9)}) == (28, 28)
-    assert native_sides("cifar10") is None
+    assert native_sides("PCAM") == (96, 96)
+    assert native_sides("Flowers102") is None
     assert native_sides(tmp_path) is None
     for i, size in enumerate([(30, 20), (22, 33), (40, 21)]):
         Image.new("L", size).save(tmp_path / f"{i}.png")
