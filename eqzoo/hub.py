@@ -169,7 +169,7 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
             raise ValueError(
                 f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and {CONFIG_NAME} beside it states {sha256}: "
                 f"the weights were changed without {CONFIG_NAME}. Take a revision where the two agree "
-                "(<owner>/<repo>@<revision>), or ask the author to publish both together, as training/publish.py does"
+                "(<owner>/<repo>@<revision>), or ask the author to publish both together, as eqzoo publish does"
             )
         raise ValueError(
             f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and should have {' and '.join(sorted(known))}: it "

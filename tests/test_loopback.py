@@ -329,7 +329,8 @@ model = eqzoo.create_model({f"local-dir:{SHIPPED}"!r}, pretrained=True, num_clas
     (run / "results.json").write_text(json.dumps(results))
     output = tmp_path / "mine"
     client.run(
-        f"publish.main([{str(run)!r}, '--output', {str(output)!r}, '--base-model', {REPO!r}, '--push', 'someone'])"
+        f"from eqzoo.cli.main import main; words = ['--base-model', {REPO!r}, '--push', 'someone']\n"
+        f"assert main(['publish', {str(run)!r}, '--output', {str(output)!r}, *words]) == 0"
     )
     card = files(hub, "someone/p4_cnn.cells")["README.md"].decode()
     assert card == (output / "README.md").read_text()

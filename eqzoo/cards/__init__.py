@@ -3,16 +3,40 @@
 from .card import distilled, full_size_accuracies, render_card, render_table
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
 from .curves_svg import draw_rotation_curve, draw_training_curve
+from .repository import (
+    CARD_NAME,
+    ONNX_NAME,
+    REPO_FILES,
+    evaluated_weights,
+    export_beside,
+    is_repo_folder,
+    license_of_start,
+    make_repo,
+    push_repo,
+    read_results,
+    repo_texts,
+)
 
 __all__ = [
+    "CARD_NAME",
+    "ONNX_NAME",
+    "REPO_FILES",
     "check_loads",
     "check_weights",
     "distilled",
     "draw_rotation_curve",
     "draw_training_curve",
+    "evaluated_weights",
+    "export_beside",
     "full_size_accuracies",
+    "is_repo_folder",
+    "license_of_start",
+    "make_repo",
     "published_config",
+    "push_repo",
+    "read_results",
     "render_card",
     "render_table",
+    "repo_texts",
     "weights_dtype",
 ]

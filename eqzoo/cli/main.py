@@ -357,6 +357,26 @@ def _completion(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
 
 
+def _publish(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "folder",
+        metavar="DIR",
+        help="the folder that eqzoo finetune wrote, with test images; an evaluated run; or a folder that this command "
+        "made, to upload it",
+    )
+    sub.add_argument("--output", metavar="OUT", help="the folder to make (default: the name of the checkpoint)")
+    sub.add_argument("--checkpoint", metavar="TEXT", help="its name (default: <network>.<data>, by the images' folder)")
+    sub.add_argument("--license", metavar="TEXT", help="of the weights, as the Hub names it (default: of their start)")
+    sub.add_argument("--base-model", metavar="REPO", help="the Hub repo of the weights that the network started from")
+    sub.add_argument(
+        "--label-names", nargs="+", metavar="TEXT", help="the classes, if they have no names yet, in order"
+    )
+    sub.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
+    sub.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>; without it nothing is")
+    sub.add_argument("--private", action="store_true", help="a repo that --push makes is private, not public")
+    sub.add_argument("--replace", action="store_true", help="replace other weights, in the folder and on the Hub")
+
+
 COMMANDS = {
     "list": Command("list the networks", "Lists the networks, or the checkpoints that exist.", _list),
     "info": Command(
@@ -396,6 +416,12 @@ COMMANDS = {
         "export a network to ONNX or to a torch program",
         "Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), and compares its outputs.",
         _export,
+    ),
+    "publish": Command(
+        "make a folder for the Hugging Face Hub of a fine-tuned network, and upload it",
+        "Makes a folder as the Hugging Face Hub has it, of a network that was fine-tuned and tested: weights, "
+        "config.json, model card with results and curves. Nothing is uploaded without --push OWNER.",
+        _publish,
     ),
     "check": Command(
         "check whether a network is equivariant",

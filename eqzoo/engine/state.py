@@ -284,8 +284,8 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mappi
         run = FinishedRun.read(folder)
         if (run.recipe.model, run.recipe.dataset) != (recipe.model, recipe.dataset):
             raise ValueError(
-                f"that is one of {run.recipe.model} on {run.recipe.dataset}; python training/publish.py {folder} "
-                "--output FOLDER writes a checkpoint of it, and start=local-dir:FOLDER adapts its weights"
+                f"that is one of {run.recipe.model} on {run.recipe.dataset}; eqzoo publish {folder} --output "
+                "FOLDER writes a checkpoint of it, and start=local-dir:FOLDER adapts its weights"
             )
         for key in ("model_args", "valid_size", "samples_per_class"):
             if getattr(run.recipe, key) != getattr(recipe, key):

@@ -85,12 +85,15 @@ def with_modules_of_this_folder(function, *args):
 
 
 def publish_what_the_page_made():
-    """The page's own network goes by its name in a script that does not know its module."""
-    publish = (ROOT / "training" / "publish.py", "cells", "--output", "p4_cellnet.cells")
-    in_its_own_process(forks.script, *publish, EQZOO_NETWORKS="cellnet")
+    """The page's own network goes by its name in a command that does not know its module."""
+    in_its_own_process(publish, ["publish", "cells", "--output", "p4_cellnet.cells"], EQZOO_NETWORKS="cellnet")
     card = Path("p4_cellnet.cells/README.md").read_text()
     assert "| multiply-adds an image |" in card
     assert "| throughput, images |" in card
+
+
+def publish(words):
+    assert command_line.main(words) == 0
 
 
 def test_a_module_that_is_not_there_is_named(monkeypatch):

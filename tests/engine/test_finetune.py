@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 import eqzoo
 from eqzoo import equivariance
 from eqzoo.analysis.sizes import check_side
+from eqzoo.cards import read_results
 from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
@@ -225,29 +226,34 @@ def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
         assert "report.json is" in err
 
 
-def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch):
-    sys.path.insert(0, str(ROOT / "training"))
-    import publish
-
-    monkeypatch.setattr(publish, "ROOT", tmp_path)
-    monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
-    (tmp_path / "README.md").write_text(f"{publish.START}\n{publish.END}\n")
-    publish.main([str(tuned.folder), "--output", str(tmp_path / "card")])
-    card = (tmp_path / "card" / "README.md").read_text()
+def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = run(capsys, "publish", tuned.folder, "--license", "cc-by-4.0")
+    assert (code, out) == (0, "made p4_cnn.my-shapes\n")
+    card = (tmp_path / "p4_cnn.my-shapes" / "README.md").read_text()
     assert "p4_cnn.my-shapes" in card
+    assert "license: cc-by-4.0" in card
     results = json.loads((tuned.folder / "results.json").read_text())
     assert results["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=3))
     assert f"| multiply-adds an image | {results['multiply_adds']:,} |" in card
-    assert f"{results['throughput']['images_per_second']:,.0f} a second" in card
-    assert "bar, blob, cross" in card
-    assert "base_model: eqzoo/p4_cnn.rotmnist" in card
-    model = timm.create_model(f"local-dir:{tmp_path / 'card'}", pretrained=True).eval()
-    here = timm.create_model(f"local-dir:{tuned.folder}", pretrained=True).eval()
-    x = torch.rand(1, 1, 28, 28)
-    assert torch.equal(model(x), here(x))
-    for key in ("architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args"):
-        of = [json.loads((f / "config.json").read_text())[key] for f in (tmp_path / "card", tuned.folder)]
-        assert of[0] == of[1], key
+    config = json.loads((tmp_path / "p4_cnn.my-shapes" / "config.json").read_text())
+    assert config["eqzoo"]["image_side"] == 32
+    assert run(capsys, "publish", tuned.folder)[:2] == (0, "made p4_cnn.my-shapes\n")  # the same again
+    for words, said in (
+        (("p4_cnn.my-shapes",), "p4_cnn.my-shapes is a finished folder; there is nothing to do with it without --push"),
+        (("p4_cnn.my-shapes", "--license", "mit"), "its card is written; --license goes with the run itself"),
+        (("p4_cnn.my-shapes", "--push", "me"), "not logged in to the Hub"),
+        ((tuned.folder, "--output", tuned.folder), "is the folder of the run itself; name another one with --output"),
+        ((tuned.folder, "--private"), "--private is for a repo that is made by --push OWNER"),
+        ((tmp_path,), "results.json; run python training/evaluate.py"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "nobody"))
+        code, out, err = run(capsys, "publish", *words)
+        assert (code, out) == (2, ""), words
+        assert said in err
+    assert run(capsys, "publish", "p4_cnn.my-shapes", "--onnx")[0] == 0
+    assert (tmp_path / "p4_cnn.my-shapes" / "model.onnx").is_file()
 
 
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
@@ -676,14 +682,11 @@ def test_without_held_out_images_the_report_says_so(tmp_path):
     assert "Evaluated on the training images." in page
     assert "metrics on the training images are better than on new images" in page
     assert not (result.folder / "results.json").exists()
-    sys.path.insert(0, str(ROOT / "training"))
-    import publish
-
-    with pytest.raises(SystemExit, match=r"without test images.* --test 0\.15"):
-        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+    with pytest.raises(ValueError, match=r"without test images.* --test 0\.15"):
+        read_results(result.folder)
     (result.folder / "report.json").unlink()
-    with pytest.raises(SystemExit, match="has not ended; give its eqzoo finetune command again"):
-        publish.main([str(result.folder), "--output", str(tmp_path / "card")])
+    with pytest.raises(ValueError, match="has not ended; give its eqzoo finetune command again"):
+        read_results(result.folder)
 
 
 def test_scores_are_those_counted_by_hand():

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import eqzoo
+from eqzoo.cli import main as command_line
 from eqzoo.data import Split
 from eqzoo.engine import FinishedRun, Recipe, run_evaluation
 from eqzoo.engine.metrics import predict_split
@@ -127,8 +128,8 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     assert {value.dtype for name, value in floats.items() if name not in kept} == {torch.float16}
     assert torch.equal(half["stem.conv.weight"], full["stem.conv.weight"].half())
     output = runs / "published"
-    ran = script("publish", folder, "--output", output, "--label-names", "dark", "light", cwd=runs)
-    assert ran.returncode == 0, ran.stderr
+    words = ["publish", folder, "--output", output, "--label-names", "dark", "light"]
+    assert command_line.main(list(map(str, words))) == 0
     model = eqzoo.create_model("p4_cnn", num_classes=2, checkpoint_path=output / "model.safetensors")
     assert torch.equal(model.state_dict()["stem.conv.weight"].half(), half["stem.conv.weight"])
     assert "Weights" in (output / "README.md").read_text()

@@ -14,7 +14,16 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eqzoo
-from eqzoo.cards import draw_rotation_curve, draw_training_curve, published_config, render_card, render_table
+from eqzoo.cards import (
+    REPO_FILES,
+    draw_rotation_curve,
+    draw_training_curve,
+    published_config,
+    render_card,
+    render_table,
+    repository,
+)
+from eqzoo.cli import main as command_line
 from eqzoo.engine.metrics import scores
 from tests.conftest import ROOT
 
@@ -64,6 +73,11 @@ def make_run(folder, state=None, file="best.safetensors", **changes):
     return str(folder)
 
 
+def own(*words):
+    """`eqzoo publish`, for the user's own checkpoint."""
+    assert command_line.main(["publish", *map(str, words)]) == 0
+
+
 def results_of(model, dataset, checkpoint=None, **changes):
     """What evaluation would say of a network on a data set."""
     r = shipped_results()
@@ -83,7 +97,7 @@ def test_a_run_becomes_a_folder_that_loads(tmp_path, cards, capsys):
     run = make_run(tmp_path / "run", **NEW)
     publish.main([run])
     folder = cards / NAME
-    assert {path.name for path in folder.iterdir()} == set(publish.REPO_FILES) - {"model.onnx"}
+    assert {path.name for path in folder.iterdir()} == set(REPO_FILES) - {"model.onnx"}
     for builder in (eqzoo.create_model, timm.create_model):
         model = builder(f"local-dir:{folder}", pretrained=True)
         torch.testing.assert_close(model.head.weight, load_file(SHIPPED / "model.safetensors")["head.weight"].double())
@@ -131,7 +145,7 @@ def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch
     monkeypatch.setattr(publish, "GIT_LIMIT", 1000)
     with pytest.raises(SystemExit, match=r"evaluate it in half precision"):
         publish.main([make_run(tmp_path / "run")])
-    monkeypatch.setattr(publish, "render_card", lambda *_: 1 / 0)
+    monkeypatch.setattr(repository, "render_card", lambda *_: 1 / 0)
     monkeypatch.setattr(publish, "GIT_LIMIT", 16_000_000)
     with pytest.raises(ZeroDivisionError):
         publish.main([make_run(tmp_path / "run", other), "--replace"])
@@ -143,7 +157,7 @@ def test_a_run_of_other_settings_is_none_of_the_recipe(tmp_path, cards):
     run = make_run(tmp_path / "run", recipe=recipe)
     with pytest.raises(SystemExit, match=r"other settings than the recipe p4_cnn\.rotmnist"):
         publish.main([run])
-    publish.main([run, "--output", str(tmp_path / "own")])
+    own(run, "--output", tmp_path / "own")
     text, plain = (path.read_text() for path in (tmp_path / "own" / "README.md", SHIPPED / "README.md"))
     said = publish.recipe_text(NAME)[:40]
     assert said in plain.replace("\n", " ")
@@ -182,7 +196,7 @@ def test_a_network_with_fewer_channels_than_its_configuration_is_published_as_it
     recipe |= {"dataset": "cells", "model_args": {"in_chans": 1, "num_classes": 3}}
     changes = {"checkpoint": "p4_resnet29.cells", "recipe": recipe, "label_names": [*"abc"], "base_model": None}
     changes |= {"dataset": {"name": "cells", "train": 90, "valid": 10, "test": 20}}
-    publish.main([make_run(tmp_path / "run", model.state_dict(), **changes), "--output", str(tmp_path / "mine")])
+    own(make_run(tmp_path / "run", model.state_dict(), **changes), "--output", tmp_path / "mine")
     loaded = eqzoo.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True)
     assert list(loaded.pretrained_cfg["mean"]) == list(model.pretrained_cfg["mean"])
     assert len(loaded.pretrained_cfg["mean"]) == 1
@@ -193,13 +207,13 @@ def test_an_onnx_file_of_other_weights_is_not_pushed(tmp_path, monkeypatch):
     folder = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "p4_cnn.rotmnist")
     other = eqzoo.create_model("p4_cnn").float()
     eqzoo.export_onnx(other, folder / "model.onnx")
-    monkeypatch.setattr(publish, "push", lambda *args: pytest.fail("it is pushed"))
+    monkeypatch.setattr(repository, "push", lambda *args: pytest.fail("it is pushed"))
     with pytest.raises(
         SystemExit, match=r"model.onnx was not made of the checkpoint beside it, its weights_sha256 diff"
     ):
         publish.main([str(folder), "--push", "me"])
     publish.main([str(folder), "--onnx"])
-    monkeypatch.setattr(publish, "push", lambda files, *args: sorted(files))
+    monkeypatch.setattr(repository, "push", lambda files, *args: sorted(files))
     publish.main([str(folder), "--push", "me"])
 
 
@@ -221,9 +235,8 @@ def test_arguments_that_do_not_go_together(tmp_path, cards, capsys):
     for arguments, message in {
         (): "name runs or finished folders",
         (run, "--render"): "name runs or finished folders",
-        (run, "--license", "cc0-1.0"): "needs --output DIR",
         (run, "--time"): "--time goes with --render",
-        (run, run, "--output", "x"): "goes with one run",
+        (run, "--private"): "--private goes with --push OWNER",
         (folder,): "nothing to do with it without --push",
     }.items():
         with pytest.raises(SystemExit):
@@ -287,7 +300,7 @@ def test_a_fine_tuned_network_has_its_classes_and_a_card_of_its_own(tmp_path, ca
     )
     output = tmp_path / "mine"
     flags = ["--label-names", "round", "long", "torn", "--license", "cc0-1.0", "--base-model", f"eqzoo/{NAME}"]
-    publish.main([run, "--output", str(output), *flags])
+    own(run, "--output", output, *flags)
     assert not cards.exists()
     loaded = eqzoo.create_model(f"local-dir:{output}", pretrained=True).eval()
     x = torch.rand(2, 1, 28, 28)
@@ -301,7 +314,7 @@ def test_a_fine_tuned_network_has_its_classes_and_a_card_of_its_own(tmp_path, ca
     for words in ("digit", "MNIST", "hf-hub:", "The paper's number"):
         assert words not in card.content
     # Without names the classes are counted by the weights.
-    publish.main([run, "--output", str(output), "--checkpoint", "p4_cnn.other"])
+    own(run, "--output", output, "--checkpoint", "p4_cnn.other")
     config = json.loads((output / "config.json").read_text())
     assert (config["num_classes"], config["label_names"], config["pretrained_cfg"]["tag"]) == (3, [], "other")
 
@@ -445,7 +458,7 @@ def test_the_code_of_a_card_runs_for_networks_of_other_channels(tmp_path, cards,
     recipe = shipped_results()["recipe"] | {"dataset": "bands", "model_args": {"in_chans": channels}}
     dataset = {"name": "bands", "train": 90, "valid": 10, "test": 20}
     changes = {"checkpoint": "p4_cnn.bands", "dataset": dataset, "recipe": recipe, "base_model": None}
-    publish.main([make_run(tmp_path / "run", model.state_dict(), **changes), "--output", str(tmp_path / "mine")])
+    own(make_run(tmp_path / "run", model.state_dict(), **changes), "--output", tmp_path / "mine")
     text = (tmp_path / "mine" / "README.md").read_text()
     Image.new("RGB", (40, 30)).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
@@ -503,4 +516,4 @@ def test_an_onnx_file_stands_beside_the_weights_and_is_the_same_again(tmp_path):
     first = (folder / "model.onnx").read_bytes()
     publish.main([str(folder), "--onnx"])
     assert (folder / "model.onnx").read_bytes() == first
-    assert "model.onnx" in publish.REPO_FILES
+    assert "model.onnx" in REPO_FILES

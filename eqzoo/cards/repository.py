@@ -1,0 +1,247 @@
+"""The folder of a checkpoint's Hub repo: made of an evaluated run, completed by an ONNX file, uploaded."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._common import atomic, json_text
+from ..engine.report_files import REPORT_NAME
+from ..engine.run_directory import SETTINGS_NAME
+from ..export.programs import metadata
+from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
+from ..models.loading import load_network
+from .card import full_size_accuracies, render_card
+from .checkpoint import check_loads, check_weights, published_config, weights_dtype
+from .curves_svg import draw_rotation_curve, draw_training_curve
+from .dataset_texts import dataset
+
+__all__ = [
+    "CARD_NAME",
+    "ONNX_NAME",
+    "REPO_FILES",
+    "evaluated_weights",
+    "export_beside",
+    "is_repo_folder",
+    "license_of_start",
+    "make_repo",
+    "push_repo",
+    "read_results",
+    "repo_texts",
+]
+
+CARD_NAME, ONNX_NAME = "README.md", "model.onnx"
+_CURVES = _ROTATION_CURVE, _TRAINING_CURVE = "rotation_curve.svg", "training_curve.svg"
+REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, CARD_NAME, *_CURVES, ONNX_NAME)
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """The results.json of an evaluated run, or of a fine-tuning.
+
+    Raises:
+        ValueError: If there is none, or it is not JSON; the message says how the run comes to have it.
+    """
+    path = run / RESULTS_NAME
+    if not path.is_file():
+        raise ValueError(f"no {path}; {_way_to_results(run)}")
+    try:
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}); {_way_to_new_results(run)}") from error
+    return results
+
+
+def license_of_start(run: Path) -> dict[str, str]:
+    """The ``license`` of a fine-tuned run, which is that of the weights that it started from; of others nothing."""
+    path = run / CONFIG_NAME
+    found = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license") if path.is_file() else None
+    return {"license": found} if found else {}
+
+
+def is_repo_folder(run: Path) -> bool:
+    """Whether a folder is laid out as a repo; that of a fine-tuned run, which can be loaded too, is not."""
+    if (run / "recipe.json").is_file():
+        return False
+    return all((run / name).is_file() for name in (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME))
+
+
+def evaluated_weights(run: Path, results: Mapping[str, Any]) -> Path:
+    """The weights of a run that were evaluated.
+
+    Raises:
+        ValueError: If they are missing or others.
+    """
+    weights = run / ("best.safetensors" if weights_dtype(results) == "float32" else "best.half.safetensors")
+    check_weights(weights, results, _way_to_new_results(run))
+    return weights
+
+
+def repo_texts(
+    results: dict[str, Any],
+    config: dict[str, Any],
+    size: int,
+    repo_id: str | None,
+    place: str,
+    ours: bool = False,
+    said: str = "",
+) -> dict[str, str]:
+    """The files beside the weights, by name: results.json, config.json, the card and its curves.
+
+    Args:
+        results: The content of results.json.
+        config: That of config.json.
+        size: The bytes of the weights.
+        repo_id: The Hub repo that the card names; None for a card that names no repo.
+        place: The folder that it names.
+        ours: Whether it is a checkpoint of this package.
+        said: A paragraph on its recipe.
+    """
+    texts = {
+        RESULTS_NAME: json_text(results),
+        CONFIG_NAME: json_text(config),
+        CARD_NAME: render_card(results, config, size, repo_id, place, ours, said),
+    }
+    name, noun = results["checkpoint"], dataset(results["dataset"]["name"]).noun
+    if curve := results.get("rotation_curve"):
+        texts[_ROTATION_CURVE] = draw_rotation_curve(curve["angles"], curve["accuracy"], name, noun)
+    if accuracies := full_size_accuracies(results):
+        kept, first = results["selected_epoch"], len(results["valid_accuracies"]) - len(accuracies) + 1
+        texts[_TRAINING_CURVE] = draw_training_curve(accuracies, kept, name, noun, first)
+    return texts
+
+
+def make_repo(
+    weights: Path,
+    folder: Path,
+    results: dict[str, Any],
+    repo_id: str | None = None,
+    replace: bool = False,
+    place: str | None = None,
+    ours: bool = False,
+    said: str = "",
+) -> None:
+    """Makes the folder of a checkpoint; everything is read, checked and rendered before the first file is written.
+
+    Args:
+        weights: The weights, see `evaluated_weights`.
+        folder: The folder to make.
+        results: Their results, with what was said of the checkpoint besides.
+        repo_id: The Hub repo that the card should name; None if it is not known.
+        replace: Whether other weights that are in the folder may be replaced.
+        place: The folder that the card should name; None for the name of ``folder``.
+        ours: Whether it is a checkpoint of this package.
+        said: A paragraph on its recipe, for the card.
+
+    Raises:
+        ValueError: If something is missing or does not belong together, or the folder has other weights.
+        OSError: If the folder cannot be written.
+    """
+    config = published_config(results, weights)
+    check_loads(config, weights, results["dataset"]["name"] if ours else None)
+    others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
+    if others and not replace:
+        raise ValueError(f"{folder} holds other weights; --replace puts these in their place, or name another folder")
+    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.name, ours, said)
+    data = weights.read_bytes()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if others:
+            (folder / ONNX_NAME).unlink(missing_ok=True)
+        atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
+        for name, text in texts.items():
+            atomic(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        for name in set(_CURVES) - texts.keys():
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written ({error})") from error
+
+
+def export_beside(folder: Path) -> str:
+    """Writes the deployed network beside its weights, as ONNX; the same weights give the same bytes.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        ExportError: If the file is not that of the network; it is then not written.
+        ImportError: If the packages that write ONNX are missing.
+    """
+    from ..export.programs import export_onnx
+
+    return str(export_onnx(load_network(folder).network, folder / ONNX_NAME))
+
+
+def push_repo(
+    folder: Path,
+    repo_id: str,
+    replace: bool = False,
+    private: bool = False,
+    place: str | None = None,
+    ours: bool = False,
+    said: str = "",
+) -> list[str]:
+    """Uploads what differs in one commit; the folder stays as it is.
+
+    Args:
+        folder: The folder of a checkpoint.
+        repo_id: ``<owner>/<repo>``, which is made if need be. The card that is uploaded names it.
+        replace: Whether other weights on the Hub may be replaced.
+        private: Whether a repo that is made is private.
+        place: The folder that the card should name; None for the name of ``folder``.
+        ours: Whether it is a checkpoint of this package.
+        said: A paragraph on its recipe, for the card.
+
+    Returns:
+        The names of the files that were uploaded.
+
+    Raises:
+        ValueError: If the files of the folder do not belong together.
+        PushError: If it fails.
+    """
+    results, weights = read_results(folder), folder / WEIGHTS_NAME
+    check_weights(weights, results, "publish the run again")
+    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    _check_onnx(folder)
+    files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
+    # The card names the repo that it is in, which need not be the one that the local card names.
+    card = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.name, ours, said)[CARD_NAME]
+    files[CARD_NAME] = card.encode()
+    return push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
+
+
+def _check_onnx(folder: Path) -> None:
+    """Raises ValueError if there is an ONNX file that was not made of these weights, with these classes."""
+    from ..export.onnx_file import OnnxFile
+
+    path = folder / ONNX_NAME
+    if not path.is_file():
+        return
+    try:
+        found = OnnxFile(path).metadata
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{path} cannot be compared with the weights: {error}") from error
+    expected = metadata(load_network(folder).network)
+    if wrong := [key for key in ("weights_sha256", "classes") if found.get(key) != expected[key]]:
+        raise ValueError(
+            f"{path} was not made of the checkpoint beside it, its {' and '.join(wrong)} differ; remove it, or write "
+            "it anew with --onnx"
+        )
+
+
+def _way_to_results(run: Path) -> str:
+    """How a run without results comes to have them."""
+    if (run / REPORT_NAME).is_file():
+        return (
+            "the network was fine-tuned without test images, and a card has a test error: fine-tune it into a new "
+            "folder with some, by --test 0.15 or a folder test"
+        )
+    if (run / SETTINGS_NAME).is_file():
+        return "the fine-tuning has not ended; give its eqzoo finetune command again"
+    return f"run python training/evaluate.py {run} first"
+
+
+def _way_to_new_results(run: Path) -> str:
+    """How a run whose results are wrong comes to have others."""
+    if (run / SETTINGS_NAME).is_file():
+        return "give its eqzoo finetune command again"
+    return f"run python training/evaluate.py {run} again"
