@@ -42,19 +42,28 @@ def read_results(run: Path) -> dict[str, Any]:
         ValueError: If there is none, or it is not JSON; the message says how the run comes to have it.
     """
     path = run / RESULTS_NAME
+    if not run.is_dir():
+        raise ValueError(f"no folder {run}; give the one that eqzoo finetune wrote, or the folder of an evaluated run")
     if not path.is_file():
         raise ValueError(f"no {path}; {_way_to_results(run)}")
     try:
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); {_way_to_new_results(run)}") from error
+    if not isinstance(results, dict) or not isinstance(results.get("checkpoint"), str):
+        raise ValueError(f"{path} holds no results of a checkpoint; {_way_to_new_results(run)}")
     return results
 
 
 def license_of_start(run: Path) -> dict[str, str]:
     """The ``license`` of a fine-tuned run, which is that of the weights that it started from; of others nothing."""
     path = run / CONFIG_NAME
-    found = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license") if path.is_file() else None
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no configuration of a checkpoint; {_way_to_new_results(run)}") from error
     return {"license": found} if found else {}
 
 
@@ -141,7 +150,7 @@ def make_repo(
     others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
     if others and not replace:
         raise ValueError(f"{folder} holds other weights; --replace puts these in their place, or name another folder")
-    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.name, ours, said)
+    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)
     data = weights.read_bytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +213,9 @@ def push_repo(
     _check_onnx(folder)
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
-    card = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.name, ours, said)[CARD_NAME]
+    card = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)[
+        CARD_NAME
+    ]
     files[CARD_NAME] = card.encode()
     return push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
 
@@ -237,7 +248,7 @@ def _way_to_results(run: Path) -> str:
         )
     if (run / SETTINGS_NAME).is_file():
         return "the fine-tuning has not ended; give its eqzoo finetune command again"
-    return f"run python training/evaluate.py {run} first"
+    return f"if it is a run of training/train.py and not of eqzoo finetune, run python training/evaluate.py {run} first"
 
 
 def _way_to_new_results(run: Path) -> str:

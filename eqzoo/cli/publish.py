@@ -14,7 +14,7 @@ from ..cards import (
     read_results,
 )
 from ..export.programs import ExportError
-from ..hub import PushError
+from ..hub import PushError, shipped_folder
 from ._answer import Answer
 
 __all__ = ["run"]
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> Answer:
     }
     if args.private and not args.push:
         raise ValueError("--private is for a repo that is made by --push OWNER; leave it out, or add that")
+    if source.resolve().parent == shipped_folder().resolve():
+        raise ValueError(f"{source} is a checkpoint of eqzoo itself, which training/publish.py publishes")
     finished = is_repo_folder(source)
     if finished and (said or args.output):
         given = ", ".join(f"--{key.replace('_', '-')}" for key in ([*said] or ["output"]))
@@ -49,7 +51,8 @@ def run(args: argparse.Namespace) -> Answer:
         try:
             lines.append(export_beside(folder))
         except ExportError as error:
-            return Answer("\n".join([*lines, f"no ONNX file was written: {error}"]), data, 1)
+            why = f"no ONNX file was written{' and nothing uploaded' if repo_id else ''}: {error}"
+            return Answer("\n".join([*lines, why]), data | {"reason": why}, 1)
     if repo_id:
         try:
             data["uploaded"] = push_repo(folder, repo_id, args.replace, args.private)

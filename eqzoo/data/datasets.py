@@ -240,10 +240,11 @@ def _pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySpli
 def _h5_split(images: Path, labels: Path) -> AnySplit:
     """A split of PatchCamelyon: ``x``, ``(n, height, width, 3)`` uint8, and ``y``, n integers 0 and 1."""
     with _h5_array(labels, "y") as y:
-        if y.dtype.kind not in "iub" or y.size != y.shape[0]:
+        fits = y.dtype.kind in "iub" and y.ndim and y.size == y.shape[0]
+        if not fits or not np.isin(y[:], (0, 1)).all():
             raise ValueError(
                 f"{labels}: y has the class of each image, integers 0 (normal) and 1 (tumor), (n, 1, 1, 1) or (n,); "
-                f"got {y.dtype} {y.shape}"
+                f"got {y.dtype} {y.shape}{', with other numbers' * bool(fits)}"
             )
         classes = torch.from_numpy(y[:].reshape(-1).astype(np.int64))
     names = ("normal", "tumor")

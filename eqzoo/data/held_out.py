@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ __all__ = ["complete_splits", "image_sources", "source_counts"]
 
 _FRACTION = 0.15
 _NOUNS = {"train": "training", "valid": "validation", "test": "test"}
-_SWAPS = 10**5  # pairs of sources that are tried in a step, at most
+_SWAPS = 10**6  # numbers of images, of pairs of sources that are tried in a step, at most
+_SEEDS = 20  # orders of the sources that are tried
 _STEPS = 1000  # of the search for a division by source
 
 
@@ -83,9 +84,13 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, t
         ValueError: If it finds no source of an image, or the same of all.
     """
     if not isinstance(split_by, str):
-        found = [str(value) for value in np.asarray(split_by).tolist()]
-        if len(found) != len(train):
-            raise ValueError(f"split_by has a value for each of the {len(train):,} training images, got {len(found):,}")
+        values = np.asarray(split_by) if isinstance(split_by, np.ndarray | Sequence) else np.empty(())
+        if values.shape != (len(train),):
+            got = f"{values.shape}" if values.ndim else f"a {type(split_by).__name__}"
+            raise ValueError(
+                f"split_by is a list with a value for each of the {len(train):,} training images, got {got}"
+            )
+        found = [str(value) for value in values.tolist()]
     elif not isinstance(data, str | os.PathLike):
         raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
     elif Path(data).suffix == ".npz" and Path(data).is_file():
@@ -93,26 +98,32 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, t
     elif Path(data).is_dir():
         found = _of_files(split_by, Path(data), train.files)
     else:
-        raise ValueError(f"split_by goes with a folder or a .npz file, and {data} is neither; got {split_by!r}")
-    if len(set(found)) < 2:
         raise ValueError(
-            f"split by {split_by}, all {len(found):,} training images come from {found[0]!r}: nothing can be "
-            "held out; give a pattern whose first group differs"
+            f"split_by goes with a folder or a .npz file, and {data} is neither, got {split_by!r}; in Python it may be "
+            "a list with a value for each training image"
+        )
+    if len(set(found)) < 2:
+        by = f" by {split_by}" if isinstance(split_by, str) else ""
+        raise ValueError(
+            f"split{by}, all {len(found):,} training images come from {found[0]!r}: nothing can be held out; give what "
+            "differs, as a pattern whose first group does"
         )
     return found
 
 
-def source_counts(splits: Mapping[str, AnySplit], train: AnySplit, sources: Sequence[str]) -> dict[str, int]:
-    """The number of sources in each split that was drawn by `complete_splits`.
+def source_counts(
+    splits: Mapping[str, AnySplit], train: AnySplit, sources: Sequence[str], drawn: Collection[str]
+) -> dict[str, int]:
+    """The number of sources in the training split and in each split that was drawn from it by `complete_splits`.
 
     Args:
         splits: The splits.
         train: The training images before.
         sources: What each of these comes from.
+        drawn: The names of the splits that were drawn; others may have images of the same names.
     """
     known = dict(zip(numbered(train).files, sources, strict=True))
-    found = {part: {known[file] for file in split.files if file in known} for part, split in splits.items()}
-    return {part: len(names) for part, names in found.items() if names}
+    return {part: len({known[file] for file in splits[part].files}) for part in ("train", *sorted(drawn))}
 
 
 def _of_array(name: str, path: Path, count: int) -> list[str]:
@@ -190,21 +201,25 @@ def _by_source(
     if fewest <= len(drawn):
         has = f"has images from {fewest} source{'s' * (fewest > 1)}"
         raise ValueError(_too_few(train, label, has, "add sources", drawn))
-    free, parts, rest = np.ones(len(names), dtype=bool), dict[str, AnySplit](), counts.sum(0)
-    for number, part in enumerate(drawn):
-        held = _held_out(counts[free], shares[part] * rest, len(drawn) - number)
-        if held is None:
-            raise ValueError(
-                f"no division of the {len(names):,} sources was found in which each class has {_NOUNS[part]} images "
-                "and others: add sources, or give the folders train, val and test yourself"
-            )
-        chosen = np.flatnonzero(free)[held]
-        parts[part] = part_of(train, torch.from_numpy(np.flatnonzero(np.isin(source, chosen))))
-        free[chosen] = False
-    return parts | {"train": part_of(train, torch.from_numpy(np.flatnonzero(free[source])))}
+    for seed in range(DRAW_SEED, DRAW_SEED + _SEEDS):
+        free, held = np.ones(len(names), dtype=bool), dict[str, np.ndarray]()
+        for number, part in enumerate(drawn):
+            chosen = _held_out(counts[free], shares[part] * counts.sum(0), len(drawn) - number, seed)
+            if chosen is None:
+                break
+            held[part] = np.flatnonzero(free)[chosen]
+            free[held[part]] = False
+        if len(held) == len(drawn):
+            parts = {part: np.isin(source, chosen) for part, chosen in held.items()} | {"train": free[source]}
+            return {part: part_of(train, torch.from_numpy(np.flatnonzero(own))) for part, own in parts.items()}
+    raise ValueError(
+        f"no division of the {len(names):,} sources was found in which each class has "
+        f"{' and '.join(_NOUNS[part] for part in drawn)} images and others: add sources, or give the folders train, "
+        "val and test yourself"
+    )
 
 
-def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int) -> np.ndarray | None:
+def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int, seed: int = DRAW_SEED) -> np.ndarray | None:
     """Which sources are held out, ``(sources,)`` bool, so that classes have about the wanted numbers of images.
 
     Sources are taken in random order while that brings the numbers nearer, and then moved and exchanged one at a time
@@ -215,6 +230,7 @@ def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int) -> np.ndarray
         counts: ``(sources, classes)``, the images of each.
         wanted: ``(classes,)``.
         others: The number of other parts, each of which needs a source of each class.
+        seed: That of the order.
 
     Returns:
         The sources, or None if a class lacks images in a part.
@@ -227,18 +243,18 @@ def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int) -> np.ndarray
         return (((number - wanted) / total) ** 2).sum(-1) + len(total) * lacking
 
     held = np.zeros(len(images), dtype=bool)
-    for index in np.random.RandomState(DRAW_SEED).permutation(len(images)):
-        now, then = held, held.copy()
-        then[index] = True
-        if cost(images[then].sum(0), there[then].sum(0)) < cost(images[now].sum(0), there[now].sum(0)):
-            held = then
+    number, covered = np.zeros(len(total)), np.zeros(len(total), dtype=np.int64)
+    for index in np.random.RandomState(seed).permutation(len(images)):
+        then = number + images[index], covered + there[index]
+        if cost(*then) < cost(number, covered):
+            held[index], (number, covered) = True, then
     for _ in range(_STEPS):
         number, covered = images[held].sum(0), there[held].sum(0)
         best, sign = cost(number, covered), np.where(held, -1, 1)[:, None]
         moved = cost(number + sign * images, covered + sign * there)
         changes = [(moved.min(), [int(moved.argmin())])]
         inside, outside = np.flatnonzero(held), np.flatnonzero(~held)
-        if 0 < len(inside) * len(outside) <= _SWAPS:
+        if 0 < len(inside) * len(outside) * len(total) <= _SWAPS:
             swapped = cost(
                 number + images[outside] - images[inside, None], covered + there[outside] - there[inside, None]
             )

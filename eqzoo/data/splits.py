@@ -20,6 +20,7 @@ __all__ = [
     "hold_out",
     "num_classes",
     "numbered",
+    "part_of",
     "per_class",
     "resized",
     "stratified",

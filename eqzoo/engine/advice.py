@@ -26,8 +26,8 @@ __all__ = [
     "advice_on_time",
     "chosen",
     "cut_off",
-    "other_side",
     "duplicates",
+    "other_side",
     "summary",
 ]
 

@@ -183,7 +183,7 @@ def _shortened(found: Mapping[str, Any], most: int) -> list[str]:
 
 def _in_other_case(unknown: Sequence[str], names: Mapping[str, str]) -> str:
     found = next((item for item in unknown if item.casefold() in names), None)
-    return f"; {found!r} would be {names[found.casefold()]!r} in its letters" if found else ""
+    return f"; names are case-sensitive: rename {found!r} to {names[found.casefold()]!r}" if found else ""
 
 
 def _trained_on(split: AnySplit, folder: Path, name: str) -> list[str]:

@@ -149,7 +149,7 @@ def finetune(
     images = _images(data, side, channels, data_dir, download)
     sources = None if split_by is None else image_sources(split_by, data, images["train"])
     splits = complete_splits(images, valid_fraction, test_fraction, sources)
-    divided = [] if sources is None else [_divided(split_by, source_counts(splits, images["train"], sources))]
+    by_source = [] if sources is None else [_by_source(split_by, splits, images, sources)]
     if against is not None:
         check_baseline(against, splits["train"].shape)
     label = _label(data)
@@ -186,8 +186,8 @@ def finetune(
         plan = planned(**measured)
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
-        parted = {"sized": size is not None, "by_source": sources is not None}
-        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **parted)
+        said = {"sized": size is not None, "by_source": sources is not None}
+        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **said)
         advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
@@ -198,7 +198,7 @@ def finetune(
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
             )
-        _say(*summary(plan, splits, settings, speed), *divided, *later, *advice)
+        _say(*summary(plan, splits, settings, speed), *by_source, *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
@@ -229,7 +229,7 @@ def finetune(
             made_by=line,
             advice=advice,
             image_side=native[0] if native else None,
-            notes=[f"{line[0].upper()}{line[1:]}." for line in divided],
+            notes=[f"{line[0].upper()}{line[1:]}." for line in by_source],
             against=against,
             formats={key: given[key] for key in AUTOMATIC if key in given},
             device=device,
@@ -237,11 +237,14 @@ def finetune(
     return FineTuned(model, report, directory.path)
 
 
-def _divided(split_by: object, counts: Mapping[str, int]) -> str:
+def _by_source(
+    split_by: object, splits: Mapping[str, AnySplit], images: Mapping[str, AnySplit], sources: Sequence[str]
+) -> str:
+    counts = source_counts(splits, images["train"], sources, splits.keys() - images.keys())
     uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
     parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
-    by = f" ({split_by})" if isinstance(split_by, str) else ""
-    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
+    by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
+    return f"the training images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 
 
 def _with_tag(source: ModelSource) -> ModelSource:

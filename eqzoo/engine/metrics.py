@@ -124,10 +124,10 @@ def classifier_metrics(
     with evaluation_bar(model, len(split), channels_last, title) as bar:
         began = time.perf_counter()
         logits = split_logits(model, split, workers)
+        each = (time.perf_counter() - began) / len(split)
         found = scores(split.labels, logits.argmax(1), names, logits)
         if rotated == 0:
             return found, logits
-        each = (time.perf_counter() - began) / len(split)
         most = len(split) if rotated is None else min(rotated, len(split))
         plan = _Rotations.plan(most, curve_size, None if seconds is None else seconds / each - len(split))
         bar.total = len(split) + plan.cost
@@ -233,7 +233,7 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
         and ``confusion``, counts by true and predicted class. With ``logits`` also the ``auc`` of each class, the
         probability that an image of it is given a higher probability of the class than an image of another class,
         where equal ones count half (the area under the receiver operating characteristic), None if all images are of
-        the class or none; and ``macro_auc``, their mean, None without any.
+        the class or none, or a logit is not a number; and ``macro_auc``, their mean, None without any.
 
     Example:
         >>> scores(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), "ab")["confusion"]
@@ -258,23 +258,30 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
     }
     if logits is None:
         return found
+    odds = _odds(logits)
     for label, row in enumerate(classes):
-        row["auc"] = _auc(_odds(logits, label), labels.cpu() == label)
+        row["auc"] = _auc(odds[:, label], labels.cpu() == label)
     areas = [row["auc"] for row in classes if row["auc"] is not None]
     return found | {"macro_auc": round(sum(areas) / len(areas), DIGITS) if areas else None}
 
 
-def _odds(logits: Tensor, label: int) -> Tensor:
-    """The logarithm of the odds of a class, which orders images as its probability does, without rounding to 1."""
+def _odds(logits: Tensor) -> Tensor:
+    """The logarithms of the odds of the classes, ``(n, classes)``, which order images as probabilities do.
+
+    Probabilities near 1 would round to it. ``log(p / (1 - p)) = z - log(sum of exp(z) of the other classes)``, of which
+    the sum runs over those before and those behind.
+    """
     logits = logits.double().cpu()
-    others = torch.cat([logits[:, :label], logits[:, label + 1 :]], 1)
-    return logits[:, label] - others.logsumexp(1)
+    none = torch.full_like(logits[:, :1], -torch.inf)
+    before = torch.cat([none, logits.logcumsumexp(1)[:, :-1]], 1)
+    behind = torch.cat([logits.flip(1).logcumsumexp(1).flip(1)[:, 1:], none], 1)
+    return logits - torch.logaddexp(before, behind)
 
 
 def _auc(score: Tensor, positive: Tensor) -> float | None:
     """The area under the receiver operating characteristic, in percent, by ranks (Mann and Whitney)."""
     count, others = int(positive.sum()), int((~positive).sum())
-    if not count or not others:
+    if not count or not others or score.isnan().any():
         return None
     _, place, equal = score.unique(return_inverse=True, return_counts=True)
     ranks = equal.cumsum(0) - (equal.double() - 1) / 2  # of equal scores the mean of theirs, from 1

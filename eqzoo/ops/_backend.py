@@ -222,38 +222,44 @@ def _has_triton() -> bool:
 
 @functools.cache
 def _library(source: str, scalar: str) -> ctypes.CDLL | None:
-    """Builds a source file for one type, once a machine, and keeps it in the user's cache."""
-    compiler = None if os.environ.get("EQZOO_NATIVE") == "0" else _compiler()
-    if compiler is None:
-        _log.info("no C++ compiler, or EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
+    """A source file compiled for one type: from the user's cache, or built and kept there."""
+    if os.environ.get("EQZOO_NATIVE") == "0":
+        _log.info("EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
     files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.glob("*.h"))]
     flags = [*_FLAGS, f"-DEQZOO_{scalar.upper()}", *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
-    ingredients = [
-        *compiler,
-        _run([*compiler, "--version"]).stdout,
-        _cpu(),
-        *flags,
-        *(f.read_text(encoding="utf-8") for f in files),
-    ]
-    name = f"{source}-{scalar}-{hashlib.sha256(chr(0).join(ingredients).encode()).hexdigest()[:16]}"
+    name = f"{source}-{scalar}-{_hashed(_cpu(), *flags, *(f.read_text(encoding='utf-8') for f in files))}"
     try:
-        folder, kept = _folder()
-        with _locked(folder / f".{name}.lock"):
-            if (path := _found(folder, name)) is None:
-                lasts = f"once ({folder})" if kept else "for this process alone, as its cache cannot be written"
-                print(f"eqzoo: compiling {files[0].name} ({scalar}) for this processor, {lasts}", file=sys.stderr)
-                path = _built(folder, name, [*compiler, *flags, str(files[0])])
+        compiler = _compiler()
+        if compiler:
+            name += f"-{_hashed(*compiler, _run([*compiler, '--version']).stdout)}"
+        cache = _cache()
+        path = _found(cache, name) if cache else None
+        if path is None:
+            if compiler is None:
+                _log.info("no C++ compiler: eqzoo.ops runs in eager torch")
+                return None
+            kept = cache is not None and os.access(cache, os.W_OK)
+            folder = cache if cache and kept else _temporary_folder()
+            with _locked(folder / f".{name}.lock"):
+                if (path := _found(folder, name)) is None:
+                    lasts = f"once ({folder})" if kept else "for this process alone, as its cache cannot be written"
+                    print(f"eqzoo: compiling {files[0].name} ({scalar}) for this processor, {lasts}", file=sys.stderr)
+                    path = _built(folder, name, [*compiler, *flags, str(files[0])])
         try:
             return ctypes.CDLL(str(path))
         except OSError:  # on a file system without the right to execute
-            if not kept:
+            if path.parent == _temporary_folder():
                 raise
             return ctypes.CDLL(str(shutil.copy(path, _temporary_folder() / path.name)))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         said = f"eqzoo: {files[0].name} could not be built or loaded, eager torch is used instead: {error}"
         warnings.warn(said, stacklevel=2)
         return None
+
+
+def _hashed(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -270,11 +276,15 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _found(folder: Path, name: str) -> Path | None:
-    """A library in the cache. Its name ends in a hash of its content: a truncated one would end the process."""
-    for path in folder.glob(f"{name}-*.so"):
+    """A library in a folder, of any compiler if ``name`` ends before that.
+
+    Its name ends in a hash of its content: one that is truncated would end the process when it is loaded.
+    """
+    for path in sorted(folder.glob(f"{name}-*.so")):
         if path.stem.rpartition("-")[2] == _digest(path):
             return path
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
     return None
 
 
@@ -309,20 +319,19 @@ def _compiler() -> tuple[str, ...] | None:
 
 
 def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
 
 
 @functools.cache
-def _folder() -> tuple[Path, bool]:
-    """The folder of built kernels, and whether it lasts: the user's cache or, if not writable, a temporary one."""
+def _cache() -> Path | None:
+    """The folder of built kernels, which need not be writable; None where there is none and none can be made."""
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "eqzoo" / "kernels"
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(cache, os.W_OK):
-            return cache, True
+        with contextlib.suppress(PermissionError):
+            cache.mkdir(parents=True, exist_ok=True)
+        return cache if cache.is_dir() else None
     except (OSError, RuntimeError):  # no such folder can be made, or the user has no home
-        pass
-    return _temporary_folder(), False
+        return None
 
 
 @functools.cache

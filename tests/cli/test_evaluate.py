@@ -169,7 +169,7 @@ def test_classes_in_other_letters_are_named(capsys, tmp_path):
     code, _, err = run(capsys, "evaluate", "z2_resnet29.eurosat", tmp_path / "tiles")
     assert code == 2
     assert "does not predict: its classes are 'AnnualCrop'" in err
-    assert "or leave their images out; 'HIGHWAY' would be 'Highway' in its letters" in err
+    assert "or leave their images out; names are case-sensitive: rename 'HIGHWAY' to 'Highway'" in err
 
 
 def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):

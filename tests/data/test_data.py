@@ -37,6 +37,7 @@ from eqzoo.data import (
     rotmnist,
     rotmnist_from_amat,
 )
+from eqzoo.data.datasets import DATASETS, SIDES
 from eqzoo.groups import P4M, transform
 from tests.conftest import ROOT
 
@@ -694,7 +695,7 @@ def test_pcam(tmp_path, monkeypatch, limit):
         load_splits("pcam", tmp_path)
     path.write_bytes(whole)
     labels = tmp_path / "pcam" / "camelyonpatch_level_2_split_valid_y.h5"
-    for array in (y * 0.9, np.array([b"tumor"] * 8), np.stack([y, y], 1)):
+    for array in (y * 0.9, np.array([b"tumor"] * 8), np.stack([y, y], 1), np.array(1), y + 1):
         with h5py.File(labels, "w") as file:
             file["y"] = array
         with pytest.raises(ValueError, match=r"valid_y.h5: y has the class of each image, integers 0"):
@@ -702,6 +703,10 @@ def test_pcam(tmp_path, monkeypatch, limit):
     labels.rename(f"{labels}.gz")
     with pytest.raises(FileNotFoundError, match=r"\(camelyonpatch_level_2_split_valid_y.h5 missing; unpack .*_y.h5.gz"):
         load_splits("pcam", tmp_path)
+
+
+def test_the_sides_of_named_data_sets_are_known():
+    assert SIDES.keys() == DATASETS.keys()
 
 
 def test_corrupt_mnist(tmp_path):

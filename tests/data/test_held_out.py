@@ -31,7 +31,8 @@ def test_each_source_is_whole_in_one_split_and_classes_keep_their_shares(count, 
     found = sources_in(splits, sources)
     assert not any(found[a] & found[b] for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")))
     assert sorted(int(file) for split in splits.values() for file in split.files) == list(range(count))
-    assert source_counts(splits, train, sources) == {part: len(names) for part, names in found.items()}
+    counted = source_counts(splits, train, sources, ("valid", "test"))
+    assert counted == {part: len(names) for part, names in found.items()}
     shares = {part: split.labels.bincount(minlength=3) / train.labels.bincount() for part, split in splits.items()}
     for part, wanted in (("train", 0.65), ("valid", 0.15), ("test", 0.2)):
         assert torch.allclose(shares[part], torch.tensor(wanted), atol=0.12 if number < 30 else 0.06), part
@@ -53,6 +54,36 @@ def test_a_rare_class_has_a_source_in_each_split():
             labels += [0] * 9 + [int(rare)]
         splits = complete_splits({"train": split_of(labels, ("often", "rare"))}, 0.15, 0.15, sources)
         assert [int(split.labels.sum()) for split in splits.values()] == [1, 1, 1]
+
+
+def test_images_that_the_data_has_for_the_test_are_of_no_source():
+    """Both are known by their numbers, as those of a .npz file are."""
+    sources = [f"patient {i // 6}" for i in range(60)]
+    train, own = split_of([i % 2 for i in range(60)]), split_of([0, 1] * 10)
+    splits = complete_splits({"train": train, "test": own}, sources=sources)
+    counts = source_counts(splits, train, sources, splits.keys() - {"train", "test"})
+    assert counts.keys() == {"train", "valid"}
+    assert sum(counts.values()) == 10
+
+
+def test_thousands_of_sources_are_divided():
+    """As of a pattern that is nearly a file's name: the work for each pair of them would take minutes."""
+    train = split_of([i % 3 for i in range(30_000)])
+    sources = [str(i // 2) for i in range(30_000)]
+    splits = complete_splits({"train": train}, sources=sources)
+    assert [len(split) for split in splits.values()] == pytest.approx([21_000, 4_500, 4_500], rel=0.02)
+
+
+def test_a_division_is_looked_for_in_several_orders():
+    """Small cases in which the first order of the sources leads to none, although there is one."""
+    counts = np.array([[0, 0, 1], [0, 2, 3], [3, 0, 0], [1, 8, 0], [0, 6, 0], [4, 0, 8]])
+    labels, sources = [], []
+    for source, row in enumerate(counts):
+        for label, count in enumerate(row):
+            labels += [label] * count
+            sources += [str(source)] * count
+    splits = complete_splits({"train": split_of(labels)}, sources=sources)
+    assert all(split.labels.unique().tolist() == [0, 1, 2] for split in splits.values())
 
 
 def test_what_cannot_be_divided_is_said():
@@ -137,8 +168,10 @@ def test_sources_of_arrays(tmp_path):
         ("scene", tmp_path / "a.npz", "has no array 'scene' to split by.* it has of_two, slide, x_train, y_train"),
         ("of_two", tmp_path / "a.npz", r"of_two to split by has a value for each of the 12 training images, got \(2,"),
         ("slide", {"train": train}, "for splits in memory split_by is a value for each training image, got 'slide'"),
-        ("folder", "cifar10", "split_by goes with a folder or a .npz file, and cifar10 is neither"),
-        ([1, 2], {"train": train}, "a value for each of the 12 training images, got 2"),
+        ("folder", "cifar10", "a .npz file, and cifar10 is neither, got 'folder'; in Python it may be a list"),
+        ([1, 2], {"train": train}, r"a value for each of the 12 training images, got \(2,\)"),
+        (3, {"train": train}, "a value for each of the 12 training images, got a int"),
+        (set("abcdefghijkl"), {"train": train}, "a value for each of the 12 training images, got a set"),
         ([1] * 12, {"train": train}, "all 12 training images come from '1'"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -150,7 +183,7 @@ def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
     args = ["finetune", "p4_cnn", folder, "--output", tmp_path / "out", "--epochs", "1", "--split-by", "folder"]
     assert command_line.main([str(arg) for arg in args]) == 0
     said = capsys.readouterr().err
-    line = "he images come from 8 sources (folder), each whole in one split: "
+    line = "he training images come from 8 sources (folder), each whole in one split: "
     assert "eqzoo: t" + line in said
     assert "patient or a slide" not in said  # the advice to do so
     report = json.loads((tmp_path / "out" / "report.json").read_text())

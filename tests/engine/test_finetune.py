@@ -42,6 +42,7 @@ from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.state import TrainingState
+from eqzoo.hub import shipped_folder
 from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
@@ -236,7 +237,17 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
     results = json.loads((tuned.folder / "results.json").read_text())
     assert results["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn", num_classes=3))
     assert f"| multiply-adds an image | {results['multiply_adds']:,} |" in card
-    config = json.loads((tmp_path / "p4_cnn.my-shapes" / "config.json").read_text())
+    assert f"{results['throughput']['images_per_second']:,.0f} a second" in card
+    assert "bar, blob, cross" in card
+    assert "base_model: eqzoo/p4_cnn.rotmnist" in card
+    published = tmp_path / "p4_cnn.my-shapes"
+    model, here = (timm.create_model(f"local-dir:{f}", pretrained=True).eval() for f in (published, tuned.folder))
+    x = torch.rand(1, 1, 28, 28)
+    assert torch.equal(model(x), here(x))
+    for key in ("architecture", "num_classes", "num_features", "global_pool", "label_names", "model_args"):
+        of = [json.loads((f / "config.json").read_text())[key] for f in (published, tuned.folder)]
+        assert of[0] == of[1], key
+    config = json.loads((published / "config.json").read_text())
     assert config["eqzoo"]["image_side"] == 32
     assert run(capsys, "publish", tuned.folder)[:2] == (0, "made p4_cnn.my-shapes\n")  # the same again
     for words, said in (
@@ -245,7 +256,9 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         (("p4_cnn.my-shapes", "--push", "me"), "not logged in to the Hub"),
         ((tuned.folder, "--output", tuned.folder), "is the folder of the run itself; name another one with --output"),
         ((tuned.folder, "--private"), "--private is for a repo that is made by --push OWNER"),
-        ((tmp_path,), "results.json; run python training/evaluate.py"),
+        ((tmp_path,), "results.json; if it is a run of training/train.py"),
+        ((tmp_path / "nowhere",), "nowhere; give the one that eqzoo finetune wrote"),
+        ((shipped_folder() / "p4_cnn.rotmnist", "--push", "me"), "is a checkpoint of eqzoo itself"),
     ):
         monkeypatch.setenv("HF_TOKEN", "")
         monkeypatch.setenv("HF_HOME", str(tmp_path / "nobody"))
@@ -253,7 +266,18 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         assert (code, out) == (2, ""), words
         assert said in err
     assert run(capsys, "publish", "p4_cnn.my-shapes", "--onnx")[0] == 0
-    assert (tmp_path / "p4_cnn.my-shapes" / "model.onnx").is_file()
+    assert (published / "model.onnx").is_file()
+    for name, text, said in (
+        ("results.json", "[]", "holds no results of a checkpoint; give its eqzoo finetune command again"),
+        ("config.json", "{}", "is no configuration of a checkpoint; give its eqzoo finetune command again"),
+    ):
+        copy = shutil.copytree(tuned.folder, tmp_path / name)
+        (copy / name).write_text(text)
+        assert said in run(capsys, "publish", copy)[2]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert run(capsys, "publish", tuned.folder, "--output", ".")[0] == 0
+    assert '"local-dir:here"' in (tmp_path / "here" / "README.md").read_text()
 
 
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
@@ -723,6 +747,8 @@ def test_the_area_under_the_curve_is_that_of_all_pairs():
         naive = (own[:, None] > other).double() + (own[:, None] == other).double() / 2
         assert label or 100 * naive.mean().item() != pytest.approx(row["auc"], abs=1e-3)  # control
     assert found["classes"][3]["auc"] is None
+    lost = torch.where(torch.arange(60)[:, None] == 7, torch.nan, logits)
+    assert scores(labels, logits.argmax(1), "abcd", lost)["macro_auc"] is None
     assert found["macro_auc"] == pytest.approx(sum(row["auc"] for row in found["classes"][:3]) / 3, abs=1e-5)
     alone = scores(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), "ab", torch.randn(3, 2))
     assert alone["macro_auc"] is None

@@ -1,6 +1,7 @@
 """The kernels' common ground: they are built once, chosen by backend, and replaced by eager torch where they fail."""
 
 import ctypes
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,7 +43,7 @@ def sources(tmp_path, monkeypatch):
 
 def forget():
     """What a new process does not know."""
-    for cached in (_backend._library, _backend._folder, _backend._compiler, _backend._temporary_folder):
+    for cached in (_backend._library, _backend._cache, _backend._compiler, _backend._temporary_folder):
         cached.cache_clear()
 
 
@@ -180,10 +181,42 @@ def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch, 
 
     monkeypatch.setattr("pathlib.Path.expanduser", homeless)
     assert exponential(torch.ones(3)) is not None
-    folder, kept = _backend._folder()
-    assert folder.name.startswith("eqzoo-")
-    assert not kept
+    assert _backend._cache() is None
+    assert list(_backend._temporary_folder().glob("*.so"))
     assert "for this processor, for this process alone, as its cache cannot be written\n" in capfd.readouterr().err
+
+
+def test_a_filled_cache_serves_where_nothing_can_be_written_or_compiled(sources, tmp_path, monkeypatch, capfd):
+    """As in a container whose image was built with it."""
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    assert exponential(torch.ones(3)) is not None
+    assert capfd.readouterr().err.count("compiling") == 1
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: "kernels" not in str(path) and access(path, mode))
+    forget()
+    assert exponential(torch.ones(3)) is not None
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", "")
+    forget()
+    assert exponential(torch.ones(3)) is not None
+    assert capfd.readouterr().err == ""
+    assert exponential(torch.ones(3).float()) is None  # not in it, and no compiler
+    monkeypatch.setenv("PATH", path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    forget()
+    assert exponential(torch.ones(3)) is not None
+    assert "for this process alone, as its cache cannot be written" in capfd.readouterr().err
+
+
+def test_processes_do_without_locks_of_files_where_there_are_none(sources, monkeypatch):
+    import fcntl
+
+    def refusing(*_):
+        raise OSError("no locks available")
+
+    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+    monkeypatch.setattr(fcntl, "flock", refusing)
+    assert exponential(torch.ones(3)) is not None
 
 
 def test_a_damaged_kernel_is_built_again(sources, tmp_path, capfd):
@@ -227,6 +260,15 @@ def test_the_compiler_that_the_user_chose_is_used_or_missed(sources, monkeypatch
     monkeypatch.setenv("CXX", f"{own} first")
     assert exponential(torch.ones(3)) is not None
     assert (tmp_path / "calls").read_text().startswith("first --version\nfirst -std=c++17")
+    broken = tmp_path / "broken"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    for wrong, said in (("g++ 'a", "No closing quotation"), (str(broken), "Exec format error")):
+        (sources / "exponential.cpp").write_text(EXPONENTIAL + f"// {wrong}")
+        forget()
+        monkeypatch.setenv("CXX", wrong)
+        with pytest.warns(UserWarning, match=said):
+            assert exponential(torch.ones(3)) is None
     forget()
     monkeypatch.setenv("CXX", "false")
     with pytest.warns(UserWarning, match="false says: nothing, and ends with 1"):

@@ -140,6 +140,7 @@ def test_nothing_is_written_where_anything_is_wrong(tmp_path, cards, monkeypatch
     (tmp_path / "run" / "results.json").write_text("{")
     with pytest.raises(SystemExit, match="is not JSON"):
         publish.main([str(tmp_path / "run")])
+    (tmp_path / "empty").mkdir()
     with pytest.raises(SystemExit, match=r"run python training/evaluate.py .*empty first"):
         publish.main([str(tmp_path / "empty")])
     monkeypatch.setattr(publish, "GIT_LIMIT", 1000)
