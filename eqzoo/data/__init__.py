@@ -5,7 +5,7 @@ from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
 from .datasets import DATASETS, load_splits, npz
 from .eurosat import EUROSAT_CLASSES
 from .folder import image_folder
-from .held_out import complete_splits, image_sources, source_counts
+from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
@@ -22,6 +22,7 @@ __all__ = [
     "augment",
     "batches",
     "check",
+    "check_apart",
     "chula_rbc12_cells",
     "complete_splits",
     "draw",

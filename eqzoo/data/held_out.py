@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from .folder import split_folder
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
-__all__ = ["complete_splits", "image_sources", "source_counts"]
+__all__ = ["check_apart", "complete_splits", "image_sources", "source_counts"]
 
 _FRACTION = 0.15
 _NOUNS = {"train": "training", "valid": "validation", "test": "test"}
@@ -69,8 +69,8 @@ def complete_splits(
     return parts
 
 
-def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, train: AnySplit) -> list[str]:
-    """What each training image comes from: a patient, a slide, a scene.
+def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, split: AnySplit) -> list[str]:
+    """What each image comes from: a patient, a slide, a scene.
 
     Args:
         split_by: ``"folder"``: the folder inside of the class folder, by its name, also where several classes have it.
@@ -78,52 +78,65 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, t
             source is its first group, or all that it finds. Of a .npz file the name of an array with a value for each
             training image. Or the values themselves.
         data: The data that the images were read from, as `read_images` takes it.
-        train: The training images.
+        split: The images; those of a folder may be of any part, others are the training images.
 
     Raises:
-        ValueError: If it finds no source of an image, or the same of all.
+        ValueError: If it finds no source of an image.
     """
     if not isinstance(split_by, str):
         values = np.asarray(split_by) if isinstance(split_by, np.ndarray | Sequence) else np.empty(())
-        if values.shape != (len(train),):
+        if values.shape != (len(split),):
             got = f"{values.shape}" if values.ndim else f"a {type(split_by).__name__}"
             raise ValueError(
-                f"split_by is a list with a value for each of the {len(train):,} training images, got {got}"
+                f"split_by is a list with a value for each of the {len(split):,} training images, got {got}"
             )
         found = [str(value) for value in values.tolist()]
     elif not isinstance(data, str | os.PathLike):
         raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
     elif Path(data).suffix == ".npz" and Path(data).is_file():
-        found = _of_array(split_by, Path(data), len(train))
+        found = _of_array(split_by, Path(data), len(split))
     elif Path(data).is_dir():
-        found = _of_files(split_by, Path(data), train.files)
+        found = _of_files(split_by, Path(data), split.files)
     else:
         raise ValueError(
             f"split_by goes with a folder or a .npz file, and {data} is neither, got {split_by!r}; in Python it may be "
             "a list with a value for each training image"
         )
-    if len(set(found)) < 2:
-        by = f" by {split_by}" if isinstance(split_by, str) else ""
-        raise ValueError(
-            f"split{by}, all {len(found):,} training images come from {found[0]!r}: nothing can be held out; give what "
-            "differs, as a pattern whose first group does"
-        )
     return found
 
 
-def source_counts(
-    splits: Mapping[str, AnySplit], train: AnySplit, sources: Sequence[str], drawn: Collection[str]
-) -> dict[str, int]:
-    """The number of sources in the training split and in each split that was drawn from it by `complete_splits`.
+def check_apart(sources: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if images of one source are in several splits.
 
     Args:
-        splits: The splits.
-        train: The training images before.
-        sources: What each of these comes from.
-        drawn: The names of the splits that were drawn; others may have images of the same names.
+        sources: For each split what its images come from.
     """
-    known = dict(zip(numbered(train).files, sources, strict=True))
-    return {part: len({known[file] for file in splits[part].files}) for part in ("train", *sorted(drawn))}
+    parts: dict[str, list[str]] = {}
+    for part, names in sources.items():
+        for name in dict.fromkeys(names):
+            parts.setdefault(name, []).append(part)
+    if several := {name: found for name, found in parts.items() if len(found) > 1}:
+        name, found = next(iter(several.items()))
+        are = "source is" if len(several) == 1 else "sources are"
+        raise ValueError(
+            f"{len(several):,} {are} in several splits, such as {name!r} in {' and '.join(found)}: move the images of "
+            "each into one, or give one folder of class folders, which is divided by sources"
+        )
+
+
+def source_counts(
+    splits: Mapping[str, AnySplit], images: Mapping[str, AnySplit], sources: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """The number of sources in each split of which they are known: given, or drawn from the training images.
+
+    Args:
+        splits: The splits, completed by `complete_splits`.
+        images: The splits before.
+        sources: What the images of ``train``, and possibly of others, come from.
+    """
+    known = {part: dict(zip(numbered(images[part]).files, names, strict=True)) for part, names in sources.items()}
+    origin = {part: part if part in sources else "train" for part in splits if part in sources or part not in images}
+    return {part: len({known[of][file] for file in splits[part].files}) for part, of in origin.items()}
 
 
 def _of_array(name: str, path: Path, count: int) -> list[str]:
@@ -158,7 +171,7 @@ def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
         wanted = f"what {split_by!r} finds in the path below the class folder"
     if missing := [name for name, source in zip(files, found, strict=True) if not source]:
         raise ValueError(
-            f"{len(missing):,} of {len(files):,} training images have no source to split by, {wanted}: {missing[0]}"
+            f"{len(missing):,} of {len(files):,} images have no source to split by, {wanted}: {missing[0]}"
         )
     return [str(source) for source in found]
 
@@ -194,6 +207,11 @@ def _by_source(
             "and test images of its own, or their fractions are 0; leave split_by out"
         )
     names, source = np.unique(np.asarray(sources, dtype=str), return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(
+            f"all {len(train):,} training images come from {str(names[0])!r}, so nothing can be held out: split_by is what "
+            "differs between them, such as a pattern whose first group does"
+        )
     classes = train.labels.cpu().numpy()
     counts = np.zeros((len(names), classes.max() + 1), dtype=np.int64)  # images of each source and class
     np.add.at(counts, (source, classes), 1)

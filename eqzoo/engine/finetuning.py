@@ -17,6 +17,7 @@ from ..data import (
     AnySplit,
     Split,
     check,
+    check_apart,
     complete_splits,
     files_left_out,
     folders_in_classes,
@@ -109,11 +110,11 @@ def finetune(
         valid_fraction: The fraction of the images to choose the epoch by, 0 for none; None for 0.15 if the data has no
             validation split.
         test_fraction: The same for the test split.
-        split_by: What the training images come from, such as patients, slides or scenes, to draw the validation and
-            test splits by whole sources, so that the images of one are in one split only: ``"folder"`` for the folders
-            inside of the class folders, a regular expression for a part of the files' names, the name of an array of a
-            .npz file, or a value for each training image, see `eqzoo.data.image_sources`. None if each image stands
-            alone.
+        split_by: What the images come from, such as patients, slides or scenes, to draw the validation and test splits
+            by whole sources, so that the images of one are in one split only, and to check the splits of a folder for
+            it: ``"folder"`` for the folders inside of the class folders, a regular expression for a part of the files'
+            names, the name of an array of a .npz file, or a value for each training image, see
+            `eqzoo.data.image_sources`. None if each image stands alone.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
@@ -147,9 +148,10 @@ def finetune(
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
     images = _images(data, side, channels, data_dir, download)
-    sources = None if split_by is None else image_sources(split_by, data, images["train"])
-    splits = complete_splits(images, valid_fraction, test_fraction, sources)
-    by_source = [] if sources is None else [_by_source(split_by, splits, images, sources)]
+    sources = {} if split_by is None else _sources(split_by, data, images)
+    apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
+    splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
+    by_source = [_by_source(split_by, source_counts(splits, images, sources))] if sources else []
     if against is not None:
         check_baseline(against, splits["train"].shape)
     label = _label(data)
@@ -186,7 +188,7 @@ def finetune(
         plan = planned(**measured)
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
-        said = {"sized": size is not None, "by_source": sources is not None}
+        said = {"sized": size is not None, "by_source": bool(sources)}
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **said)
         advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
@@ -237,14 +239,20 @@ def finetune(
     return FineTuned(model, report, directory.path)
 
 
-def _by_source(
-    split_by: object, splits: Mapping[str, AnySplit], images: Mapping[str, AnySplit], sources: Sequence[str]
-) -> str:
-    counts = source_counts(splits, images["train"], sources, splits.keys() - images.keys())
+def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str, AnySplit]) -> dict[str, list[str]]:
+    """What the images of each split come from, of a folder; of others those of the training images alone."""
+    of_files = isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir()
+    parts = images if of_files else ["train"]
+    found = {part: image_sources(split_by, data, images[part]) for part in parts}
+    check_apart(found)
+    return found
+
+
+def _by_source(split_by: object, counts: Mapping[str, int]) -> str:
     uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
     parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
     by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
-    return f"the training images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
+    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 
 
 def _with_tag(source: ModelSource) -> ModelSource:
