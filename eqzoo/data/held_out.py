@@ -209,8 +209,8 @@ def _by_source(
     names, source = np.unique(np.asarray(sources, dtype=str), return_inverse=True)
     if len(names) < 2:
         raise ValueError(
-            f"all {len(train):,} training images come from {str(names[0])!r}, so nothing can be held out: split_by is what "
-            "differs between them, such as a pattern whose first group does"
+            f"all {len(train):,} training images come from {str(names[0])!r}, so nothing can be held out: split_by is "
+            "what differs between them, such as a pattern whose first group does"
         )
     classes = train.labels.cpu().numpy()
     counts = np.zeros((len(names), classes.max() + 1), dtype=np.int64)  # images of each source and class
