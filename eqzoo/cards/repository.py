@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common import atomic, json_text
-from ..engine.report_files import REPORT_NAME
-from ..engine.run_directory import SETTINGS_NAME
+from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
 from ..models.loading import load_network

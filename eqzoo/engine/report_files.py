@@ -25,12 +25,12 @@ from .predictions_file import each_prediction, write_predictions
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
-from .run_directory import RunDirectory, write_json
+from .run_directory import REPORT_NAME, RunDirectory, write_json
 from .speed import Speed
 
-__all__ = ["REPORT_NAME", "write_report"]
+__all__ = ["write_report"]
 
-REPORT_NAME, PAGE_NAME, PREDICTIONS_NAME = "report.json", "report.md", "predictions.csv"
+PAGE_NAME, PREDICTIONS_NAME = "report.md", "predictions.csv"
 _REPORT_SECONDS = 30.0  # that the report may take, or a tenth of the training if that is more
 _EVALUATION = 0.6  # of these: the rest is for the equivariance error, the throughput and the figures
 _TIES_SAMPLE = 100  # images whose logits are compared

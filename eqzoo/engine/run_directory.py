@@ -30,6 +30,7 @@ from .recipe import Recipe
 __all__ = [
     "RECIPE_NAME",
     "RECORD_NAME",
+    "REPORT_NAME",
     "SETTINGS_NAME",
     "FinishedRun",
     "RunDirectory",
@@ -39,6 +40,7 @@ __all__ = [
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
 SETTINGS_NAME, LOCK_NAME, TRAINED_NAME = "finetune.json", ".lock", "trained_on.npy"
+REPORT_NAME = "report.json"
 
 
 class _WeightsError(ValueError):

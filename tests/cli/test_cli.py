@@ -594,10 +594,12 @@ from eqzoo.cli.main import main
 image, folder = {str(IMAGE)!r}, {str(tmp_path)!r}
 for command in (["predict", image, "--model", "p4_cnn"], ["evaluate", "p4_cnn", folder], ["check", "p4_cnn"]):
     assert main(command) == 0, command
+assert main(["publish", folder]) == 2  # there is nothing to publish, which it says
 assert main(["finetune", "p4_cnn", folder, "--output", "out"]) == 2
 """
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+    assert "results.json; if it is a run of training/train.py" in ran.stderr
     assert ran.stderr.splitlines()[-1] == (
         "eqzoo finetune: training needs accelerate: pip install 'eqzoo[train]' (import of accelerate halted; None in "
         "sys.modules)"
