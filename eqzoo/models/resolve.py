@@ -10,6 +10,7 @@ from typing import Any
 
 import timm
 
+from ..data.datasets import SIDES
 from ..hub import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -19,11 +20,12 @@ from ..hub import (
     published_names,
     user_folder,
 )
-from ._builder import checkpoint_arguments
+from ._builder import checkpoint_arguments, loaded_checkpoint
 from .registry import list_models
 
 __all__ = ["ModelSource", "resolve"]
 
+_MAGNIFIED = ("eurosat", "chula_rbc12")  # data sets of one magnification
 _LARGEST_SIDE = 2**16  # pixels, or channels
 _PREFIXES = "names are <model>, <model>.<checkpoint>, hf-hub:<owner>/<repo>, local-dir:<folder>, or a path"
 
@@ -62,7 +64,15 @@ class ModelSource:
 
     @property
     def image_side(self) -> int | None:
-        """The shorter side of the images that it was fine-tuned on, in pixels, where its config.json says it."""
+        """The shorter side of the images that it was trained on, in pixels, if things in them have a certain size.
+
+        Of a fine-tuned network as its config.json says; of the published ones for tiles of land and cells. Digits and
+        photographs fill their images at any number of pixels. None if it is unknown.
+        """
+        if not self.config:
+            name = self.timm_name if "." in self.timm_name else loaded_checkpoint(self.architecture)
+            tag = name.partition(".")[2]
+            return SIDES[tag] if tag in _MAGNIFIED else None
         found = self.config.get("eqzoo")
         side = found.get("image_side") if isinstance(found, Mapping) else None
         return side if isinstance(side, int) and side > 0 else None

@@ -18,6 +18,7 @@ from eqzoo.cli._metrics import confusion_rows
 from eqzoo.data import Split
 from eqzoo.engine.metrics import scores
 from eqzoo.hub import shipped_folder
+from eqzoo.models.resolve import resolve
 from tests.cli.test_cli import IMAGE, run
 from tests.engine.test_finetune import save_shapes
 
@@ -329,7 +330,11 @@ def test_images_of_another_scale_than_those_of_the_training_are_noticed(tmp_path
             code, _, err = run(capsys, "predict", images, "--model", tuned.folder)
             assert code == 0
             assert err == "" if said is None else re.search(f": the images {said}", err)
-    assert run(capsys, "predict", tmp_path / "of64", "--model", "p4_cnn")[2] == ""  # of unknown images
+    assert run(capsys, "predict", tmp_path / "of64", "--model", "p4_cnn")[2] == ""  # digits are of any size
+    for name, side in (("z2_resnet29.eurosat", 64), ("p4m_densenet", 80), ("p4_resnet29", None)):
+        assert resolve(name).image_side == side
+    err = run(capsys, "predict", tmp_path / "of16", "--model", "z2_resnet29.eurosat")[2]
+    assert "have about 16 pixels a side, those that the network was trained on 64" in err
 
 
 def test_an_evaluation_that_would_take_long_rotates_fewer_images(digits, capsys, monkeypatch):
