@@ -192,7 +192,8 @@ def test_the_readme_is_short():
     assert "With all images the plain network catches up, and on photographs" in headline
     assert "`p4_resnet29` gains nothing" in headline
     assert f"- **{len(eqzoo.list_models())} networks under" in headline
-    assert "at 9 times the multiply-adds of the plain twin and by another recipe" in " ".join(own.split())
+    said = "at 9 times the multiply-adds of the plain twin, which has 6.07 % by the same recipe (one seed each"
+    assert said in " ".join(own.split())
     for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29"):
         results = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())
         seeds = results.get("test_errors", [results["test_error"]])

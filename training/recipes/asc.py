@@ -211,7 +211,11 @@ _GPU_P4M = (
 
 _AS_P4M = (
     "It is the recipe of p4m_resnet29.cifar10, which ran on a GPU, for its plain twin, so that the two compare; here "
-    "on one core of a CPU."
+    "on one core of an Intel Xeon, the last eleven epochs on two, in 2.1 hours beside other work. The validation "
+    "error was lowest in epoch 43, 5.60 %, and 5.62 % in the last one; the validation loss was lowest in epoch 37, "
+    "0.2203, and rose to 0.2278. The test error is 6.07 % (one run), where p4m_resnet29.cifar10 has 5.48 % on "
+    "validation images and 5.70 % on test images, at nine times the multiply-adds. The weights are not published; "
+    "those of z2_resnet29.cifar10 are of another recipe."
 )
 
 
