@@ -212,10 +212,8 @@ def push_repo(
     _check_onnx(folder)
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
-    card = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)[
-        CARD_NAME
-    ]
-    files[CARD_NAME] = card.encode()
+    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)
+    files[CARD_NAME] = texts[CARD_NAME].encode()
     return push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
 
 

@@ -119,8 +119,9 @@ def check_apart(sources: Mapping[str, Sequence[str]]) -> None:
         name, found = next(iter(several.items()))
         are = "source is" if len(several) == 1 else "sources are"
         raise ValueError(
-            f"{len(several):,} {are} in several splits, such as {name!r} in {' and '.join(found)}: move the images of "
-            "each into one, or give one folder of class folders, which is divided by sources"
+            f"{len(several):,} {are} in several splits, such as {name!r} among the "
+            f"{' and '.join(_NOUNS[part] for part in found)} images: move the images of each into one, or give one "
+            "folder of class folders, which is split by sources"
         )
 
 

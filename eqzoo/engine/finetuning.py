@@ -188,8 +188,8 @@ def finetune(
         plan = planned(**measured)
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
-        said = {"sized": size is not None, "by_source": bool(sources)}
-        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **said)
+        chosen = {"sized": size is not None, "by_source": bool(sources)}
+        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **chosen)
         advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):

@@ -48,16 +48,20 @@ class KeepsTables(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        loaded = [value for value in state_dict.values() if isinstance(value, Tensor) and not value.is_meta]
-        if not local_metadata.get("assign_to_params_buffers") or not loaded:
+        tables = self.__dict__.get("_tables", {})
+        missing = [name for name in tables if (buffer := self._buffers.get(name)) is not None and buffer.is_meta]
+        if not missing or not local_metadata.get("assign_to_params_buffers"):
             return
-        own_first = sorted(state_dict, key=lambda key: not key.startswith(prefix))
-        device = next(state_dict[key].device for key in own_first if any(state_dict[key] is value for value in loaded))
-        for name, (values, _) in self.__dict__.get("_tables", {}).items():
-            buffer = self._buffers.get(name)
-            if buffer is not None and buffer.is_meta:
-                self._buffers[name] = restored = _buffer(values, device)
-                self._tables[name] = (values, restored)
+        devices = {
+            key: value.device for key, value in state_dict.items() if isinstance(value, Tensor) and not value.is_meta
+        }
+        own = (device for key, device in devices.items() if key.startswith(prefix))
+        if (device := next(own, next(iter(devices.values()), None))) is None:
+            return
+        for name in missing:
+            values = tables[name][0]
+            self._buffers[name] = restored = _buffer(values, device)
+            tables[name] = (values, restored)
 
 
 def _buffer(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:

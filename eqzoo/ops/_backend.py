@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -289,16 +288,14 @@ def _found(folder: Path, name: str) -> Path | None:
 
 
 def _built(folder: Path, name: str, command: Sequence[str]) -> Path:
-    """Compiles a library under a temporary name, and renames it."""
-    temporary = folder / f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
-    try:
+    """Compiles a library in a temporary folder inside of ``folder``, and moves it to the name that has its hash."""
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as made:
+        temporary = Path(made) / "kernel.so"
         # Without OpenMP kernels use one thread; some compilers do not know -march=native.
         for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
             ran = _run([*command, *extra, "-o", str(temporary)])
             if ran.returncode == 0 and temporary.is_file():
                 return temporary.replace(folder / f"{name}-{_digest(temporary)}.so")
-    finally:
-        temporary.unlink(missing_ok=True)
     raise OSError(f"{command[0]} says: {ran.stderr.strip()[-2000:] or f'nothing, and ends with {ran.returncode}'}")
 
 

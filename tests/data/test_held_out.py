@@ -214,5 +214,5 @@ def test_sources_in_several_folders_of_ones_own_are_an_error(folder, tmp_path, c
     assert said in capsys.readouterr().err
     (tmp_path / "own" / "val" / "tumor" / "patient4").rename(tmp_path / "own" / "val" / "tumor" / "patient1")
     assert command_line.main([str(arg) for arg in [*args, "folder"]]) == 2
-    said = "1 source is in several splits, such as 'patient1' in train and valid: move the images of each into one"
+    said = "1 source is in several splits, such as 'patient1' among the training and validation images: move"
     assert said in capsys.readouterr().err
