@@ -194,7 +194,7 @@ def test_the_readme_is_short():
     assert f"- **{len(eqzoo.list_models())} networks under" in headline
     said = "at 9 times the multiply-adds of the plain twin, which has 6.07 % by the same recipe (one seed each"
     assert said in " ".join(own.split())
-    for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29"):
+    for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29", "p4_asc_resnet29"):
         results = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())
         seeds = results.get("test_errors", [results["test_error"]])
         spread = f" ± {results['test_error_std']:.2f}" if len(seeds) > 1 else ""

@@ -68,12 +68,14 @@ def test_milestones_keep_their_shares_of_another_length(words, milestones):
 
 
 def test_a_shorter_run_leaves_out_later_restarts():
-    name = "p4_asc_resnet29.cifar10_first"
+    name = "z2_resnet29.cifar10_second"
     whole = parsed([name])
-    assert whole.restarts == (12, 21, 31)
+    assert (whole.epochs, whole.restarts) == (31, (11,))
     cut = parsed([name, "--epochs", "20"])
-    assert (cut.epochs, cut.restarts, cut.restart_lrs) == (20, whole.restarts[:1], whole.restart_lrs[:1])
-    assert [cut.rate(epoch) for epoch in (3, 9, 12)] == [whole.rate(epoch) for epoch in (3, 9, 12)]
+    assert (cut.epochs, cut.restarts, cut.restart_lrs) == (20, whole.restarts, whole.restart_lrs)
+    assert [cut.rate(epoch) for epoch in (3, 9, 11)] == [whole.rate(epoch) for epoch in (3, 9, 11)]
+    shorter = parsed([name, "--epochs", "9"])
+    assert (shorter.restarts, shorter.restart_lrs) == ((), ())
     assert parsed([name, "--epochs", "60"]).restarts == whole.restarts
     assert parsed([name, "--epochs", "20", "--set", "restarts=[]", "restart_lrs=[]"]).restarts == ()
 
@@ -102,14 +104,14 @@ def test_images_of_a_folder_keep_their_channels(tmp_path):
 
 def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
     with pytest.raises(ValueError, match=r"goes on for 12 epochs .* cifar10; .*take p4_resnet29.cifar10_first,"):
-        parsed(["p4_resnet29.cifar10", "--dataset", "cells"])
-    assert parsed(["p4_resnet29.cifar10", "--dataset", "cells", "--set", "start=null"]).start is None
+        parsed(["p4_resnet29.cifar10_third", "--dataset", "cells"])
+    assert parsed(["p4_resnet29.cifar10_third", "--dataset", "cells", "--set", "start=null"]).start is None
     assert parsed(["p4_resnet29.cifar10_first", "--dataset", "cells"]).epochs == 28
 
 
 def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():
-    name = "p4_asc_resnet29.cifar10_first"
-    assert [parsed([name, "--epochs", str(epochs)]).half_size_epochs for epochs in (41, 7, 6, 1)] == [6, 6, 0, 0]
+    name = "p4_asc_resnet29.cifar10"
+    assert [parsed([name, "--epochs", str(epochs)]).half_size_epochs for epochs in (42, 6, 5, 1)] == [5, 5, 0, 0]
     halved = next(name for name in recipe_names() if load_recipe(name).full_size_lr)
     assert parsed([halved, "--epochs", "1"]).full_size_lr is None
 

@@ -219,7 +219,7 @@ def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes
     assert "r4_gsanet_t.rotmnist" in starts
     assert starts <= set(eqzoo.list_pretrained())
     runs = {name: replace(recipe, seed=3).start_run for name, recipe in recipes.items() if recipe.start_run}
-    assert runs["p4_resnet29.cifar10"] == Path("runs/p4_resnet29.cifar10_second/seed3")
+    assert runs["p4_resnet29.cifar10_third"] == Path("runs/p4_resnet29.cifar10_second/seed3")
     for name, folder in runs.items():
         first = recipes[folder.parent.name]
         assert (first.model, first.dataset) == (recipes[name].model, recipes[name].dataset)

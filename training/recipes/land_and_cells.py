@@ -24,11 +24,7 @@ _KEPT = (
     "with a new classifier."
 )
 _BEFORE = (
-    " This run started from the first weights of p4_resnet29.cifar10 (of the recipe p4_resnet29.cifar10_first, 8.15 % "
-    "test error), not from its present ones."
-)
-_PLAIN_BEFORE = (
-    " This run started from the first weights of z2_resnet29.cifar10 (of the recipe z2_resnet29.cifar10_first, 7.87 % "
+    " This run started from earlier weights of {model}.cifar10 (of the recipe {model}.cifar10_{variant}, {error} % "
     "test error), not from its present ones."
 )
 _TWICE = (
@@ -86,7 +82,15 @@ def _recipe(
 
 
 RECIPES: dict[str, Entry] = {
-    **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _SHARP + _KEPT + _BEFORE, half_size_epochs=9),
+    **_recipe(
+        "p4_resnet29",
+        "eurosat",
+        12,
+        0.02,
+        "p4_resnet29.cifar10",
+        _SHARP + _KEPT + _BEFORE.format(model="p4_resnet29", variant="first", error=8.15),
+        half_size_epochs=9,
+    ),
     **_recipe(
         "p4m_resnet29", "eurosat", 29, 0.02, None, _TWICE, half_size_epochs=18, full_size_lr=0.01, precision="bfloat16"
     ),
@@ -96,7 +100,7 @@ RECIPES: dict[str, Entry] = {
         12,
         0.02,
         "z2_resnet29.cifar10",
-        _KEPT + _PLAIN_BEFORE,
+        _KEPT + _BEFORE.format(model="z2_resnet29", variant="first", error=7.87),
         half_size_epochs=9,
         precision="bfloat16",
     ),
@@ -106,7 +110,7 @@ RECIPES: dict[str, Entry] = {
         42,
         0.03,
         "p4_resnet29.cifar10",
-        _LONGER + _PUBLISHED,
+        _BEFORE.format(model="p4_resnet29", variant="third", error=7.29) + _LONGER + _PUBLISHED,
         batch_size=128,
         weight_decay=2e-2,
         ema_decay=0.998,
@@ -121,8 +125,9 @@ RECIPES: dict[str, Entry] = {
         6,
         0.02,
         "z2_resnet29.cifar10",
-        " An earlier run, from the first weights of z2_resnet29.cifar10 (7.87 % test error), had 13.57 % validation "
-        "error and 15.77 % test error." + _PUBLISHED,
+        _BEFORE.format(model="z2_resnet29", variant="second", error=6.54)
+        + " An earlier run, from those of the recipe z2_resnet29.cifar10_first (7.87 % test error), had 13.57 % "
+        "validation error and 15.77 % test error." + _PUBLISHED,
         augment="affine_color",
         precision="bfloat16",
     ),
