@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .analysis import EquivarianceCheck, check_equivariance, multiply_adds, rotate, rotation_curve
     from .engine import FineTuned, evaluate, finetune
     from .equivariance import equivariance_error
-    from .export import ExportError, ExportReport, export_onnx, export_pt2
+    from .export import ExportError, ExportReport, QuantizationReport, export_onnx, export_pt2, quantize_onnx
     from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
     from .hub import WeightsNotFoundError
     from .models import create_model, list_models, list_pretrained
@@ -28,6 +28,7 @@ __all__ = [
     "ExportReport",
     "FineTuned",
     "Group",
+    "QuantizationReport",
     "WeightsNotFoundError",
     "check_equivariance",
     "create_model",
@@ -41,6 +42,7 @@ __all__ = [
     "list_models",
     "list_pretrained",
     "multiply_adds",
+    "quantize_onnx",
     "rotate",
     "rotation_curve",
     "viz",
@@ -50,7 +52,7 @@ _MODULES = {
     "analysis": ("EquivarianceCheck", "check_equivariance", "multiply_adds", "rotate", "rotation_curve"),
     "engine": ("FineTuned", "evaluate", "finetune"),
     "equivariance": ("equivariance_error",),
-    "export": ("ExportError", "ExportReport", "export_onnx", "export_pt2"),
+    "export": ("ExportError", "ExportReport", "QuantizationReport", "export_onnx", "export_pt2", "quantize_onnx"),
     "groups": ("P4", "P4M", "Z2", "Z2M", "Group", "cyclic", "dihedral"),
     "hub": ("WeightsNotFoundError",),
     "models": ("create_model", "list_models", "list_pretrained"),

@@ -1,13 +1,26 @@
 """`eqzoo export`: writes a network as ONNX or as a torch program."""
 
 import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
-from ..export.programs import ExportError, export_onnx, export_pt2
+import torch
+from torch import Tensor
+
+from ..data import load_image, preprocess
+from ..data.images import normalized
+from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2
+from ..export.quantization import QuantizationReport, quantize_onnx
+from ..models import EquivariantNet
 from ..models.loading import load_network
 from ..models.resolve import resolve
 from ._answer import Answer
+from ._images import image_files
 
 __all__ = ["run"]
+
+_IMAGES = 128  # that the ranges of features are measured on
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -22,15 +35,42 @@ def run(args: argparse.Namespace) -> Answer:
             f"{source.name} has no published weights; give a checkpoint's folder or file, or add --untrained to export "
             "random weights"
         )
+    if args.int8 and not args.output.endswith(".onnx"):
+        raise ValueError(f"--int8 is of ONNX files, and {args.output} does not end in .onnx")
+    report: ExportReport | QuantizationReport
     try:
         if args.output.endswith(".pt2"):
             if args.opset is not None:
                 raise ValueError(f"--opset is of ONNX files, and {args.output} is a torch program; leave it out")
             report = export_pt2(source.network, args.output, args.size)
         elif args.output.endswith(".onnx"):
-            report = export_onnx(source.network, args.output, 18 if args.opset is None else args.opset, args.size)
+            opset = 18 if args.opset is None else args.opset
+            if args.int8:
+                report = _quantized(source.network, args.int8, args.output, opset, args.size)
+            else:
+                report = export_onnx(source.network, args.output, opset, args.size)
         else:
             raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
     except ExportError as error:
         return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
     return Answer(str(report), report.as_dict())
+
+
+def _quantized(
+    network: EquivariantNet, images: Sequence[str], output: str, opset: int, size: int | None
+) -> QuantizationReport:
+    """Exports to a temporary file in float32, and from it to one of 8 bits."""
+    batch = _read(network, images, size)
+    with tempfile.TemporaryDirectory() as folder:
+        exported = export_onnx(network, Path(folder) / "float32.onnx", opset, size)
+        return quantize_onnx(exported.path, batch, output)
+
+
+def _read(network: EquivariantNet, images: Sequence[str], size: int | None) -> Tensor:
+    """Up to 128 of the images, evenly among them, as the network sees them."""
+    files = image_files(images)
+    some = files[:: -(-len(files) // _IMAGES)]
+    sides = (size, size) if size else network.input_size[1:]
+    views = [preprocess(load_image(file, network.in_chans).double(), (sides[0], sides[1])) for file in some]
+    cfg = network.pretrained_cfg
+    return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float32)

@@ -316,6 +316,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
     sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
     sub.add_argument("--opset", type=int, metavar="N", help="the ONNX operators (default: 18)")
+    sub.add_argument("--int8", nargs="+", metavar="IMAGES", help="numbers of 8 bits, in the ranges for these images")
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 
 

@@ -2,5 +2,16 @@
 
 from .onnx_file import OnnxFile
 from .programs import ExportError, ExportReport, export_onnx, export_pt2, metadata, weights_sha256
+from .quantization import QuantizationReport, quantize_onnx
 
-__all__ = ["ExportError", "ExportReport", "OnnxFile", "export_onnx", "export_pt2", "metadata", "weights_sha256"]
+__all__ = [
+    "ExportError",
+    "ExportReport",
+    "OnnxFile",
+    "QuantizationReport",
+    "export_onnx",
+    "export_pt2",
+    "metadata",
+    "quantize_onnx",
+    "weights_sha256",
+]

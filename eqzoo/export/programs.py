@@ -137,7 +137,7 @@ def export_onnx(
         >>> report.operators["Conv"], max(report.equivariance.values()) < 1e-5
         (7, True)
     """
-    path = _target(path, ".onnx")
+    path = target(path, ".onnx")
     if opset not in _OPSETS:
         raise ValueError(f"opset is {_OPSETS[0]} to {_OPSETS[-1]}, got {opset}")
     need_onnx("onnx", "onnxruntime", "onnxscript")
@@ -173,7 +173,7 @@ def export_pt2(
         >>> torch.export.load(report.path).module()(torch.zeros(7, 1, 28, 28)).shape
         torch.Size([7, 10])
     """
-    path = _target(path, ".pt2")
+    path = target(path, ".pt2")
     network = _Network.of(model, size, seed, next(model.parameters()).dtype)
     return atomic(path, partial(_write_pt2, network, path))
 
@@ -269,7 +269,7 @@ class _Network:
         tolerance = max(_TOLERANCE, _OVER_TORCH * rounding)
         difference = max(_distance(function(self.images[:n]), self.expected[:n]) for n in _BATCHES)
         one = self.images[:1]
-        group = _shape_preserving(self.model.group, one)
+        group = shape_preserving(self.model.group, one)
         equivariance = element_errors(function, one, group)
         # A network that is approximate on the pixel grid, such as one with strides, may be exported too.
         allowed = {g: tolerance + error for g, error in element_errors(self.model, one, group).items()}
@@ -314,7 +314,7 @@ def _write_pt2(network: _Network, path: Path, temporary: Path) -> ExportReport:
     return network.report(path, temporary.stat().st_size, program.module(), operators)
 
 
-def _shape_preserving(group: Group, x: Tensor) -> Group:
+def shape_preserving(group: Group, x: Tensor) -> Group:
     """The largest subgroup that preserves the shape of the images: no 90° rotations unless they are square."""
     if x.shape[2] == x.shape[3] or group.rotations % 2:
         return group
@@ -368,7 +368,7 @@ def _each(values: Sequence[float], channels: int) -> list[float]:
     return list(per_channel(values, channels)) * (channels if len(values) == 1 else 1)
 
 
-def _target(path: str | Path, suffix: str) -> Path:
+def target(path: str | Path, suffix: str) -> Path:
     path = Path(path)
     if path.suffix != suffix:
         raise ValueError(f"the name of the file ends in {suffix}, got {path}")

@@ -3,8 +3,10 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import eqzoo
@@ -48,6 +50,45 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
         code, out, err = run(*args)
         assert (code, out) == (2, "")
         assert message in err
+
+
+def test_export_of_8_bit_numbers(capsys, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    file, images = str(tmp_path / "net.onnx"), tmp_path / "images"
+    images.mkdir()
+    for number in range(3):
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (40, 30), dtype=np.uint8)).save(
+            images / f"{number}.png"
+        )
+
+    def run(*args):
+        code = command_line.main(["export", "p4_cnn", *args])
+        return code, *capsys.readouterr()
+
+    code, out, _ = run(file, "--int8", str(images), str(ROOT / "examples" / "seven.png"))
+    assert (code, "of the 4 images, as in float32" in out, "0, bit for bit," in out) == (0, True, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "net.onnx"]
+    assert onnxruntime.InferenceSession(file).get_modelmeta().custom_metadata_map["quantized"] == "int8"
+    code, out, _ = run(file, "--int8", str(images), "--size", "32", "--json")
+    assert (code, json.loads(out)["images"]) == (0, 3)
+    assert onnxruntime.InferenceSession(file).get_inputs()[0].shape[1:] == [1, 32, 32]
+    for args, message in (
+        ((str(tmp_path / "net.pt2"), "--int8", str(images)), "--int8 is of ONNX files, and"),
+        ((file, "--int8", str(tmp_path / "none")), "none"),
+        ((file, "--int8", str(tmp_path / "net.onnx")), "net.onnx"),
+    ):
+        code, out, err = run(*args)
+        assert (code, out) == (2, "")
+        assert message in err
+
+
+def test_many_images_are_drawn_evenly(monkeypatch):
+    read = []
+    monkeypatch.setattr(export, "image_files", lambda images: [str(i) for i in range(300)])
+    monkeypatch.setattr(export, "load_image", lambda file, channels: read.append(int(file)) or torch.zeros(1, 28, 28))
+    assert export._read(eqzoo.create_model("p4_cnn"), ["folder"], None).shape == (100, 1, 28, 28)
+    assert read == list(range(0, 300, 3))
 
 
 def test_a_network_without_a_classifier_predicts_nothing():

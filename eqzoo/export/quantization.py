@@ -1,0 +1,333 @@
+"""Exported ONNX files with weights and features of 8 bits, which stay exactly equivariant.
+
+Sums of integers are the same in any order, so a convolution of 8-bit numbers gives a rotated image the rotated
+features, bit for bit, where float32 leaves round-off. It holds as long as no sum in float32 is rounded to 8 bits again.
+"""
+
+import copy
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._common import atomic, interleaved_times
+from ..equivariance import element_errors
+from ..groups import Group
+from .onnx_file import OnnxFile, need_onnx
+from .programs import ExportError, shape_preserving, target
+
+__all__ = ["QuantizationReport", "quantize_onnx"]
+
+_QUANTIZED = ("Conv", "Relu", "Add", "MaxPool", "Concat", "Reshape", "Transpose")
+# They only move and compare numbers, or sum integers, and so rotate with their input bit for bit.
+_EXACT = frozenset(("QuantizeLinear", "DequantizeLinear", "ReduceMax", "Slice", "Split", "Identity", *_QUANTIZED))
+_PERCENTILE = 99.99  # of a feature's values are in its range; the range of all of them has coarser steps
+_BATCH = 8  # images whose features are in memory together
+_LAST = 0.25  # of the convolutions may be among the last layers, which stay in float32
+_CHECKED = 32  # images that the equivariance is checked with
+_TOLERANCE = 1e-5  # round-off of the last layers, in float32, is about 1e-7; one step of 8 bits is 4e-3
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """A file with 8-bit weights and features, and how it differs from the float32 file.
+
+    Args:
+        path: The file.
+        size: Its size, in bytes.
+        float_size: The size of the float32 file.
+        images: The number of images that the ranges were measured on.
+        same_class: The share of these images that both files give the same class, in [0, 1].
+        difference: ``‖file − float32 file‖ / ‖float32 file‖`` of their logits.
+        group: The name of the group.
+        equivariance: ``‖file(g x) − file(x)‖ / ‖file(x)‖`` for each element that maps the pixel grid onto itself.
+        operators: The number of nodes of each operator.
+        seconds: The median time of a batch of 1, in seconds: of the file (``"file"``) and of the float32 file
+            (``"float32"``).
+        threads: The number of threads in these measurements.
+    """
+
+    path: str
+    size: int
+    float_size: int
+    images: int
+    same_class: float
+    difference: float
+    group: str
+    equivariance: dict[int, float]
+    operators: dict[str, int]
+    seconds: dict[str, float]
+    threads: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain types, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        error = max(self.equivariance.values())
+        rows = {
+            "file": f"{self.path}, {self.size / 1e6:.2f} MB, in float32 {self.float_size / 1e6:.2f} MB",
+            "numbers": "8 bits for weights and features of the convolutions; sums of 32 bits",
+            "same class": f"{100 * self.same_class:.1f} % of the {self.images} images, as in float32",
+            "difference": f"{self.difference:.1e} from the logits in float32",
+            "equivariance": f"{'0, bit for bit,' if error == 0 else f'{error:.1e}'} over the "
+            f"{len(self.equivariance)} elements of {self.group} on the grid",
+            "an image takes": f"{1e3 * self.seconds['file']:.2f} ms, in float32 "
+            f"{1e3 * self.seconds['float32']:.2f} ms ({self.threads} thread{'s' * (self.threads != 1)})",
+        }
+        width = max(map(len, rows))
+        return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
+
+
+def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> QuantizationReport:
+    """Writes an exported ONNX file anew with weights and features of 8 bits, for ONNX Runtime.
+
+    A feature x becomes the integer ``q = round(x / s) + z`` in 0 to 255, which stands for ``s (q − z)``. The step s and
+    the zero z of each layer are chosen so that 99.99 % of its values on ``images`` are in the range. Weights have a
+    step for each output channel and 7 bits, so that sums of products do not overflow on processors without VNNI
+    instructions. Average pooling and norms become convolutions of each channel. The classifier and the mean before it
+    stay in float32.
+
+    The file stays equivariant: sums of integers do not depend on the order, and the poses of a filter have the same
+    steps. So networks of convolutions, norms and pooling can be quantized: `p4_cnn`, the All-CNNs, the ResNets without
+    attention, the DenseNets. Networks of attention, and squeeze and excitation, are refused: their sums in float32
+    would be rounded to 8 bits again, and a rotated image would sometimes round to the next step.
+
+    Args:
+        source: The file that `export_onnx` wrote, in float32.
+        images: Images as the network will see them, normalized, ``(n, channels, height, width)``; 100 are enough.
+        path: The file to write, ``*.onnx``; an existing one is replaced.
+
+    Returns:
+        How the file differs from the float32 file, on ``images``. Evaluate it on images with labels as well.
+
+    Raises:
+        FileNotFoundError: If there is no such file or no folder to write to.
+        ValueError: If the file is not one of `export_onnx`, has been quantized already, or the images do not suit it.
+        ImportError: If the packages of ``eqzoo[export]`` are not installed.
+        ExportError: If the network would not stay equivariant.
+
+    References:
+        Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference (Jacob et al.,
+        2018), equation 1 https://arxiv.org/abs/1712.05877
+
+    Example:
+        >>> import tempfile, eqzoo
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> model = eqzoo.create_model("p4_cnn", pretrained=True)
+        >>> exported = eqzoo.export_onnx(model, f"{folder.name}/p4_cnn.onnx")
+        >>> images = torch.rand(32, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+        >>> report = eqzoo.quantize_onnx(exported.path, images, f"{folder.name}/p4_cnn_int8.onnx")
+        >>> max(report.equivariance.values()), report.size < 0.4 * exported.size
+        (0.0, True)
+    """
+    need_onnx("onnx", "onnxruntime")
+    path = target(path, ".onnx")
+    before = OnnxFile(source)
+    if before.metadata.get("quantized") or not {"group", "eqzoo_version"} <= before.metadata.keys():
+        what = "has been quantized already" if before.metadata.get("quantized") else "was not written by eqzoo"
+        raise ValueError(f"{source} {what}; give the float32 file that eqzoo.export_onnx wrote")
+    images = _suitable(images, before.input_shape[1:], source)
+    return atomic(path, partial(_write, Path(source), before, images, path))
+
+
+def _suitable(images: Tensor, shape: tuple[int | None, ...], source: str | Path) -> Tensor:
+    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        sides = ", ".join(map(str, shape))
+        raise ValueError(f"images are a tensor (n, {sides}), as {source} takes them, got {got}")
+    if not images.is_floating_point() or not images.isfinite().all():
+        what = "infinite or not a number" if images.is_floating_point() else str(images.dtype).removeprefix("torch.")
+        raise ValueError(f"images are normalized numbers, as the network takes them, got values that are {what}")
+    return images.detach().cpu().float()
+
+
+def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary: Path) -> QuantizationReport:
+    import onnx
+
+    model = onnx.load(source)
+    _as_convolutions(model)
+    last, operators = _last_layers(model)
+    convolutions = [node.name for node in model.graph.node if node.op_type == "Conv"]
+    if len(last.intersection(convolutions)) > _LAST * len(convolutions):
+        raise ExportError(_refusal(path, operators))
+    _quantize(model, images, last, temporary)
+    written = onnx.load(temporary)
+    if inexact := _rounded_again(written):
+        raise ExportError(_refusal(path, inexact))
+    del written.metadata_props[:]
+    onnx.helper.set_model_props(written, before.metadata | {"quantized": "int8"})
+    onnx.checker.check_model(written, full_check=True)
+    temporary.write_bytes(written.SerializeToString())
+    after = OnnxFile(temporary)
+    group = Group.from_name(before.metadata["group"])
+    some = images[:: max(1, len(images) // _CHECKED)][:_CHECKED]
+    equivariance = element_errors(after, some, shape_preserving(group, some))
+    if max(equivariance.values()) > _TOLERANCE:
+        raise ExportError(f"{path} would not be equivariant under {group.name}: {equivariance}")
+    expected, found = (torch.cat([file(part) for part in images.split(_BATCH)]) for file in (before, after))
+    steps = {name: partial(file, images[:1]) for name, file in (("file", after), ("float32", before))}
+    times = interleaved_times(steps, rounds=29, warm_up=1, at_most=2.0)
+    return QuantizationReport(
+        path=str(path),
+        size=temporary.stat().st_size,
+        float_size=source.stat().st_size,
+        images=len(images),
+        same_class=(expected.argmax(1) == found.argmax(1)).double().mean().item(),
+        difference=((found - expected).norm() / expected.norm()).item(),
+        group=group.name,
+        equivariance=equivariance,
+        operators=dict(Counter(node.op_type for node in written.graph.node).most_common()),
+        seconds={name: statistics.median(measured) for name, measured in times.items()},
+        threads=torch.get_num_threads(),
+    )
+
+
+def _refusal(path: Path, operators: Iterable[str]) -> str:
+    return (
+        f"{path} would not stay equivariant: between its convolutions this network computes {', '.join(operators)} in "
+        "float32, with another round-off for a rotated image, and the results would be rounded to 8 bits again; "
+        "int8 is for networks of convolutions, norms and pooling, so keep the float32 file"
+    )
+
+
+def _last_layers(model: Any) -> tuple[set[str], list[str]]:
+    """The names of the nodes from the first sum in float32 on, and the operators that begin them, sorted.
+
+    Gives all nodes a name.
+    """
+    inexact: set[str] = set()  # values
+    last: set[str] = set()
+    operators: set[str] = set()
+    for i, node in enumerate(model.graph.node):  # in an order in which inputs come first
+        node.name = f"{node.op_type}_{i}"
+        if node.op_type not in _EXACT:
+            operators.add(node.op_type)
+        if node.op_type not in _EXACT or inexact.intersection(node.input):
+            inexact.update(node.output)
+            last.add(node.name)
+    return last, sorted(operators)
+
+
+def _as_convolutions(model: Any) -> None:
+    """Replaces average pooling without padding, and batch norms, by convolutions of each channel, in place.
+
+    Their sums are then of integers too.
+    """
+    import numpy as np
+    from onnx import helper, numpy_helper, shape_inference
+
+    constants = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    shapes = {
+        value.name: [side.dim_value for side in value.type.tensor_type.shape.dim]
+        for value in shape_inference.infer_shapes(model).graph.value_info
+    }
+    nodes = list(model.graph.node)
+    for i, node in enumerate(nodes):
+        given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        shape = shapes.get(node.input[0], []) if node.input else []
+        if node.op_type == "AveragePool" and not any(given.get("pads", ())) and not given.get("ceil_mode"):
+            kernel = given["kernel_shape"]
+            weights = np.full((shape[1], 1, *kernel), 1 / np.prod(kernel))
+            bias = np.zeros(shape[1])
+        elif node.op_type == "BatchNormalization" and len(shape) == 4:
+            weight, shift, mean, variance = (constants[name].astype(np.float64) for name in node.input[1:5])
+            scale = weight / np.sqrt(variance + given.get("epsilon", 1e-5))
+            weights, bias, kernel = scale.reshape(-1, 1, 1, 1), shift - mean * scale, [1, 1]
+        else:
+            continue
+        names = [f"{node.output[0]}_of_each_channel_{part}" for part in ("weight", "bias")]
+        for name, values in zip(names, (weights, bias), strict=True):
+            model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+        strides = given.get("strides", [1, 1])
+        nodes[i] = helper.make_node(
+            "Conv",
+            [node.input[0], *names],
+            [node.output[0]],
+            name=node.name,
+            kernel_shape=kernel,
+            strides=strides,
+            group=len(bias),
+        )
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    used = {name for node in nodes for name in node.input}
+    for unused in [each for each in model.graph.initializer if each.name not in used]:
+        model.graph.initializer.remove(unused)
+
+
+def _quantize(model: Any, images: Tensor, last: set[str], path: Path) -> None:
+    """Measures the ranges of features on images and writes the quantized file; the ``last`` nodes stay in float32."""
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    reader = _Images(model.graph.input[0].name, images)
+    with _quiet():
+        quantize_static(
+            copy.deepcopy(model),  # it moves the weights to a temporary file
+            path,
+            reader,
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=list(_QUANTIZED),
+            nodes_to_exclude=sorted(last),
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.Percentile,
+            extra_options={"CalibPercentile": _PERCENTILE, "CalibStridedMinMax": 1},
+        )
+
+
+class _Images:
+    """Batches of images, as ONNX Runtime's calibration reads them: those of a range, until there are no more."""
+
+    def __init__(self, name: str, images: Tensor) -> None:
+        self._name, self._batches = name, images.split(_BATCH)
+        self.set_range(0, len(self))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        """The batches that come next."""
+        self._next: Iterator[Tensor] = iter(self._batches[start_index:end_index])
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch, or None after the last."""
+        batch = next(self._next, None)
+        return None if batch is None else {self._name: batch.numpy()}
+
+
+def _rounded_again(model: Any) -> list[str]:
+    """The operators that add in float32 and whose results are rounded to 8 bits afterwards, sorted."""
+    inexact: dict[str, set[str]] = {}  # by the name of a value: the operators that it depends on
+    found: set[str] = set()
+    for node in model.graph.node:  # in an order in which inputs come first
+        depends = set().union(*(inexact.get(name, ()) for name in node.input))
+        if node.op_type == "QuantizeLinear":
+            found |= depends
+        if node.op_type not in _EXACT:
+            depends.add(node.op_type)
+        inexact.update(dict.fromkeys(node.output, depends))
+    return sorted(found)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the quantizer, which prints what it does, and gives advice with the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
