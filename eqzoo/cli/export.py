@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data import load_image, preprocess
 from ..data.images import normalized
-from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2
+from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2, target
 from ..export.quantization import QuantizationReport, quantize_onnx
 from ..models import EquivariantNet
 from ..models.loading import load_network
@@ -60,6 +60,7 @@ def _quantized(
     network: EquivariantNet, images: Sequence[str], output: str, opset: int, size: int | None
 ) -> QuantizationReport:
     """Exports to a temporary file in float32, and from it to one of 8 bits."""
+    target(output, ".onnx")  # before all images are read
     batch = _read(network, images, size)
     with tempfile.TemporaryDirectory() as folder:
         exported = export_onnx(network, Path(folder) / "float32.onnx", opset, size)

@@ -44,7 +44,7 @@ def exported(tmp_path_factory):
         ("p4_cnn", 28, {}, True),
         ("p4_resnet29", 16, {"depth": 11}, False),  # the classifier is in float32
         ("p4m_resnet44", 16, {"depth": 1, "widths": (2, 2, 2)}, False),  # a convolution behind the mean as well
-        ("p4m_densenet", 80, {}, True),
+        ("p4m_densenet", 80, {"growth": 3}, True),
     ],
 )
 def test_quantized_files_stay_equivariant(name, side, settings, exactly, exported, tmp_path):
@@ -94,7 +94,7 @@ def test_padded_pools_stay_as_they_are():
     ("name", "side", "settings", "said"),
     [
         ("p4_se_resnet29", 16, {"depth": 11}, "ReduceMean"),
-        ("p4_alpha_f_cnn", 28, {}, "ReduceMean"),
+        pytest.param("p4_alpha_f_cnn", 28, {}, "ReduceMean", marks=pytest.mark.slow),
     ],
 )
 def test_networks_that_would_round_sums_in_float32_are_refused(name, side, settings, said, exported, tmp_path):
@@ -125,13 +125,19 @@ def test_means_in_float32_that_are_rounded_again_break_the_symmetry(exported, tm
             monkeypatch.setattr(quantization, "_rounded_again", lambda model: [])
 
 
-def test_a_file_that_is_not_equivariant_is_not_written(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        quantization, "element_errors", lambda function, x, group: dict.fromkeys(group.grid_elements, 0.1)
-    )
-    with pytest.raises(eqzoo.ExportError, match="would not be equivariant under p4"):
-        eqzoo.quantize_onnx(exported("p4_cnn", 28), noise(4, 1, 28), tmp_path / "int8.onnx")
-    assert not list(tmp_path.iterdir())
+def test_a_file_that_is_less_equivariant_than_before_is_not_written(exported, tmp_path, monkeypatch):
+    for errors, refused in ((iter((0.1, 0.0)), True), (iter((0.1, 0.1)), False)):  # of the new file and the one before
+        monkeypatch.setattr(
+            quantization,
+            "element_errors",
+            lambda function, x, group, errors=errors: dict.fromkeys(group.grid_elements, next(errors)),
+        )
+        if refused:
+            with pytest.raises(eqzoo.ExportError, match="would not be equivariant under p4"):
+                eqzoo.quantize_onnx(exported("p4_cnn", 28), noise(4, 1, 28), tmp_path / "int8.onnx")
+            assert not list(tmp_path.iterdir())
+        else:
+            eqzoo.quantize_onnx(exported("p4_cnn", 28), noise(4, 1, 28), tmp_path / "int8.onnx")
 
 
 def test_what_does_not_suit_a_file_is_refused(exported, tmp_path):
@@ -143,6 +149,8 @@ def test_what_does_not_suit_a_file_is_refused(exported, tmp_path):
         eqzoo.quantize_onnx(source, torch.zeros(4, 1, 28, 28, dtype=torch.uint8), target)
     with pytest.raises(ValueError, match="got values that are infinite or not a number"):
         eqzoo.quantize_onnx(source, noise(4, 1, 28) / 0, target)
+    with pytest.raises(ValueError, match=r"of magnitudes up to 2.* got 255; eqzoo.data.normalize does it"):
+        eqzoo.quantize_onnx(source, torch.full((4, 1, 28, 28), 255.0), target)
     with pytest.raises(ValueError, match=r"ends in \.onnx"):
         eqzoo.quantize_onnx(source, noise(4, 1, 28), tmp_path / "int8.pt2")
     with pytest.raises(FileNotFoundError, match="no file at"):
@@ -157,16 +165,33 @@ def test_what_does_not_suit_a_file_is_refused(exported, tmp_path):
         eqzoo.quantize_onnx(tmp_path / "foreign.onnx", noise(4, 1, 28), tmp_path / "again.onnx")
 
 
+def test_images_that_are_not_square_are_checked_with_the_rotations_that_keep_them(tmp_path):
+    eqzoo.export_onnx(eqzoo.create_model("p4_cnn", pretrained=True).eval(), tmp_path / "wide.onnx", size=(28, 32))
+    images = torch.randn(4, 1, 28, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    report = eqzoo.quantize_onnx(tmp_path / "wide.onnx", images, tmp_path / "int8.onnx")
+    assert (report.group, report.equivariance) == ("r2", {0: 0.0, 1: 0.0})
+    assert "0, bit for bit, over the 2 elements of r2" in str(report)
+
+
+def test_a_network_of_one_output_has_no_share_of_classes(tmp_path):
+    model = eqzoo.create_model("z2_cnn", num_classes=1).eval()
+    eqzoo.export_onnx(model, tmp_path / "one.onnx", opset=23)
+    report = eqzoo.quantize_onnx(tmp_path / "one.onnx", noise(4, 1, 28), tmp_path / "int8.onnx")
+    assert report.same_class is None
+    assert "same class" not in str(report)
+    assert "z2 has no other element on the grid" in str(report)
+
+
 def test_the_ranges_are_those_of_the_images(exported, tmp_path):
-    """With images ten times as large the steps are ten times as large: the ranges come from the images."""
+    """With images twice as large the steps are twice as large: the ranges come from the images."""
     source = exported("p4_cnn", 28)
     steps = []
-    for scale in (1, 10):
+    for scale in (1, 2):
         path = tmp_path / f"{scale}.onnx"
         eqzoo.quantize_onnx(source, scale * noise(16, 1, 28), path)
         names = {each.name: onnx.numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
         steps.append(float(names["image_scale"]))
-    assert steps[1] == pytest.approx(10 * steps[0], rel=0.05)
+    assert steps[1] == pytest.approx(2 * steps[0], rel=0.05)
 
 
 def test_the_check_of_an_exported_file_takes_quantized_ones(exported, tmp_path):
