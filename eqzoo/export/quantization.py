@@ -77,11 +77,12 @@ class QuantizationReport:
 
     def __str__(self) -> str:
         error = max(self.equivariance.values())
+        images = "one image" if self.images == 1 else f"{self.images} images"
         rows = {
             "file": f"{self.path}, {self.size / 1e6:.2f} MB, in float32 {self.float_size / 1e6:.2f} MB",
             "numbers": "weights of 7 bits, stored in 8, features of 8 bits, sums of 32 bits",
-            "same class": f"{100 * (self.same_class or 0):.1f} % of the {self.images} images, as in float32",
-            "difference": f"{self.difference:.1e} from the output in float32, for the {self.images} images",
+            "same class": f"{100 * (self.same_class or 0):.1f} % of the {images}, as in float32",
+            "difference": f"{self.difference:.1e} from the output in float32, for the {images}",
             "equivariance": f"{'0, bit for bit,' if error == 0 else f'{error:.1e}'} over the "
             f"{len(self.equivariance)} elements of {self.group} on the grid"
             if len(self.equivariance) > 1
