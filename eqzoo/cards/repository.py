@@ -218,7 +218,7 @@ def push_repo(
 
 
 def _check_onnx(folder: Path) -> None:
-    """Raises ValueError if there is an ONNX file that was not made of these weights, with these classes."""
+    """Raises ValueError if there is an ONNX file that was not made of these weights, with these classes, in float32."""
     from ..export.onnx_file import OnnxFile
 
     path = folder / ONNX_NAME
@@ -229,7 +229,7 @@ def _check_onnx(folder: Path) -> None:
     except (ImportError, ValueError) as error:
         raise ValueError(f"{path} cannot be compared with the weights: {error}") from error
     expected = metadata(load_network(folder).network)
-    if wrong := [key for key in ("weights_sha256", "classes") if found.get(key) != expected[key]]:
+    if wrong := [key for key in ("weights_sha256", "classes", "quantized") if found.get(key) != expected.get(key)]:
         raise ValueError(
             f"{path} was not made of the checkpoint beside it, its {' and '.join(wrong)} differ; remove it, or write "
             "it anew with --onnx"

@@ -280,7 +280,7 @@ class _Network:
             raise ExportError(
                 f"{path} would not be equivariant under elements {broken} of {group.name}: {equivariance}"
             )
-        seconds = _latencies({"network": self.model, "eager": use_backend("eager")(self.model), "file": function}, one)
+        seconds = latencies({"network": self.model, "eager": use_backend("eager")(self.model), "file": function}, one)
         return ExportReport(
             path=str(path),
             size=size,
@@ -355,7 +355,7 @@ def _distance(y: Tensor, expected: Tensor) -> float:
     return ((y.double() - expected).norm() / expected.norm()).item()
 
 
-def _latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, float]:
+def latencies(functions: Mapping[str, Callable[[Tensor], Tensor]], x: Tensor) -> dict[str, float]:
     """The median times of functions, in seconds: of up to 29 interleaved runs, or of those of about two seconds."""
     steps = {name: partial(function, x) for name, function in functions.items()}
     # The first run of each allocates memory and is left out.

@@ -7,9 +7,8 @@ features, bit for bit, where float32 leaves round-off. It holds as long as no su
 import copy
 import json
 import logging
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common import atomic, interleaved_times
+from .._common import atomic
 from ..equivariance import element_errors
 from ..groups import Group
 from .onnx_file import OnnxFile, need_onnx
-from .programs import ExportError, shape_preserving, target
+from .programs import ExportError, latencies, shape_preserving, target
 
 __all__ = ["QuantizationReport", "quantize_onnx"]
 
@@ -77,21 +76,22 @@ class QuantizationReport:
 
     def __str__(self) -> str:
         error = max(self.equivariance.values())
-        images = "one image" if self.images == 1 else f"{self.images} images"
+        elements = len(self.equivariance)
+        images = "the image" if self.images == 1 else f"the {self.images} images"
         rows = {
             "file": f"{self.path}, {self.size / 1e6:.2f} MB, in float32 {self.float_size / 1e6:.2f} MB",
             "numbers": "weights of 7 bits, stored in 8, features of 8 bits, sums of 32 bits",
-            "same class": f"{100 * (self.same_class or 0):.1f} % of the {images}, as in float32",
-            "difference": f"{self.difference:.1e} from the output in float32, for the {images}",
-            "equivariance": f"{'0, bit for bit,' if error == 0 else f'{error:.1e}'} over the "
-            f"{len(self.equivariance)} elements of {self.group} on the grid"
-            if len(self.equivariance) > 1
-            else f"{self.group} has no other element on the grid",
-            "an image takes": f"{1e3 * self.seconds['file']:.2f} ms, in float32 "
-            f"{1e3 * self.seconds['float32']:.2f} ms ({self.threads} thread{'s' * (self.threads != 1)})",
+            "difference": f"{self.difference:.1e} from the output in float32, for {images}",
         }
-        if self.same_class is None:
-            del rows["same class"]
+        if self.same_class is not None:
+            rows["same class"] = f"for {100 * self.same_class:.1f} % of {images}, as in float32"
+        if elements > 1:
+            size = "0, bit for bit," if error == 0 else f"{error:.1e}"
+            rows["equivariance"] = f"{size} over the {elements} elements of {self.group} on the grid"
+        rows["an image takes"] = (
+            f"{1e3 * self.seconds['file']:.2f} ms, in float32 {1e3 * self.seconds['float32']:.2f} ms "
+            f"({self.threads} thread{'s' * (self.threads != 1)})"
+        )
         width = max(map(len, rows))
         return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
 
@@ -173,14 +173,16 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
 
     model = onnx.load(source)
     _as_convolutions(model)
-    last, operators = _last_layers(model)
+    for i, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{i}"
+    last = {node.name: operators for node, operators in _float_operators(model) if operators}
     convolutions = [node.name for node in model.graph.node if node.op_type == "Conv"]
-    if len(last.intersection(convolutions)) > _LAST * len(convolutions):
-        raise ExportError(_refusal(path, operators))
-    _quantize(model, images, last, temporary)
+    if len(last.keys() & set(convolutions)) > _LAST * len(convolutions):
+        raise ExportError(_refusal(path, set().union(*last.values())))
+    _quantize(model, images, list(last), temporary)
     written = onnx.load(temporary)
-    if inexact := _rounded_again(written):
-        raise ExportError(_refusal(path, inexact))
+    if rounded := [found for node, found in _float_operators(written) if node.op_type == "QuantizeLinear" and found]:
+        raise ExportError(_refusal(path, set().union(*rounded)))
     del written.metadata_props[:]
     onnx.helper.set_model_props(written, before.metadata | {"quantized": "int8"})
     onnx.checker.check_model(written, full_check=True)
@@ -194,8 +196,6 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
         raise ExportError(f"{path} would not be equivariant under {group.name}: {equivariance}")
     expected, found = (torch.cat([file(part) for part in images.split(_BATCH)]) for file in (before, after))
     classes = len(json.loads(before.metadata["classes"]))
-    steps = {name: partial(file, images[:1]) for name, file in (("file", after), ("float32", before))}
-    times = interleaved_times(steps, rounds=29, warm_up=1, at_most=2.0)
     return QuantizationReport(
         path=str(path),
         size=temporary.stat().st_size,
@@ -206,35 +206,26 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
         group=group.name,
         equivariance=equivariance,
         operators=dict(Counter(node.op_type for node in written.graph.node).most_common()),
-        seconds={name: statistics.median(measured) for name, measured in times.items()},
+        seconds=latencies({"file": after, "float32": before}, images[:1]),
         threads=torch.get_num_threads(),
     )
 
 
-def _refusal(path: Path, operators: Iterable[str]) -> str:
+def _refusal(path: Path, operators: set[str]) -> str:
     return (
-        f"{path} would not stay equivariant: between its convolutions this network computes {', '.join(operators)} in "
-        "float32, with another round-off for a rotated image, and the results would be rounded to 8 bits again; "
-        "int8 is for networks of convolutions, norms and pooling, so keep the float32 file"
+        f"{path} would not stay equivariant: between its convolutions this network computes "
+        f"{', '.join(sorted(operators))} in float32, with another round-off for a rotated image, and the results would "
+        "be rounded to 8 bits again; int8 is for networks of convolutions, norms and pooling, so keep the float32 file"
     )
 
 
-def _last_layers(model: Any) -> tuple[set[str], list[str]]:
-    """The names of the nodes from the first sum in float32 on, and the operators that begin them, sorted.
-
-    Gives all nodes a name.
-    """
-    inexact: set[str] = set()  # values
-    last: set[str] = set()
-    operators: set[str] = set()
-    for i, node in enumerate(model.graph.node):  # in an order in which inputs come first
-        node.name = f"{node.op_type}_{i}"
-        if node.op_type not in _EXACT:
-            operators.add(node.op_type)
-        if node.op_type not in _EXACT or inexact.intersection(node.input):
-            inexact.update(node.output)
-            last.add(node.name)
-    return last, sorted(operators)
+def _float_operators(model: Any) -> Iterator[tuple[Any, set[str]]]:
+    """Each node, with the operators among it and those before it that have round-off in float32."""
+    of_value: dict[str, set[str]] = {}
+    for node in model.graph.node:  # in an order in which inputs come first
+        found = set().union(*(of_value.get(name, ()) for name in node.input)) | ({node.op_type} - _EXACT)
+        of_value.update(dict.fromkeys(node.output, found))
+        yield node, found
 
 
 def _as_convolutions(model: Any) -> None:
@@ -287,7 +278,7 @@ def _as_convolutions(model: Any) -> None:
         model.graph.initializer.remove(unused)
 
 
-def _quantize(model: Any, images: Tensor, last: set[str], path: Path) -> None:
+def _quantize(model: Any, images: Tensor, last: list[str], path: Path) -> None:
     """Measures the ranges of features on images and writes the quantized file; the ``last`` nodes stay in float32."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
@@ -299,7 +290,7 @@ def _quantize(model: Any, images: Tensor, last: set[str], path: Path) -> None:
             reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=list(_QUANTIZED),
-            nodes_to_exclude=sorted(last),
+            nodes_to_exclude=last,
             per_channel=True,
             reduce_range=True,
             activation_type=QuantType.QUInt8,
@@ -327,20 +318,6 @@ class _Images:
         """The next batch, or None after the last."""
         batch = next(self._next, None)
         return None if batch is None else {self._name: batch.numpy()}
-
-
-def _rounded_again(model: Any) -> list[str]:
-    """The operators that add in float32 and whose results are rounded to 8 bits afterwards, sorted."""
-    inexact: dict[str, set[str]] = {}  # by the name of a value: the operators that it depends on
-    found: set[str] = set()
-    for node in model.graph.node:  # in an order in which inputs come first
-        depends = set().union(*(inexact.get(name, ()) for name in node.input))
-        if node.op_type == "QuantizeLinear":
-            found |= depends
-        if node.op_type not in _EXACT:
-            depends.add(node.op_type)
-        inexact.update(dict.fromkeys(node.output, depends))
-    return sorted(found)
 
 
 @contextmanager

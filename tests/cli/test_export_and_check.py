@@ -75,6 +75,10 @@ def test_export_of_8_bit_numbers(capsys, tmp_path):
     assert onnxruntime.InferenceSession(file).get_inputs()[0].shape[1:] == [1, 32, 32]
     for args, message in (
         ((str(tmp_path / "net.pt2"), "--int8", str(images)), "--int8 is of ONNX files, and"),
+        (
+            (str(tmp_path / "none" / "net.onnx"), "--int8", str(tmp_path / "net.onnx")),
+            "no folder",
+        ),  # before all reading
         ((file, "--int8", str(tmp_path / "none")), "none"),
         ((file, "--int8", str(tmp_path / "net.onnx")), "net.onnx"),
     ):

@@ -214,6 +214,11 @@ def test_an_onnx_file_of_other_weights_is_not_pushed(tmp_path, monkeypatch):
     ):
         publish.main([str(folder), "--push", "me"])
     publish.main([str(folder), "--onnx"])
+    eqzoo.quantize_onnx(folder / "model.onnx", torch.zeros(1, 1, 28, 28), tmp_path / "int8.onnx")
+    (tmp_path / "int8.onnx").replace(folder / "model.onnx")
+    with pytest.raises(SystemExit, match="its quantized differ"):
+        publish.main([str(folder), "--push", "me"])
+    publish.main([str(folder), "--onnx"])
     monkeypatch.setattr(repository, "push", lambda files, *args: sorted(files))
     publish.main([str(folder), "--push", "me"])
 

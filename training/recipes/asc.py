@@ -79,12 +79,12 @@ _PLAIN_LONGER = (
 _PLAIN_ROTATED = (
     "After Cutout each training image is rotated by 0°, 90°, 180° or 270°. The run started from the weights of "
     "z2_resnet29.cifar10, which have seen 45 epochs of images that were not rotated. It is a baseline for "
-    "p4_resnet29.cifar10, with 6.59 % at each rotation: one run had 12.20 % test error on upright images, 13.30 % over "
-    "the four rotations (the weights that it started from: 6.07 and 43.66 %), the same class at all of them for 84 % "
-    "of the test images, and 11.77 % where the probabilities of the four are averaged. The validation error, of "
-    "upright images, was lowest in epoch 11, 12.12 %, and 12.18 % in the last; the validation loss was still falling, "
-    "so longer training may help. The twelve epochs took 1.3 hours on one core, beside other work. A first run, of six "
-    "epochs from earlier weights, had 13.71 and 15.67 %. The weights are not published."
+    "p4_resnet29.cifar10, with 6.59 % at each rotation: one run had 12.20 % test error on images as they are, 13.30 % "
+    "over the four rotations (the weights that it started from: 6.07 and 43.66 %), the same class at all of them for "
+    "84 % of the test images, and 11.77 % where the probabilities of the four are averaged. The validation error, of "
+    "images as they are, was lowest in epoch 11, 12.12 %, and 12.18 % in the last; the validation loss was still "
+    "falling, so longer training may help. The twelve epochs took 1.3 hours on one core, beside other work. A first "
+    "run, of six epochs from earlier weights, had 13.71 and 15.67 %. The weights are not published."
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _AFTER = "run:runs/{model}.cifar10_first/seed{{seed}}"  # goes on with the weights of a first run
@@ -106,8 +106,8 @@ def _ours(model: str, epochs: int, cores: str, more: str = "", variant: str = ""
 
 
 _SAME = (
-    "It is the recipe of z2_resnet29, p4_resnet29, p4_se_resnet29 and p4m_resnet29 on CIFAR-10, so that the four "
-    "compare. The paper uses SGD and 100 epochs{reflections}. "
+    "It is the recipe of z2_resnet29, p4_resnet29, p4_se_resnet29 and p4m_resnet29 on CIFAR-10, so that "
+    "they can be compared. The paper uses SGD and 100 epochs{reflections}. "
 )
 _GPU_PLAIN = _SAME.format(reflections="") + (
     "These weights were made without a GPU: on one core of an Intel Xeon, the last eleven epochs on two, in 2.1 hours "
