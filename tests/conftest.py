@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from PIL import Image
 
 from eqzoo.analysis import throughput
@@ -54,30 +55,52 @@ def _short_measurements():
 
 
 @pytest.fixture(scope="session")
-def mnist_dir(tmp_path_factory):
+def made_once(tmp_path_factory):
+    """``made_once(name, make)``: a path that all workers share, which the first to ask lets ``make(path)`` write."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def get(name, make):
+        path = root / name
+        with FileLock(root / f"{name}.lock"):
+            if not path.exists():
+                make(root / f"{name}.part")
+                (root / f"{name}.part").rename(path)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def mnist_dir(made_once):
     """A data folder that contains MNIST."""
     packed = SHARED / "data" / "MNIST" / "raw"
     if not packed.is_dir():
         pytest.skip("no MNIST beside the checkout")
-    raw = tmp_path_factory.mktemp("data") / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for file in packed.glob("*.gz"):
-        (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
-    return raw.parents[1]
+
+    def unpack(folder):
+        raw = folder / "MNIST" / "raw"
+        raw.mkdir(parents=True)
+        for file in packed.glob("*.gz"):
+            (raw / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+
+    return made_once("mnist", unpack)
 
 
 @pytest.fixture(scope="session")
-def real_images_dir(tmp_path_factory):
+def real_images_dir(made_once):
     """A data folder that contains EuroSAT and Chula RBC-12."""
     packed = SHARED / "data"
     if not (packed / "eurosat").is_dir() or not (packed / "chula_rbc12").is_dir():
         pytest.skip("no EuroSAT and Chula RBC-12 beside the checkout")
-    folder = tmp_path_factory.mktemp("real_images")
-    for file in (packed / "eurosat").glob("*.zip"):
-        with zipfile.ZipFile(file) as archive:
-            archive.extractall(folder / "eurosat" / "2750")
-    (folder / "chula_rbc12").symlink_to(packed / "chula_rbc12")
-    return folder
+
+    def unpack(folder):
+        for file in (packed / "eurosat").glob("*.zip"):
+            with zipfile.ZipFile(file) as archive:
+                archive.extractall(folder / "eurosat" / "2750")
+        (folder / "chula_rbc12").symlink_to(packed / "chula_rbc12")
+
+    return made_once("real_images", unpack)
 
 
 @pytest.fixture(scope="session")
