@@ -22,6 +22,7 @@ from ..equivariance import (
     randomize_norms,
     tensors_of,
     unwrapped,
+    without_parallel,
 )
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral, whole
@@ -162,6 +163,7 @@ def check_equivariance(
         what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
         raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
     if isinstance(source, nn.Module):
+        source = without_parallel(source)
         trained = not looks_untrained(source)
         return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained, randomize)
     text = os.fspath(source)
@@ -309,10 +311,9 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
         missing = "set its input_size = (channels, height, width)" + ", or its in_chans" * bool(size)
         missing = "pass size=, the side of its images" if channels else missing
         raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
-    channels, *sides = shape
+    channels, *sides = (*shape[:1], size, size) if size else shape
     generator = torch.Generator().manual_seed(seed)
-    shape = (2, channels, *([size, size] if size else sides))
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+    return torch.randn((2, channels, *sides), generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:

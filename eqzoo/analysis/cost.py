@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
-from ..equivariance import unwrapped
+from ..equivariance import unwrapped, without_parallel
 from ._mode import evaluation_mode
 
 __all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
@@ -45,6 +45,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
         >>> multiply_adds(nn.Conv2d(3, 8, 3, padding=1), (3, 10, 10))
         21600
     """
+    model = without_parallel(model)
     size = getattr(unwrapped(model), "input_size", None) if input_size is None else input_size
     if size is None:
         raise ValueError(f"{type(model).__name__} has no input_size; pass one, (channels, height, width)")

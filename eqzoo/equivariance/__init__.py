@@ -26,6 +26,7 @@ from .errors import (
     is_subgroup,
     tensors_of,
     unwrapped,
+    without_parallel,
 )
 from .untrained import is_constant, looks_untrained, randomize_norms
 
@@ -42,4 +43,5 @@ __all__ = [
     "randomize_norms",
     "tensors_of",
     "unwrapped",
+    "without_parallel",
 ]

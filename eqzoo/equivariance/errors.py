@@ -23,6 +23,7 @@ __all__ = [
     "is_subgroup",
     "tensors_of",
     "unwrapped",
+    "without_parallel",
 ]
 
 
@@ -86,7 +87,7 @@ def equivariance_error(
         >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
         True
     """
-    own = group_of(model)
+    own = group_of(without_parallel(model))
     if group is None and own is not None and len(own.grid_elements) < 2:
         raise ValueError(f"{_nothing_to_compare(own)}; pass group= to measure another group than the network's own")
     return equivariance_report(model, x, group, randomize, seed).largest
@@ -126,6 +127,7 @@ def equivariance_report(
 
     Where the network's own group has only the identity on the pixel grid, the errors are those of the identity, 0.
     """
+    model = without_parallel(model)
     group = group_of(model) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
@@ -164,6 +166,13 @@ def group_of(model: nn.Module) -> Group | None:
             f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {found!r}"
         )
     return found
+
+
+def without_parallel(model: nn.Module) -> nn.Module:
+    """The network in `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`; else the model."""
+    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = cast(nn.Module, model.module)
+    return model
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .._common import __version__, atomic, interleaved_times
-from ..equivariance import element_errors
+from ..equivariance import element_errors, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
 from ..models._builder import per_channel
@@ -235,6 +235,7 @@ class _Network:
     @staticmethod
     @torch.no_grad()
     def of(model: nn.Module, size: int | tuple[int, int] | None, seed: int, dtype: torch.dtype) -> "_Network":
+        model = without_parallel(model)
         if not isinstance(model, EquivariantNet):
             raise ValueError(
                 f"only networks of this package, subclasses of EquivariantNet, can be exported, got "

@@ -1,8 +1,9 @@
 """Base class of the networks: timm's model methods on regular fields."""
 
 import operator
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, Self, SupportsIndex
 
 import torch
 from timm.models import checkpoint_seq
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..layers import SizeError
+from ..layers._planes import Planes
 from .sizes import with_image_size
 
 __all__ = ["EquivariantNet"]
@@ -56,6 +58,32 @@ class EquivariantNet(nn.Module):
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = num_features
         self.grad_checkpointing = False
+
+    @property
+    def deployed(self) -> bool:
+        """Whether the filters and norms of all poses are written out, as `timm.utils.reparameterize_model` does.
+
+        Such a network computes the same, but training would change what belongs together apart from one another.
+        """
+        layers, plain = [self.stem], False
+        while layers:
+            layer = layers.pop()
+            if hasattr(layer, "fuse") and not isinstance(layer, Planes):
+                return False
+            plain |= isinstance(layer, Planes | nn.Conv2d | nn.BatchNorm2d)
+            layers += () if isinstance(layer, Planes) else layer.children()
+        return plain and self.group.order > 1
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the network; warns of a deployed one, which loses its equivariance when it is trained."""
+        if mode and self.deployed:
+            warnings.warn(
+                f"{self._name} is deployed (reparameterized): the filters of all poses are parameters of their own; "
+                "training makes them differ, so that the network is no longer equivariant; train the network "
+                "that it was made of",
+                stacklevel=2,
+            )
+        return super().train(mode)
 
     @property
     def input_size(self) -> tuple[int, int, int]:
@@ -180,6 +208,11 @@ class EquivariantNet(nn.Module):
             self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
         reference = next(self.stem.parameters())
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
+        if self.deployed and any(getattr(layer, "group", None) is not None for layer in head.modules()):
+            raise ValueError(
+                f"{self._name} is deployed (reparameterized), and its classifier is a layer of fields; reset the "
+                "classifier of the network that it was made of"
+            )
         self.head = head.to(reference.device, reference.dtype).train(self.training)
         self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
@@ -219,15 +252,36 @@ class EquivariantNet(nn.Module):
         """Blocks in turn, whose activations are recomputed in the backward pass if that is set."""
         if self.grad_checkpointing and self.training:
             return checkpoint_seq(list(blocks), x, flatten=self.blocks_are_stages)
+        if isinstance(blocks, nn.Module):  # whose hooks are called
+            return blocks(x)
         for block in blocks:
             x = block(x)
         return x
+
+    def _classified(self, x: Tensor) -> Tensor:
+        """The field of logits by a head that acts on fields, before they are pooled.
+
+        Raises:
+            TypeError: If the head has been replaced by a linear layer, which would take the width for channels.
+        """
+        layers = [self.head, *(self.head if isinstance(self.head, nn.Sequential) else ())]
+        if any(isinstance(layer, nn.Linear) for layer in layers):
+            raise TypeError(
+                f"the head of {self._name} is a layer of fields, which are pooled after it, and it was replaced by a "
+                f"linear layer; model.reset_classifier({self.num_classes or 10}) makes a head for as many classes, and "
+                "with num_classes=0 the network gives pooled features for a linear layer of your own"
+            )
+        y: Tensor = self.head(x)
+        return y
+
+    @property
+    def _name(self) -> str:
+        return getattr(self, "pretrained_cfg", {}).get("architecture") or type(self).__name__
 
     def _check_images(self, x: Tensor) -> None:
         """Raises ValueError unless these are a batch of images with the network's number of channels."""
         if x.ndim == 4 and x.shape[1] == self.in_chans:
             return
-        name = getattr(self, "pretrained_cfg", {}).get("architecture") or type(self).__name__
         way = ""
         if x.ndim == 3 and x.shape[0] == self.in_chans:
             way = "; image[None] is a batch of one"
@@ -237,7 +291,7 @@ class EquivariantNet(nn.Module):
             way = "; images.permute(0, 3, 1, 2) have their channels there"
         elif x.ndim == 4:
             way = f"; in_chans={x.shape[1]} makes a network for images of as many channels"
-        raise ValueError(f"{name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}{way}")
+        raise ValueError(f"{self._name} takes images (B, {self.in_chans}, height, width), got {tuple(x.shape)}{way}")
 
     def _check_type(self, x: Tensor, error: RuntimeError) -> None:
         """Raises TypeError where images failed that have another type of number than the network."""
@@ -246,6 +300,8 @@ class EquivariantNet(nn.Module):
         if x.dtype == own or cast or isinstance(error, torch.OutOfMemoryError):
             return
         way = f"images.to({own}), or model.to({x.dtype}), makes them fit"
+        if not x.is_floating_point():
+            way = "eqzoo.data.normalize makes normalized images of pixels"
         raise TypeError(f"the images are {x.dtype} and the network is {own}; {way}") from error
 
     def _said_for(self, x: Tensor, error: SizeError) -> SizeError:

@@ -224,8 +224,8 @@ def build(
         variant: The registered name, without tag.
         pretrained: Whether to load weights.
         feature_indices: The features of ``features_only=True``, unless the caller gives ``out_indices``.
-        **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only`` ...) and the
-            arguments of the class.
+        **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only``, ``device``,
+            ``dtype`` ...) and the arguments of the class.
 
     Returns:
         The network, or timm's feature extractor around it.
@@ -241,6 +241,12 @@ def build(
     for name, rate in kwargs.items():
         if name.endswith(("drop_rate", "drop_path_rate")) and not (isinstance(rate, int | float) and 0 <= rate <= 1):
             raise ValueError(f"{name} is a probability, from 0 to 1; got {rate!r}")
+    if kwargs.get("features_only") and kwargs.get("feature_cls", "getter") != "getter":
+        raise ValueError(
+            "features are planes of forward_intermediates, feature_cls='getter'; hooks would give fields and tracing "
+            f"fails, so leave feature_cls out; got {kwargs['feature_cls']!r}"
+        )
+    placed = {key: value for key in ("device", "dtype") if (value := kwargs.pop(key, None)) is not None}
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
     if pretrained and cfg.source == "hf-hub":
@@ -255,13 +261,15 @@ def build(
             if kwargs.get("pretrained_cfg") or other == name:
                 raise
             kwargs |= {"pretrained_cfg": other.partition(".")[2], "pretrained_cfg_overlay": overlay}
-            return build(model_cls, variant, pretrained, feature_indices, **kwargs)
+            return build(model_cls, variant, pretrained, feature_indices, **placed, **kwargs)
     cfg = replace(cfg, **overlay)
     if pretrained and cfg.file:
         check_group(Path(str(cfg.file)), variant, model_cls, kwargs.get("group"))
     # A config.json has the arguments of its own.
     own_arguments = not isinstance(kwargs.get("pretrained_cfg"), dict)
     arguments = checkpoint_arguments(f"{variant}.{cfg.tag}") if own_arguments else {}
+    # That of a config.json is the side that positions are of, also where the network was fine-tuned on another one.
+    side = kwargs.get("img_size") if own_arguments else None
     # Names are those of the classes of weights; who asks for a number of classes alone has other ones.
     unnamed = not pretrained and "num_classes" in kwargs and not kwargs.get("pretrained_cfg")
     kwargs = arguments | kwargs
@@ -284,7 +292,7 @@ def build(
             raise
         raise ValueError(f"{cfg.file} does not fit {variant} with these arguments: {misfit(error)}") from error
     if hasattr(model, "in_chans"):  # not every extractor of features of timm's has it
-        sides = kwargs.get("img_size") or model.pretrained_cfg["input_size"][1:]
+        sides = side or model.pretrained_cfg["input_size"][1:]
         model.pretrained_cfg["input_size"] = (model.in_chans, *((sides, sides) if isinstance(sides, int) else sides))
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
@@ -292,7 +300,7 @@ def build(
     if labels and (unnamed or len(labels) != getattr(model, "num_classes", len(labels))):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     model._model_args = arguments  # timm saves them, and its caller's, with the network
-    return model
+    return model.to(**placed) if placed else model
 
 
 def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: Group | None) -> None:

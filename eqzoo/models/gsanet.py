@@ -250,7 +250,7 @@ class GSANet(EquivariantNet):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        x = x if pre_logits else self.head(x)
+        x = x if pre_logits else self._classified(x)
         # Space is last in fields and in planes, so this also works in fused networks.
         if self.global_pool == "max_avg":
             pooled: Tensor = self.group_pool(x).mean((-2, -1))

@@ -33,6 +33,7 @@ from .octic_vit import OcticViT
 __all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octic_vit"]
 
 _IRREPS = ("A1", "A2", "B1", "B2", "E")
+_LIFTED = "patch_embed.lift8.conv_A1.weight"
 _LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")
 # What a file cannot say of a network.
 _KINDS = {"global_pool": ((str,), "a word"), "num_heads": ((int,), "a whole number")}
@@ -105,6 +106,13 @@ def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> Conve
         kinds, said = _KINDS.get(key, ((int, float), "a number"))
         if type(value) not in kinds:
             raise ValueError(f"{key} is {said}, got {value!r}")
+    if _LIFTED not in theirs:
+        plain = "; plain ViTs have other weights, from which no octic ones follow" * (
+            "patch_embed.proj.weight" in theirs
+        )
+        raise ValueError(f"{path} is no file of an octic ViT: it has no {_LIFTED}{plain}")
+    if broken := [name for name, value in theirs.items() if not value.isfinite().all()]:
+        raise ValueError(f"{path} has weights that are infinite or not a number: {_some(broken)}")
     invariant = "invariant_proj.weight" in theirs
     if invariant != (named.group.order > 1):
         kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")
@@ -195,7 +203,7 @@ def _scale(rest: Mapping[str, Tensor], block: str, i: int, ending: str) -> str |
 
 def _sizes(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
     """The arguments of `OcticViT` that weights tell."""
-    lifting = theirs["patch_embed.lift8.conv_A1.weight"]
+    lifting = theirs[_LIFTED]
     width, patch = 8 * lifting.shape[0], 2 * lifting.shape[2]
     blocks = {int(name.split(".")[1]) for name in theirs if name.startswith("blocks.")}
     scaled = any(_scale(theirs, "blocks.0", i, ".alpha_A1") for i in (1, 2))

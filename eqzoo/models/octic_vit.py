@@ -93,7 +93,8 @@ class OcticViT(EquivariantNet):
         num_heads: The number of heads.
         mlp_ratio: The width of the perceptron over C.
         invariant: Whether invariants are taken half way, or the irreps mixed, which ends the group.
-        init_values: The first values of layer scale, or None for none.
+        init_values: The first values of layer scale; 0 or None for none (`timm.create_model` takes None for the
+            default).
         drop_rate: The probability of dropping a feature before the classifier.
         drop_path_rate: The probability that an image goes without a branch of the last block; from 0 in the first one.
         global_pool: ``"token"`` for the class token or ``"avg"`` for the mean over the patches.
@@ -134,6 +135,14 @@ class OcticViT(EquivariantNet):
         super().__init__(P4M if invariant else Z2, num_classes, in_chans, num_features=embed_dim)
         if depth < 2:
             raise ValueError(f"an octic ViT has 2 blocks or more, half of them octic; got depth={depth}")
+        if not isinstance(patch_size, int) or patch_size < 2 or patch_size % 2:
+            raise ValueError(f"patch_size is an even number of pixels, the side of a square; got {patch_size!r}")
+        if int(embed_dim * mlp_ratio) % 8:
+            raise ValueError(
+                "the perceptron's width, embed_dim times mlp_ratio, is a multiple of 8 in octic layers; "
+                f"got {embed_dim} times {mlp_ratio:g}"
+            )
+        init_values = init_values or None
         self.embed_dim = embed_dim
         self.patch_size = patch_size
         self.octic_depth = depth // 2
@@ -309,12 +318,18 @@ default_cfgs = configs(
     }
 )
 
-_LARGE = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
-_HUGE = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
+_LARGE: dict[str, Any] = {"embed_dim": 1024, "depth": 24, "num_heads": 16}
+_HUGE: dict[str, Any] = {"embed_dim": 1280, "depth": 32, "num_heads": 16}
 
 
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
+def _create(
+    variant: str, pretrained: bool, kwargs: dict[str, Any], invariant: bool = True, **args: Any
+) -> EquivariantNet:
     options = args | kwargs
+    if kwargs.get("invariant", invariant) != invariant:
+        names = "p4m_octic_vit_*" if kwargs["invariant"] else "octic_vit_*"
+        raise ValueError(f"invariant={kwargs['invariant']} is what networks are that are named {names}; got {variant}")
+    options["invariant"] = invariant
     quarters = tuple(options["depth"] * i // 4 for i in range(1, 5))
     defaults: dict[str, Any] = {"feature_indices": quarters, "pretrained_filter_fn": resize_positions}
     return build(OcticViT, variant, pretrained, **(defaults | options))

@@ -196,6 +196,11 @@ def rows() -> dict[str, Row]:
     with Path(__file__).with_name("papers.csv").open(encoding="utf-8", newline="") as file:
         for entry in csv.DictReader(file):
             dataset = entry["checkpoint"].partition(".")[2].removesuffix("_aug")
-            note = _NOTES[entry["paper"], dataset]
+            note = _NOTES.get((entry["paper"], dataset))
+            if note is None:
+                raise ValueError(
+                    f"papers.csv has {entry['checkpoint']} of {entry['paper']!r}: _NOTES in papers.py says how each "
+                    "paper chose its numbers on each data set, and _FAMILIES and PAPERS which paper a network is of"
+                )
             found[entry["checkpoint"]] = Row(entry["paper"], entry["error"], entry["spread"], entry["parameters"], note)
     return found

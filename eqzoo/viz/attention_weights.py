@@ -17,6 +17,7 @@ from ..layers import (
     GroupSelfAttention2d,
     InputAttention2d,
     LiftingSelfAttention2d,
+    OcticAttention,
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
@@ -178,10 +179,15 @@ def attention(
 
 def _find(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
     layers = attention_layers(model)
+    if not layers and any(isinstance(module, OcticAttention) for module in model.modules()):
+        raise ValueError(
+            "the attention of octic ViTs is between patches, not between the poses of a pixel's neighbors, and is not "
+            "drawn here; model.feature_field(images) gives their features as maps"
+        )
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no layer with attention; eqzoo.viz.feature_rings draws the fields of any "
-            "network, and eqzoo.viz.filter_orbit its filters"
+            f"{type(model).__name__} has no layer with attention; eqzoo.viz.feature_rings draws its last features, "
+            "a regular field, and eqzoo.viz.filter_orbit its filters"
         )
     name = next((n for n, m in layers.items() if _has_poses(m)), next(iter(layers))) if layer is None else layer
     if name not in layers:

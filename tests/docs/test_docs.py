@@ -191,7 +191,8 @@ def test_the_readme_is_short():
     assert "after the same minutes" in headline
     assert "With all images the plain network catches up, and on photographs" in headline
     assert "`p4_resnet29` gains nothing" in headline
-    assert f"- **{len(eqzoo.list_models())} networks under" in headline
+    count = len(eqzoo.list_models())
+    assert f"- **{count} networks under" in headline, f"there are {count} networks"
     said = "at 9 times the multiply-adds of the plain twin, which has 6.07 % by the same recipe (one seed each"
     assert said in " ".join(own.split())
     for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29", "p4_asc_resnet29"):

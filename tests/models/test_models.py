@@ -73,7 +73,11 @@ WEIGHTED = {
 
 
 def side(name, model):
-    return SIDES.get(type(model).__name__) or GSA_SIDES[name[-1]]
+    found = SIDES.get(type(model).__name__) or GSA_SIDES.get(name[-1])
+    assert found, (
+        f"SIDES in this file has the smallest side that each class takes, and not that of {type(model).__name__}"
+    )
+    return found
 
 
 def trained_like(name, **kwargs):
@@ -108,7 +112,7 @@ def tagged(row):
 
 
 def test_the_table_has_every_network():
-    assert {row["name"] for row in NETWORKS} == set(NAMES)
+    assert {row["name"] for row in NETWORKS} == set(NAMES), "networks.csv, beside this file, has every network"
     registered = {name for name in timm.list_models(include_tags=True) if name.partition(".")[0] in NAMES}
     assert set(map(tagged, NETWORKS)) == {name.removesuffix("_aug") for name in registered}  # a second recipe
 
@@ -125,7 +129,8 @@ def test_group_classes_and_parameters_are_those_of_the_table(row):
 @pytest.mark.parametrize("name", NAMES)
 def test_docstrings_state_the_parameters(name):
     count = next(int(row["parameters"]) for row in NETWORKS if row["name"] == name)
-    assert f"({count:,} parameters)" in timm.model_entrypoint(name).__doc__
+    said = timm.model_entrypoint(name).__doc__
+    assert f"({count:,} parameters)" in said, "the docstring of the registered function ends with its parameters"
 
 
 def _last_digit(number):
@@ -511,6 +516,8 @@ def test_images_of_another_type_are_told():
     octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, depth=2).float()
     with pytest.raises(TypeError, match=said):
         octic(torch.zeros(1, 3, 32, 32).double())
+    with pytest.raises(TypeError, match="normalize makes normalized images of pixels"):
+        octic(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
 
 
 def test_features_are_numbered_by_integers_of_numpy_too():

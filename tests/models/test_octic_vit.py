@@ -174,6 +174,27 @@ def test_timms_ways(name):
     assert len(default.feature_info.channels()) == 4
 
 
+@pytest.mark.parametrize("none", [0, 0.0, None])
+def test_networks_without_layer_scale(none):
+    model = OcticViT(**(TINY | {"init_values": none}))
+    assert not [name for name, _ in model.named_parameters() if ".ls" in name]
+    assert [name for name, _ in OcticViT(**TINY).named_parameters() if ".ls" in name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"patch_size": 0}, "patch_size is an even number"),
+        ({"patch_size": (4, 4)}, "patch_size is an even number"),
+        ({"mlp_ratio": 2.6}, "embed_dim times mlp_ratio"),
+        ({"invariant": False}, r"invariant=False is what networks are that are named octic_vit_\*"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(settings, said):
+    with pytest.raises(ValueError, match=said):
+        eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", **(TINY | settings))
+
+
 def test_a_branch_that_is_always_dropped_adds_nothing():
     x = Irreps(torch.randn(4, 2, 5, 1), torch.randn(2, 2, 5, 2))
     for part, before in zip(OcticResidual(8, drop_path=1.0)(x, x), x, strict=True):
@@ -326,6 +347,7 @@ def test_files_that_are_refused(tmp_path):
     refused({"cls_token.4": torch.ones(1, 1, 2, 16)}, r"cls_token\.4")
     refused({"blocks.1.attn.proj.lin_B1.weight": None}, r"it has no blocks\.1\.attn\.proj\.lin_B1\.weight")
     refused({"blocks.3.mlp.fc1.weight": torch.zeros(8, 8)}, r"blocks\.3\.mlp\.fc1\.weight would be \(8, 8\), and is")
+    refused({"blocks.2.norm1.bias": torch.full((64,), torch.nan)}, r"infinite or not a number: blocks\.2\.norm1\.bias")
     refused({"blocks.1.extra": torch.zeros(1)}, r"1 weights have no place .*: blocks\.1\.extra")
     refused({"blocks.2.gamma_1": None}, r"has no weights for blocks\.2\.ls1\.gamma")
     refused({}, "is of an invariant network, and octic_vit_large_patch16_224 is not", "octic_vit_large_patch16_224")
@@ -333,6 +355,9 @@ def test_files_that_are_refused(tmp_path):
     refused({}, "num_heads is a whole number, got 'abc'", num_heads="abc")
     refused({}, "depth cannot be set", depth=4)
     refused({}, "fit octic_vit_huge", "p4_cnn")
+    torch.save(timm.create_model("vit_tiny_patch16_224", depth=1).state_dict(), path)
+    with pytest.raises(ValueError, match=r"no file of an octic ViT: it has no patch_embed\.lift8.*plain ViTs"):
+        convert("octic_vits", path, name_of(file), output)
     torch.save({"model": 3}, path)
     with pytest.raises(ValueError, match="not a state dict"):
         convert("octic_vits", path, name_of(file), output)

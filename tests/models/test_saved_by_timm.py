@@ -35,6 +35,24 @@ def test_the_arguments_of_a_checkpoints_name_are_saved(tmp_path):
     same(model, saved(model, tmp_path), (2, 3, 32, 32))
 
 
+def test_images_have_the_side_that_was_saved_not_that_of_the_positions(tmp_path):
+    """As after fine-tuning an octic ViT on images of another side than its weights."""
+    model = timm.create_model(
+        "p4m_octic_vit_tiny_patch16_224", img_size=32, patch_size=4, embed_dim=64, depth=2, num_heads=2
+    )
+    assert model.input_size == (3, 32, 32)
+    model.pretrained_cfg["input_size"] = (3, 64, 64)
+    assert saved(model, tmp_path).input_size == (3, 64, 64)
+    for name in (tmp_path, f"local-dir:{tmp_path}", tmp_path / "model.safetensors"):
+        other = eqzoo.create_model(name, pretrained=True)
+        assert other.input_size == (3, 64, 64)
+        assert other.stem.pos.weight.shape == model.stem.pos.weight.shape
+        assert eqzoo.create_model(name, pretrained=True, in_chans=1).input_size == (1, 64, 64)
+        asked = eqzoo.create_model(name, pretrained=True, img_size=48)
+        assert asked.input_size == (3, 48, 48)
+        assert asked.stem.pos.weight.shape != model.stem.pos.weight.shape
+
+
 def test_stages_may_be_lists(tmp_path):
     model = timm.create_model("r4_gsanet_t", stages=(Stage((20,), (2,)),))
     same(model, saved(model, tmp_path), (1, 1, 14, 14))

@@ -57,7 +57,9 @@ def test_names_say_network_and_data_set_and_texts_are_sentences():
         assert text.endswith(".")
         assert "  " not in text
         assert "\n" not in text
-        assert len(text) > 80
+        assert len(text) > 80, (
+            f"the text of {name} says in a few sentences what is done and what differs from the paper"
+        )
         if "_short" in name:
             assert recipe.precision == "bfloat16"
             assert recipe.compile or recipe.cuda_graphs or recipe.model in ("z2_resnet18", "p4m_resnet18")

@@ -1,0 +1,154 @@
+"""What users of timm do with a network: replace the head, place it, wrap it, deploy it, hook into it."""
+
+import warnings
+
+import pytest
+import timm
+import torch
+from timm.utils import reparameterize_model
+from torch import nn
+from torch.nn.utils import parametrize
+
+import eqzoo
+from eqzoo.groups import P4
+
+SMALL = {
+    "p4_cnn": 28,
+    "p4_resnet29": 16,
+    "p4_se_resnet29": 16,
+    "p4_alpha_sp_cnn": 28,
+    "r4_gsanet_t": 28,
+    "p4_e4net": 16,
+}
+HEADS_OF_FIELDS = ["p4_cnn", "p4m_densenet", "p4_allcnn", "p4m_resnet44", "r4_gsanet_t"]
+
+
+@pytest.mark.parametrize("name", HEADS_OF_FIELDS)
+@pytest.mark.parametrize("head", [lambda f: nn.Linear(f, 10), lambda f: nn.Sequential(nn.Dropout(), nn.Linear(f, 10))])
+def test_a_linear_head_in_place_of_one_of_fields_is_told(name, head):
+    """It would take the width for channels, which at one size of images even fits."""
+    model = eqzoo.create_model(name).eval()
+    model.head = head(model.num_features)
+    with pytest.raises(
+        TypeError, match=rf"the head of {name} is a layer of fields.*reset_classifier\({model.num_classes}"
+    ):
+        model(torch.zeros(1, *model.input_size))
+
+
+def test_a_linear_head_in_place_of_a_linear_one_works():
+    model = eqzoo.create_model("p4_resnet29").eval()
+    model.head = nn.Linear(model.num_features, 3)
+    x = torch.randn(2, 3, 16, 16)
+    assert model(x).shape == (2, 3)
+    assert eqzoo.equivariance_error(model, x) < 1e-12
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_training_a_deployed_network_warns(name):
+    model = eqzoo.create_model(name).eval()
+    deployed = reparameterize_model(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.train()
+        deployed.eval()
+    with pytest.warns(UserWarning, match=f"{name} is deployed .* no longer equivariant"):
+        deployed.train()
+
+
+def test_a_deployed_network_that_is_trained_is_not_equivariant():
+    """What the warning is for."""
+    deployed = reparameterize_model(eqzoo.create_model("p4_resnet29").eval())
+    x = torch.randn(4, 3, 16, 16)
+    assert eqzoo.check_equivariance(deployed, size=16).exact
+    loss = nn.functional.cross_entropy(deployed(x), torch.arange(4))
+    loss.backward()
+    with torch.no_grad():
+        for parameter in deployed.parameters():
+            parameter -= 0.05 * parameter.grad
+    assert not eqzoo.check_equivariance(deployed, size=16).exact
+
+
+def test_plain_networks_and_networks_of_ones_own_are_trained_without_a_warning():
+    class Own(eqzoo.models.EquivariantNet):
+        def __init__(self):
+            super().__init__(P4, 2, 1, 4)
+            self.stem = nn.Sequential(nn.Identity())
+            self.blocks = nn.Sequential()
+            self.head = nn.Identity()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reparameterize_model(eqzoo.create_model("z2_cnn").eval()).train()
+        Own().train()
+
+
+def test_the_classifier_of_a_deployed_network_is_reset_where_it_is_linear():
+    fields, linear = (reparameterize_model(eqzoo.create_model(name).eval()) for name in ("p4_cnn", "p4_resnet29"))
+    with pytest.raises(ValueError, match="p4_cnn is deployed"):
+        fields.reset_classifier(3)
+    assert fields(torch.zeros(1, 1, 28, 28)).shape == (1, 10)  # as before
+    linear.reset_classifier(3)
+    assert linear(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
+
+
+def test_networks_are_placed_as_they_are_created():
+    model = timm.create_model("p4_resnet29", device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
+    features = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32, features_only=True)
+    assert {p.dtype for p in features.parameters()} == {torch.float32}
+    other = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32)
+    assert torch.equal(other.stem.conv.weight, features.model.stem.conv.weight)
+
+
+@pytest.mark.parametrize("way", ["hook", "list", "fx"])
+def test_features_come_one_way(way):
+    with pytest.raises(ValueError, match=f"leave feature_cls out; got '{way}'"):
+        timm.create_model("p4_resnet29", features_only=True, feature_cls=way)
+    assert timm.create_model("p4_resnet29", features_only=True, feature_cls="getter").feature_info.channels()
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: nn.DataParallel(nn.DataParallel(m)), None])
+def test_networks_of_several_processes_are_measured_as_the_network_in_them(wrap, tmp_path):
+    model = eqzoo.create_model("p4_cnn").eval()
+    if wrap:
+        wrapped = wrap(model)
+    else:
+        torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+    try:
+        assert eqzoo.check_equivariance(wrapped).as_dict() == eqzoo.check_equivariance(model).as_dict()
+        assert eqzoo.equivariance_error(wrapped) == eqzoo.equivariance_error(model)
+        assert eqzoo.multiply_adds(wrapped) == eqzoo.multiply_adds(model)
+    finally:
+        if not wrap:
+            torch.distributed.destroy_process_group()
+
+
+def test_a_hook_on_the_blocks_is_called():
+    model, seen = eqzoo.create_model("p4_resnet29").eval(), []
+    model.blocks.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
+    x = torch.randn(1, 3, 16, 16)
+    y = model.forward_features(x)
+    assert seen == [tuple(y.shape)]
+
+
+class _LowRank(nn.Module):
+    """``W + B A``, as LoRA has it."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(2, weight[0].numel()) / 10)
+        self.b = nn.Parameter(torch.randn(len(weight), 2) / 10)
+
+    def forward(self, weight):
+        return weight + (self.b @ self.a).view_as(weight)
+
+
+def test_a_low_rank_change_of_the_filters_keeps_the_symmetry():
+    model = eqzoo.create_model("p4_resnet29").eval()
+    x = torch.randn(2, 3, 16, 16)
+    before = model(x)
+    for layer in [m for m in model.modules() if isinstance(m, eqzoo.layers.GroupConv2d)]:
+        parametrize.register_parametrization(layer, "weight", _LowRank(layer.weight))
+    assert not torch.allclose(model(x), before, rtol=1e-2)
+    assert eqzoo.equivariance_error(model, x) < 1e-12
