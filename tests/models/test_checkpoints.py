@@ -8,7 +8,7 @@ import timm
 import torch
 
 import eqzoo
-from eqzoo.data import load_splits, normalize, resized, rotmnist
+from eqzoo.data import Split, load_splits, normalize, resized, rotmnist
 from eqzoo.hub import shipped_folder
 from tests.conftest import slow
 from tests.digits import rotating
@@ -17,20 +17,30 @@ NAMES = eqzoo.list_pretrained()
 
 
 @pytest.fixture(scope="module")
-def split_of(request):
-    """500 test images of a data set, drawn from all over the split."""
+def some_of(request, made_once):
+    """200 test images of a data set, drawn from all over the split."""
+
+    def rotated_digits():
+        with rotating(range(12_000, 62_000, 250)):  # behind the images to train on
+            return rotmnist(request.getfixturevalue("mnist_dir"))["test"]
 
     @functools.cache
     def load(dataset):
-        if dataset == "rotmnist":
-            with rotating(range(12_000, 62_000, 100)):  # behind the images to train on
-                return rotmnist(request.getfixturevalue("mnist_dir"))["test"][torch.arange(0, 50_000, 100)]
         if dataset == "cifar10":
-            return request.getfixturevalue("cifar10_test")[torch.arange(0, 10_000, 20)]
-        test = load_splits(dataset, request.getfixturevalue("real_images_dir"))["test"]
-        return test[torch.linspace(0, len(test) - 1, 500).round().long()]
+            return drawn(request.getfixturevalue("cifar10_test"))
+        folder = request.getfixturevalue("mnist_dir" if dataset == "rotmnist" else "real_images_dir")
+
+        def draw(path):
+            test = rotated_digits() if dataset == "rotmnist" else load_splits(dataset, folder)["test"]
+            torch.save(vars(drawn(test)), path)
+
+        return Split(**torch.load(made_once(f"some_of_{dataset}", draw), weights_only=True))
 
     return load
+
+
+def drawn(test):
+    return test[torch.arange(200) * len(test) // 200]
 
 
 @pytest.mark.parametrize("name", eqzoo.list_pretrained())
@@ -62,20 +72,21 @@ def test_a_published_checkpoint_keeps_its_promise(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, split_of):
+def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, some_of):
     results = json.loads((shipped_folder() / name / "results.json").read_text())
     model = eqzoo.create_model(name, pretrained=True).float().eval()
-    test = resized(split_of(results["dataset"]["name"]), model.pretrained_cfg["input_size"][1:])
-    sizes = ((500, 1e8), (125, 2.4e8), (50, 1e9), (25, 1e99))
+    test = resized(some_of(results["dataset"]["name"]), model.pretrained_cfg["input_size"][1:])
+    sizes = ((200, 1e8), (80, 2.4e8), (40, 1e9), (20, 1e99))
     count = next(n for n, most in sizes if eqzoo.multiply_adds(model) < most)
-    images = normalize(test.images[:count], model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
-    few = images[:25]  # of which all rotations are predicted
+    some = test[torch.arange(count) * len(test) // count]
+    images = normalize(some.images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)
+    few = images[:12]  # of which all rotations are predicted
     with torch.inference_mode():
         upright = torch.cat([model(x) for x in images.split(125)])
         rotated = torch.stack([upright[: len(few)], *(model(few.rot90(r, (2, 3))) for r in (1, 2, 3))])
     classes = rotated.argmax(2)
     rate = results["test_error"] / 100
-    wrong = (upright.argmax(1) != test.labels[:count]).double().mean().item()
+    wrong = (upright.argmax(1) != some.labels).double().mean().item()
     assert abs(wrong - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5  # four standard deviations of such a sample
     if model.group.order == 1:
         assert (rotated - rotated[0]).abs().max() > 0.1  # few of the classes may change

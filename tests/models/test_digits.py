@@ -5,6 +5,7 @@ import torch
 
 import eqzoo
 from eqzoo.data import normalize
+from tests.conftest import slow
 
 # The digits of 200 that each checkpoint classifies correctly. They are no sample of rotated MNIST: the numbers are
 # pinned to detect changes, and compare no networks. Logits of the first two classes differ by more than round-off.
@@ -40,7 +41,7 @@ def test_every_checkpoint_for_digits_is_pinned():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "r8_gsanet_t.rotmnist")) for n in CORRECT]
+    "name", slow(CORRECT, {"r4_gsanet_t.rotmnist", "r8_gsanet_t.rotmnist", "p4_alpha_ch_cnn.rotmnist"})
 )
 def test_drawn_digits_are_classified_as_before(name, digits):
     assert (classes(name, digits.images) == digits.labels).sum() == CORRECT[name]
