@@ -4,6 +4,7 @@ import csv
 import functools
 import gzip
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -64,8 +65,10 @@ def made_once(tmp_path_factory):
         path = root / name
         with FileLock(root / f"{name}.lock"):
             if not path.exists():
-                make(root / f"{name}.part")
-                (root / f"{name}.part").rename(path)
+                part = root / f"{name}.part"
+                shutil.rmtree(part, ignore_errors=True)  # of a worker that was killed
+                make(part)
+                part.rename(path)
         return path
 
     return get

@@ -27,6 +27,5 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, training in modes:  # parents come first
-            if module.training != training:
-                module.train(training)
+        for module, training in modes:
+            module.training = training  # train() would reach the modules inside, and warn of deployed networks

@@ -170,9 +170,13 @@ def group_of(model: nn.Module) -> Group | None:
 
 def without_parallel(model: nn.Module) -> nn.Module:
     """The network in `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`; else the model."""
-    while isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        model = cast(nn.Module, model.module)
-    return model
+    parallel: tuple[type[nn.Module], ...] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    inner = getattr(model, "_orig_mod", model)  # of torch.compile, which may be outside
+    if not isinstance(inner, parallel):
+        return model
+    while isinstance(inner, parallel):
+        inner = cast(nn.Module, inner.module)
+    return inner
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

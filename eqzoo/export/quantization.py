@@ -35,7 +35,6 @@ _BATCH = 8  # images whose features are in memory together
 _LAST = 0.25  # of the convolutions may be among the last layers, which stay in float32
 _OVER_USUAL = 10.0  # times the largest normalized pixel: those in 0 to 255 are about 90 times as large
 _CHECKED = 32  # images that the equivariance is checked with
-_FOR = "int8 is for networks of convolutions, norms and pooling, so keep the float32 file"
 _TOLERANCE = 1e-5  # round-off of the last layers, in float32, is about 1e-7; one step of 8 bits is 4e-3
 
 
@@ -194,7 +193,7 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
     equivariance = element_errors(after, some, group)
     allowed = element_errors(before, some, group)  # more than round-off in networks that are approximate on the grid
     if any(error > _TOLERANCE + allowed[g] for g, error in equivariance.items()):
-        raise ExportError(f"{path} would not be equivariant under {group.name}: {equivariance}; {_FOR}")
+        raise ExportError(f"{path} would not be equivariant under {group.name}: {equivariance}; keep the float32 file")
     expected, found = (torch.cat([file(part) for part in images.split(_BATCH)]) for file in (before, after))
     classes = len(json.loads(before.metadata["classes"]))
     return QuantizationReport(
@@ -216,7 +215,7 @@ def _refusal(path: Path, operators: set[str]) -> str:
     return (
         f"{path} would not stay equivariant: between its convolutions this network computes "
         f"{', '.join(sorted(operators))} in float32, with another round-off for a rotated image, and the results would "
-        f"be rounded to 8 bits again; {_FOR}"
+        "be rounded to 8 bits again; int8 is for networks of convolutions, norms and pooling, so keep the float32 file"
     )
 
 

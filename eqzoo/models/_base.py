@@ -59,24 +59,9 @@ class EquivariantNet(nn.Module):
         self.num_features = self.head_hidden_size = num_features
         self.grad_checkpointing = False
 
-    @property
-    def deployed(self) -> bool:
-        """Whether the filters and norms of all poses are written out, as `timm.utils.reparameterize_model` does.
-
-        Such a network computes the same, but training would change what belongs together apart from one another.
-        """
-        layers, plain = [self.stem], False
-        while layers:
-            layer = layers.pop()
-            if hasattr(layer, "fuse") and not isinstance(layer, Planes):
-                return False
-            plain |= isinstance(layer, Planes | nn.Conv2d | nn.BatchNorm2d)
-            layers += () if isinstance(layer, Planes) else layer.children()
-        return plain and self.group.order > 1
-
     def train(self, mode: bool = True) -> Self:
         """Sets the mode of the network; warns of a deployed one, which loses its equivariance when it is trained."""
-        if mode and self.deployed:
+        if mode and self._deployed:
             warnings.warn(
                 f"{self._name} is deployed (reparameterized): the filters of all poses are parameters of their own; "
                 "training makes them differ, so that the network is no longer equivariant; train the network "
@@ -84,6 +69,14 @@ class EquivariantNet(nn.Module):
                 stacklevel=2,
             )
         return super().train(mode)
+
+    @property
+    def _deployed(self) -> bool:
+        """Whether filters and norms of all poses are written out, as `timm.utils.reparameterize_model` does.
+
+        The network then has none of the layers to fuse that it had when its classifier was built.
+        """
+        return self.group.order > 1 and getattr(self, "_can_be_fused", False) and not _has_layers_to_fuse(self)
 
     @property
     def input_size(self) -> tuple[int, int, int]:
@@ -202,17 +195,20 @@ class EquivariantNet(nn.Module):
         """
         if not isinstance(num_classes, int) or num_classes < 0:
             raise ValueError(f"num_classes is a whole number of at least 0, got {num_classes!r}")
+        head = self.build_classifier(num_classes) if num_classes else nn.Identity()
+        of_fields = global_pool is not None or any(getattr(m, "group", None) is not None for m in head.modules())
+        if self._deployed and self.planes_are_fields and of_fields:
+            raise ValueError(
+                f"{self._name} is deployed (reparameterized), and its "
+                f"{'pool' if global_pool is not None else 'classifier'} is a layer of fields; reset the classifier of "
+                "the network that it was made of"
+            )
         if global_pool is not None:
             self.set_pool(global_pool)
             # timm saves it with the network, and builds the network that it loads with it.
             self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
         reference = next(self.stem.parameters())
-        head = self.build_classifier(num_classes) if num_classes else nn.Identity()
-        if self.deployed and any(getattr(layer, "group", None) is not None for layer in head.modules()):
-            raise ValueError(
-                f"{self._name} is deployed (reparameterized), and its classifier is a layer of fields; reset the "
-                "classifier of the network that it was made of"
-            )
+        self._can_be_fused = getattr(self, "_can_be_fused", False) or _has_layers_to_fuse(self)
         self.head = head.to(reference.device, reference.dtype).train(self.training)
         self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
@@ -252,7 +248,7 @@ class EquivariantNet(nn.Module):
         """Blocks in turn, whose activations are recomputed in the backward pass if that is set."""
         if self.grad_checkpointing and self.training:
             return checkpoint_seq(list(blocks), x, flatten=self.blocks_are_stages)
-        if isinstance(blocks, nn.Module):  # whose hooks are called
+        if isinstance(blocks, nn.Sequential):  # whose hooks are called
             return blocks(x)
         for block in blocks:
             x = block(x)
@@ -264,11 +260,10 @@ class EquivariantNet(nn.Module):
         Raises:
             TypeError: If the head has been replaced by a linear layer, which would take the width for channels.
         """
-        layers = [self.head, *(self.head if isinstance(self.head, nn.Sequential) else ())]
-        if any(isinstance(layer, nn.Linear) for layer in layers):
+        if (linear := _linear_layer(self.head)) is not None:
             raise TypeError(
                 f"the head of {self._name} is a layer of fields, which are pooled after it, and it was replaced by a "
-                f"linear layer; model.reset_classifier({self.num_classes or 10}) makes a head for as many classes, and "
+                f"linear layer; model.reset_classifier({linear.out_features}) makes a head of as many classes, and "
                 "with num_classes=0 the network gives pooled features for a linear layer of your own"
             )
         y: Tensor = self.head(x)
@@ -301,7 +296,7 @@ class EquivariantNet(nn.Module):
             return
         way = f"images.to({own}), or model.to({x.dtype}), makes them fit"
         if not x.is_floating_point():
-            way = "eqzoo.data.normalize makes normalized images of pixels"
+            way = f"eqzoo.data.normalize(images, mean, std, {own}) makes normalized images of pixels, 0 to 255"
         raise TypeError(f"the images are {x.dtype} and the network is {own}; {way}") from error
 
     def _said_for(self, x: Tensor, error: SizeError) -> SizeError:
@@ -319,3 +314,24 @@ class EquivariantNet(nn.Module):
                 f"ones, 1 to {count}; got {indices!r}"
             )
         return [i % count for i in map(operator.index, asked)]
+
+
+def _has_layers_to_fuse(network: nn.Module) -> bool:
+    """Whether `timm.utils.reparameterize_model` would change a layer; what is inside of `Planes` is fused."""
+    layers = [network]
+    while layers:
+        layer = layers.pop()
+        if not isinstance(layer, Planes):
+            if hasattr(layer, "fuse"):
+                return True
+            layers += layer.children()
+    return False
+
+
+def _linear_layer(module: nn.Module) -> nn.Linear | None:
+    """A linear layer in a module, but for those inside of the layers of this package."""
+    if isinstance(module, nn.Linear):
+        return module
+    if type(module).__module__.startswith("eqzoo."):
+        return None
+    return next((found for child in module.children() if (found := _linear_layer(child)) is not None), None)

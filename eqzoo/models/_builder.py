@@ -11,6 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 import timm
+import torch
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 from torch import Tensor, nn
@@ -247,6 +248,8 @@ def build(
             f"fails, so leave feature_cls out; got {kwargs['feature_cls']!r}"
         )
     placed = {key: value for key in ("device", "dtype") if (value := kwargs.pop(key, None)) is not None}
+    if not isinstance(placed.get("dtype", torch.float32), torch.dtype):
+        raise TypeError(f"dtype is a torch.dtype such as torch.bfloat16, got {placed['dtype']!r}")
     overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
     if pretrained and cfg.source == "hf-hub":
@@ -268,8 +271,9 @@ def build(
     # A config.json has the arguments of its own.
     own_arguments = not isinstance(kwargs.get("pretrained_cfg"), dict)
     arguments = checkpoint_arguments(f"{variant}.{cfg.tag}") if own_arguments else {}
-    # That of a config.json is the side that positions are of, also where the network was fine-tuned on another one.
-    side = kwargs.get("img_size") if own_arguments else None
+    side = kwargs.get("img_size")
+    if "input_size" in overlay or (side is not None and side == _side_of_positions(cfg)):
+        side = None  # not asked for: it is that of the positions, and the network may be fine-tuned on another one
     # Names are those of the classes of weights; who asks for a number of classes alone has other ones.
     unnamed = not pretrained and "num_classes" in kwargs and not kwargs.get("pretrained_cfg")
     kwargs = arguments | kwargs
@@ -296,11 +300,25 @@ def build(
         model.pretrained_cfg["input_size"] = (model.in_chans, *((sides, sides) if isinstance(sides, int) else sides))
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
+        if isinstance(inner := getattr(model, "model", None), EquivariantNet):
+            inner.pretrained_cfg["input_size"] = model.pretrained_cfg["input_size"]
     labels = model.pretrained_cfg.get("label_names")
     if labels and (unnamed or len(labels) != getattr(model, "num_classes", len(labels))):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights
     model._model_args = arguments  # timm saves them, and its caller's, with the network
     return model.to(**placed) if placed else model
+
+
+def _side_of_positions(cfg: PretrainedCfg) -> Any:
+    """The ``img_size`` of the config.json that a local configuration is of; None where there is none."""
+    path = Path(str(cfg.file or ""))
+    path = (path if path.is_dir() else path.parent) / CONFIG_NAME
+    if cfg.source != "local-dir" or not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return (
+        config.get("model_args", {}).get("img_size") if config.get("pretrained_cfg", config).get("input_size") else None
+    )
 
 
 def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: Group | None) -> None:

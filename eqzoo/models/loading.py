@@ -95,10 +95,10 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         )
         more = pickled if (source.folder / "pytorch_model.bin").is_file() else ""
         raise WeightsNotFoundError(f"no weights at {source.folder / WEIGHTS_NAME}{more}")
-    if source.config and (side := kwargs.get("img_size")):  # else the side of the images is that of the config.json
+    saved = (source.config.get("pretrained_cfg") or {}).get("input_size")
+    if saved and kwargs.get("img_size") is None:  # whatever the side of the positions is
         overlay = dict(kwargs.get("pretrained_cfg_overlay") or {})
-        size = (source.config["pretrained_cfg"]["input_size"][0], *((side, side) if isinstance(side, int) else side))
-        kwargs["pretrained_cfg_overlay"] = {"input_size": size} | overlay
+        kwargs["pretrained_cfg_overlay"] = {"input_size": tuple(saved)} | overlay
     try:
         return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
     except (TypeError, RuntimeError) as error:

@@ -137,7 +137,8 @@ class OcticViT(EquivariantNet):
             raise ValueError(f"an octic ViT has 2 blocks or more, half of them octic; got depth={depth}")
         if not isinstance(patch_size, int) or patch_size < 2 or patch_size % 2:
             raise ValueError(f"patch_size is an even number of pixels, the side of a square; got {patch_size!r}")
-        if int(embed_dim * mlp_ratio) % 8:
+        hidden = round(embed_dim * mlp_ratio)
+        if hidden % 8:
             raise ValueError(
                 "the perceptron's width, embed_dim times mlp_ratio, is a multiple of 8 in octic layers; "
                 f"got {embed_dim} times {mlp_ratio:g}"
@@ -151,7 +152,7 @@ class OcticViT(EquivariantNet):
         plain = partial(nn.LayerNorm, eps=1e-6)
         blocks: list[nn.Module] = []
         for i, rate in enumerate(rates):
-            sizes = (embed_dim, num_heads, mlp_ratio)
+            sizes = (embed_dim, num_heads, (hidden + 0.5) / embed_dim)  # of which blocks round the width down
             if i < self.octic_depth:
                 blocks.append(OcticBlock(*sizes, init_values=init_values, drop_path=rate))
             else:
@@ -327,8 +328,11 @@ def _create(
 ) -> EquivariantNet:
     options = args | kwargs
     if kwargs.get("invariant", invariant) != invariant:
-        names = "p4m_octic_vit_*" if kwargs["invariant"] else "octic_vit_*"
-        raise ValueError(f"invariant={kwargs['invariant']} is what networks are that are named {names}; got {variant}")
+        other = "p4m_octic_vit_large_patch16_224" if kwargs["invariant"] else "octic_vit_large_patch16_224"
+        raise ValueError(
+            f"{variant} has invariant={invariant}; {other} has invariant={kwargs['invariant']}, and takes other sizes "
+            "by embed_dim, depth and num_heads"
+        )
     options["invariant"] = invariant
     quarters = tuple(options["depth"] * i // 4 for i in range(1, 5))
     defaults: dict[str, Any] = {"feature_indices": quarters, "pretrained_filter_fn": resize_positions}

@@ -199,8 +199,8 @@ def rows() -> dict[str, Row]:
             note = _NOTES.get((entry["paper"], dataset))
             if note is None:
                 raise ValueError(
-                    f"papers.csv has {entry['checkpoint']} of {entry['paper']!r}: _NOTES in papers.py says how each "
-                    "paper chose its numbers on each data set, and _FAMILIES and PAPERS which paper a network is of"
+                    f"papers.csv has {entry['checkpoint']} of {entry['paper']!r}: add _NOTES[{entry['paper']!r}, "
+                    f"{dataset!r}] to papers.py, which says how the paper chose its numbers"
                 )
             found[entry["checkpoint"]] = Row(entry["paper"], entry["error"], entry["spread"], entry["parameters"], note)
     return found

@@ -277,7 +277,7 @@ def test_a_network_built_by_its_class_needs_a_size_alone(tmp_path):
     model = GroupCNN(eqzoo.P4).eval()
     with pytest.raises(ValueError, match=r"a GroupCNN that eqzoo\.create_model did not build has no image size"):
         eqzoo.export_onnx(model, tmp_path / "net.onnx")
-    report = eqzoo.export_onnx(model, tmp_path / "net.onnx", size=28)
+    report = eqzoo.export_onnx(torch.nn.DataParallel(model), tmp_path / "net.onnx", size=28)
     assert report.metadata["mean"] == "[0.0]"
     assert report.metadata["input_size"] == "[1, 28, 28]"
 

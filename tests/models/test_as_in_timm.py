@@ -23,16 +23,37 @@ SMALL = {
 HEADS_OF_FIELDS = ["p4_cnn", "p4m_densenet", "p4_allcnn", "p4m_resnet44", "r4_gsanet_t"]
 
 
+class _Wrapped(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+HEADS = [
+    lambda f: nn.Linear(f, 3),
+    lambda f: nn.Sequential(nn.Dropout(), nn.Sequential(nn.Linear(f, 3))),
+    lambda f: _Wrapped(nn.Linear(f, 3)),
+]
+
+
 @pytest.mark.parametrize("name", HEADS_OF_FIELDS)
-@pytest.mark.parametrize("head", [lambda f: nn.Linear(f, 10), lambda f: nn.Sequential(nn.Dropout(), nn.Linear(f, 10))])
+@pytest.mark.parametrize("head", HEADS, ids=["linear", "in containers", "in a module"])
 def test_a_linear_head_in_place_of_one_of_fields_is_told(name, head):
     """It would take the width for channels, which at one size of images even fits."""
     model = eqzoo.create_model(name).eval()
     model.head = head(model.num_features)
-    with pytest.raises(
-        TypeError, match=rf"the head of {name} is a layer of fields.*reset_classifier\({model.num_classes}"
-    ):
+    said = rf"the head of {name} is a layer of fields.*reset_classifier\(3\)"
+    with pytest.raises(TypeError, match=said):
         model(torch.zeros(1, *model.input_size))
+
+
+@pytest.mark.parametrize("name", ["p4_alpha_ch_cnn", "p4m_alpha_f_densenet"])
+def test_heads_with_linear_layers_of_their_own_are_no_error(name):
+    model = eqzoo.create_model(name).eval()
+    assert model(torch.zeros(1, *model.input_size)).shape == (1, model.num_classes)
 
 
 def test_a_linear_head_in_place_of_a_linear_one_works():
@@ -68,24 +89,62 @@ def test_a_deployed_network_that_is_trained_is_not_equivariant():
     assert not eqzoo.check_equivariance(deployed, size=16).exact
 
 
-def test_plain_networks_and_networks_of_ones_own_are_trained_without_a_warning():
-    class Own(eqzoo.models.EquivariantNet):
-        def __init__(self):
-            super().__init__(P4, 2, 1, 4)
-            self.stem = nn.Sequential(nn.Identity())
-            self.blocks = nn.Sequential()
-            self.head = nn.Identity()
+class _Lifting(nn.Conv2d):
+    """A lifting convolution without `fuse`: the filters of the four rotations."""
 
+    def forward(self, x):
+        return torch.stack(
+            [nn.functional.conv2d(x, self.weight.rot90(k, (2, 3)), padding=self.padding) for k in range(4)], 2
+        )
+
+
+class _Own(eqzoo.models.EquivariantNet):
+    """A lifting layer of one's own in the stem; layers of this package in the block, which is a list, and the head."""
+
+    def __init__(self):
+        super().__init__(P4, 2, 1, 4)
+        self.stem = nn.Sequential(nn.BatchNorm2d(1), _Lifting(1, 4, 3, padding=1, bias=False))
+        self.blocks = nn.ModuleList([eqzoo.layers.GroupConv2d(P4, 4, 4, 3, padding=1)])
+        self.pretrained_cfg = {"input_size": (1, 12, 12)}
+        self.reset_classifier(2, "max")
+
+    def forward_head(self, x, pre_logits=False):
+        return self.pool(x if pre_logits else self.head(x))
+
+    def build_classifier(self, num_classes):
+        return eqzoo.layers.GroupConv2d(P4, 4, num_classes, 1)
+
+    def set_pool(self, global_pool):
+        self.pool = eqzoo.layers.GlobalPool(P4, global_pool)
+
+
+def test_plain_networks_and_networks_of_ones_own_are_trained_without_a_warning():
+    own = _Own()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reparameterize_model(eqzoo.create_model("z2_cnn").eval()).train()
-        Own().train()
+        own.train().eval()
+        own.reset_classifier(3)
+    assert eqzoo.equivariance_error(own) < 1e-12
+    with pytest.warns(UserWarning, match="_Own is deployed"):
+        reparameterize_model(own).train()
+
+
+def test_measuring_a_deployed_network_warns_of_nothing():
+    deployed = reparameterize_model(eqzoo.create_model("p4_resnet29"))  # in training mode
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert eqzoo.multiply_adds(deployed) > 0
+    assert all(module.training for module in deployed.modules())
 
 
 def test_the_classifier_of_a_deployed_network_is_reset_where_it_is_linear():
     fields, linear = (reparameterize_model(eqzoo.create_model(name).eval()) for name in ("p4_cnn", "p4_resnet29"))
     with pytest.raises(ValueError, match="p4_cnn is deployed"):
         fields.reset_classifier(3)
+    for network in fields, linear:
+        with pytest.raises(ValueError, match=r"is deployed .* its pool is a layer of fields"):
+            network.reset_classifier(3, "avg")
     assert fields(torch.zeros(1, 1, 28, 28)).shape == (1, 10)  # as before
     linear.reset_classifier(3)
     assert linear(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
@@ -97,6 +156,8 @@ def test_networks_are_placed_as_they_are_created():
     features = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32, features_only=True)
     assert {p.dtype for p in features.parameters()} == {torch.float32}
     other = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"dtype is a torch\.dtype such as torch\.bfloat16, got 'float16'"):
+        eqzoo.create_model("p4_cnn", dtype="float16")
     assert torch.equal(other.stem.conv.weight, features.model.stem.conv.weight)
 
 
@@ -107,7 +168,10 @@ def test_features_come_one_way(way):
     assert timm.create_model("p4_resnet29", features_only=True, feature_cls="getter").feature_info.channels()
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda m: nn.DataParallel(nn.DataParallel(m)), None])
+WRAPS = [nn.DataParallel, lambda m: nn.DataParallel(nn.DataParallel(m)), lambda m: torch.compile(nn.DataParallel(m))]
+
+
+@pytest.mark.parametrize("wrap", [*WRAPS, None])
 def test_networks_of_several_processes_are_measured_as_the_network_in_them(wrap, tmp_path):
     model = eqzoo.create_model("p4_cnn").eval()
     if wrap:
@@ -152,3 +216,15 @@ def test_a_low_rank_change_of_the_filters_keeps_the_symmetry():
         parametrize.register_parametrization(layer, "weight", _LowRank(layer.weight))
     assert not torch.allclose(model(x), before, rtol=1e-2)
     assert eqzoo.equivariance_error(model, x) < 1e-12
+
+
+@pytest.mark.slow
+def test_a_backbone_that_is_not_deployed_is_exported_by_torch(tmp_path):
+    """As a user may do it in a network of ones own: with filters that the graph transforms."""
+    pytest.importorskip("onnxruntime")
+    model = eqzoo.create_model("p4_resnet29", depth=11).float().eval()
+    with torch.no_grad():
+        torch.onnx.export(
+            model, (torch.zeros(1, 3, 16, 16).float(),), tmp_path / "net.onnx", external_data=False, verbose=False
+        )
+    assert eqzoo.check_equivariance(tmp_path / "net.onnx", size=16).exact

@@ -33,6 +33,7 @@ SIDES = {
     "E4ResNet": 8,
     "ConvNeXt": 32,
 }
+CLASSES = {"cifar100": 100, "pcam": 2, "chula_rbc12": 11, "": 1000}  # of other data sets 10
 GSA_SIDES = {"t": 22, "s": 72, "b": 8}
 # Networks that take many seconds, each of an architecture that is tested at another size.
 HEAVY = {"r12_gsanet_t", "r16_gsanet_t", "r8_gsanet_t", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s"} | {
@@ -122,7 +123,8 @@ def test_group_classes_and_parameters_are_those_of_the_table(row):
     with torch.device("meta"):
         model = eqzoo.create_model(tagged(row))
     assert model.group.name == row["group"]
-    assert model.num_classes == {"cifar100": 100, "pcam": 2, "chula_rbc12": 11, "": 1000}.get(row["dataset"], 10)
+    classes = CLASSES.get(row["dataset"], 10)
+    assert model.num_classes == classes, f"CLASSES in this file has the number of classes of {row['dataset']}"
     assert sum(parameter.numel() for parameter in model.parameters()) == int(row["parameters"])
 
 

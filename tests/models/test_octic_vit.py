@@ -174,6 +174,13 @@ def test_timms_ways(name):
     assert len(default.feature_info.channels()) == 4
 
 
+def test_the_width_of_the_perceptron_is_the_ratio_that_a_file_tells():
+    width, hidden = 448, 488  # of which 448 * (488 / 448) is a little less
+    model = OcticViT(**(TINY | {"embed_dim": width, "mlp_ratio": hidden / width}))
+    assert int(width * (hidden / width)) < hidden
+    assert model.blocks[-1].mlp.fc1.out_features == hidden
+
+
 @pytest.mark.parametrize("none", [0, 0.0, None])
 def test_networks_without_layer_scale(none):
     model = OcticViT(**(TINY | {"init_values": none}))
@@ -187,7 +194,7 @@ def test_networks_without_layer_scale(none):
         ({"patch_size": 0}, "patch_size is an even number"),
         ({"patch_size": (4, 4)}, "patch_size is an even number"),
         ({"mlp_ratio": 2.6}, "embed_dim times mlp_ratio"),
-        ({"invariant": False}, r"invariant=False is what networks are that are named octic_vit_\*"),
+        ({"invariant": False}, "octic_vit_large_patch16_224 has invariant=False"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(settings, said):

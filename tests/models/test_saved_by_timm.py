@@ -1,5 +1,7 @@
 """Networks that timm saves and loads, and arguments as timm's scripts and a config.json give them."""
 
+import json
+
 import pytest
 import timm
 import torch
@@ -51,6 +53,25 @@ def test_images_have_the_side_that_was_saved_not_that_of_the_positions(tmp_path)
         asked = eqzoo.create_model(name, pretrained=True, img_size=48)
         assert asked.input_size == (3, 48, 48)
         assert asked.stem.pos.weight.shape != model.stem.pos.weight.shape
+    for trained in (False, True):
+        asked = timm.create_model(f"local-dir:{tmp_path}", pretrained=trained, img_size=(48, 48))
+        assert asked.input_size == (3, 48, 48)
+        assert timm.create_model(f"local-dir:{tmp_path}", pretrained=trained).input_size == (3, 64, 64)
+
+
+def test_a_config_without_a_size_has_that_of_the_positions(tmp_path):
+    small = {"img_size": 32, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_heads": 2}
+    saved(timm.create_model("p4m_octic_vit_tiny_patch16_224", **small), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["pretrained_cfg"]["input_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for create in (eqzoo.create_model, timm.create_model):
+        assert create(f"local-dir:{tmp_path}", pretrained=True).input_size == (3, 32, 32)
+        assert create(f"local-dir:{tmp_path}", pretrained=True, img_size=48).input_size == (3, 48, 48)
+    given = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", pretrained_cfg={"num_classes": 2}, **small)
+    assert given.input_size == (3, 32, 32)
+    features = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", features_only=True, **small)
+    assert features.model.input_size == (3, 32, 32)
 
 
 def test_stages_may_be_lists(tmp_path):
