@@ -316,9 +316,8 @@ def _side_of_positions(cfg: PretrainedCfg) -> Any:
     if cfg.source != "local-dir" or not path.is_file():
         return None
     config = json.loads(path.read_text(encoding="utf-8"))
-    return (
-        config.get("model_args", {}).get("img_size") if config.get("pretrained_cfg", config).get("input_size") else None
-    )
+    sized = (config.get("pretrained_cfg") or config).get("input_size")
+    return (config.get("model_args") or {}).get("img_size") if sized else None
 
 
 def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: Group | None) -> None:
