@@ -169,7 +169,10 @@ def group_of(model: nn.Module) -> Group | None:
 
 
 def without_parallel(model: nn.Module) -> nn.Module:
-    """The network in `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`; else the model."""
+    """The network in `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`; else the model.
+
+    `timm.utils.unwrap_model` would also enter a network's own attribute ``module``, and measure a part of it.
+    """
     parallel: tuple[type[nn.Module], ...] = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     inner = getattr(model, "_orig_mod", model)  # of torch.compile, which may be outside
     if not isinstance(inner, parallel):

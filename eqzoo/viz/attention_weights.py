@@ -181,8 +181,8 @@ def _find(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
     layers = attention_layers(model)
     if not layers and any(isinstance(module, OcticAttention) for module in model.modules()):
         raise ValueError(
-            "the attention of octic ViTs is between patches, not between the poses of a pixel's neighbors, and is not "
-            "drawn here; model.feature_field(images) gives their features as maps"
+            "the attention of octic ViTs, between all patches, is not drawn; model.feature_field(images) gives their "
+            "last features as maps"
         )
     if not layers:
         raise ValueError(

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.hub import WeightsNotFoundError
+from eqzoo.models import papers
 from eqzoo.models._builder import configs, published_checkpoints
 from eqzoo.models.loading import load_network
 from eqzoo.models.resolve import resolve
@@ -195,3 +196,9 @@ def test_a_name_without_tag_builds_the_first_entry_whichever_weights_there_are(m
         cfg = configs({first: {**entry, "num_classes": 7}, "p9_cnn.second": {**entry, "num_classes": 3}})["p9_cnn"]
         assert (cfg.default.num_classes, cfg.is_pretrained) == (7, True)
         assert set(cfg.tags) == {first.partition(".")[2], "second"}
+
+
+def test_numbers_of_a_paper_whose_choice_is_not_told_are_an_error(monkeypatch):
+    monkeypatch.setattr(papers, "_NOTES", {})
+    with pytest.raises(ValueError, match=r"papers\.csv has .*: add _NOTES\[.*\] to papers\.py"):
+        papers.rows.__wrapped__()

@@ -158,7 +158,7 @@ def test_errors_say_what_would_work():
     gsa, _ = trained_like("r4_gsanet_t")
     octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, depth=2)
     for match, call in (
-        ("octic ViTs is between patches", lambda: viz.attention(octic, torch.zeros(1, 3, 32, 32))),
+        ("octic ViTs, between all patches", lambda: viz.attention(octic, torch.zeros(1, 3, 32, 32))),
         ("no layer with attention", lambda: viz.attention(trained_like("p4_cnn")[0], x)),
         ("it is in stem.conv, blocks.0.conv", lambda: viz.attention(attentive, x, "stem")),
         ("no place to choose", lambda: viz.attention(attentive, x, place=(1, 1))),
