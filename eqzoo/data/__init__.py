@@ -1,8 +1,9 @@
 """Data sets, image files, preprocessing and augmentation."""
 
+from .arrays import npz
 from .augmentation import AUGMENTATIONS, augment, draw
 from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
-from .datasets import DATASETS, load_splits, npz
+from .datasets import DATASETS, load_splits
 from .eurosat import EUROSAT_CLASSES
 from .folder import image_folder
 from .held_out import check_apart, complete_splits, image_sources, source_counts

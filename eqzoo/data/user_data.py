@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .datasets import DATASETS, SIDES, npz
+from .arrays import npz
+from .datasets import DATASETS, SIDES
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import HDF5, HDF5_WAY, folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
 from .splits import AnySplit, Split, Streamed, check, check_files, check_types, resized
