@@ -1,38 +1,77 @@
-"""Image files as network inputs."""
+"""Images of files as network inputs."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..data import files_left_out, load_image, preprocess
+from ..data import files_left_out, load_image, preprocess, unlabeled_images
+from ..data.arrays import ARRAYS
 from ..data.folder import images_below
 from ..data.images import DARK, dark_images, normalized
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
-__all__ = ["copies_of", "image_files", "is_dark", "transformed_copies"]
+__all__ = ["NamedImage", "copies_of", "is_dark", "is_one_image", "named_images", "transformed_copies"]
 
 
-def image_files(paths: Sequence[str]) -> list[str]:
-    """Files as they are given, and for each folder the images below it, sorted.
+@dataclass(frozen=True)
+class NamedImage:
+    """An image that is not read yet.
+
+    Args:
+        name: Its file, and for an image of an array also its position there: ``new.npz[3]``.
+        read: Reads it with a number of channels, ``(channels, height, width)`` with values in 0 to 255.
+    """
+
+    name: str
+    read: Callable[[int], Tensor]
+
+
+def is_one_image(paths: Sequence[str]) -> bool:
+    """Whether they are a single image file, not a folder or a file of arrays, which hold any number."""
+    return len(paths) == 1 and not Path(paths[0]).is_dir() and Path(paths[0]).suffix not in ARRAYS
+
+
+def named_images(paths: Sequence[str]) -> list[NamedImage]:
+    """The images of files, for each folder of those below it, sorted, and of .npz and .npy files; each once.
 
     Files of other image formats in a folder are reported on stderr.
 
     Raises:
-        ValueError: If there is no image below a folder.
+        FileNotFoundError: If there is no .npz or .npy file of this name.
+        ValueError: If there is no image below a folder, or a .npz or .npy file has no images.
     """
-    found = []
-    for path in paths:
-        files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
-        for line in files_left_out(path):
-            print(f"eqzoo: {line}", file=sys.stderr)
-        if not files:
-            raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")
-        found += files
-    return found
+    found = {image.name: image for path in paths for image in _images_of(path)}
+    return list(found.values())
+
+
+def _images_of(path: str) -> Iterator[NamedImage]:
+    if Path(path).suffix in ARRAYS and not Path(path).is_dir():
+        images = unlabeled_images(path)
+        if not len(images):
+            raise ValueError(f"{path} has no images, its array is {tuple(images.shape)}")
+        for i, image in enumerate(images):
+            yield NamedImage(f"{path}[{i}]", partial(_as_it_is, image, path))
+        return
+    files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
+    for line in files_left_out(path):
+        print(f"eqzoo: {line}", file=sys.stderr)
+    if not files:
+        raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")
+    for file in files:
+        yield NamedImage(file, partial(load_image, file))
+
+
+def _as_it_is(image: Tensor, path: str, channels: int) -> Tensor:
+    """An image of an array in float32; its channels are not converted."""
+    if len(image) != channels:
+        raise ValueError(f"the images of {path} have {len(image)} channels, and the network takes {channels}")
+    return image.float()
 
 
 def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
@@ -43,8 +82,9 @@ def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: b
 def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
     """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
     image = image.double()
-    if invert:  # a fourth channel is the opacity
-        image = torch.cat([255 - image[:3], image[3:]])
+    if invert:
+        shades = 3 if len(image) == 4 else len(image)  # a fourth channel is the opacity
+        image = torch.cat([255 - image[:shades], image[shades:]])
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
     views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]

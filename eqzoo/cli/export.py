@@ -1,6 +1,7 @@
 """`eqzoo export`: writes a network as ONNX or as a torch program."""
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data import load_image, preprocess
+from ..data import preprocess
 from ..data.images import normalized
 from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2, target
 from ..export.quantization import QuantizationReport, quantize_onnx
@@ -16,7 +17,7 @@ from ..models import EquivariantNet
 from ..models.loading import load_network
 from ..models.resolve import resolve
 from ._answer import Answer
-from ._images import image_files
+from ._images import named_images
 
 __all__ = ["run"]
 
@@ -69,9 +70,18 @@ def _quantized(
 
 def _read(network: EquivariantNet, images: Sequence[str], size: int | None) -> Tensor:
     """Up to 128 of the images, evenly among them, as the network sees them."""
-    files = image_files(images)
-    some = files[:: -(-len(files) // _IMAGES)]
+    found = named_images(images)
     sides = (size, size) if size else network.input_size[1:]
-    views = [preprocess(load_image(file, network.in_chans).double(), (sides[0], sides[1])) for file in some]
+    views, errors = list[Tensor](), list[str]()
+    for image in found[:: -(-len(found) // _IMAGES)]:
+        try:
+            views.append(preprocess(image.read(network.in_chans).double(), (sides[0], sides[1])))
+        except (OSError, ValueError) as error:
+            errors.append(str(error))
+    if not views:
+        raise ValueError(errors[0])
+    if errors:
+        are = "is" if len(errors) == 1 else "are"
+        print(f"eqzoo: {len(errors)} of the images {are} unreadable and left out: {errors[0]}", file=sys.stderr)
     cfg = network.pretrained_cfg
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float32)

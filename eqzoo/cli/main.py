@@ -123,7 +123,7 @@ def _info(sub: argparse.ArgumentParser) -> None:
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("images", nargs="+", metavar="FILE", help="image files, and folders of such")
+    sub.add_argument("images", nargs="+", metavar="FILE", help="image files, folders of such, and .npz or .npy files")
     sub.add_argument(
         "--model",
         nargs="+",
@@ -316,7 +316,9 @@ def _export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
     sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
     sub.add_argument("--opset", type=int, metavar="N", help="the ONNX operators (default: 18)")
-    sub.add_argument("--int8", nargs="+", metavar="IMAGES", help="numbers of 8 bits, in the ranges for these images")
+    sub.add_argument(
+        "--int8", nargs="+", metavar="IMAGES", help="8-bit numbers, in the ranges of these images or arrays"
+    )
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 
 
@@ -388,7 +390,8 @@ COMMANDS = {
     "predict": Command(
         "classify an image and its rotated copies, or many images",
         "Classifies an image and its rotated copies, and prints the largest change of a probability. With several "
-        "files, or a folder, it prints a line for each image: the file, and each network's class and its probability.",
+        "files, a folder or a file of arrays, it prints a line for each image: the file, each network's class and its "
+        "probability.",
         _predict,
     ),
     "finetune": Command(

@@ -6,7 +6,6 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ..engine.advice import other_side
 from ..groups import P4, P4M, Z2, Group
 from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
-from ._images import copies_of, image_files, is_dark
+from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
 
 __all__ = ["run"]
 
@@ -30,7 +29,7 @@ _BATCH_SIZE = 32
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the predictions for one image and its rotated copies, or for each of many images."""
-    of_copies = len(args.images) == 1 and not Path(args.images[0]).is_dir() and not args.csv
+    of_copies = is_one_image(args.images) and not args.csv
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     models = [load_network(name, pretrained=True) for name in args.model or _MODELS]
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> Answer:
     if of_copies:
         answer = _of_copies(args.images[0], models, args.invert)
     else:
-        answer = _of_files(image_files(args.images), models, args.invert, args.csv)
+        answer = _of_many(named_images(args.images), models, args.invert, args.csv)
     if not args.model:
         print(f"eqzoo: without --model, {' and '.join(_MODELS)} take an image for a digit", file=sys.stderr)
     return answer
@@ -65,11 +64,10 @@ def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Ans
     return Answer(table(rows), data)
 
 
-def _of_files(files: Sequence[str], models: Sequence[LoadedNetwork], invert: bool, as_csv: bool) -> Answer:
-    """A row for each readable file; for each network a column with the class and one with its probability."""
-    files = list(dict.fromkeys(files))
-    columns, broken = _predict_files(models, files, invert)
-    names = [file for file in files if file not in broken]
+def _of_many(images: Sequence[NamedImage], models: Sequence[LoadedNetwork], invert: bool, as_csv: bool) -> Answer:
+    """A row for each readable image; for each network a column with the class and one with its probability."""
+    columns, broken = _predict_many(models, images, invert)
+    names = [image.name for image in images if image.name not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
     for i, file in enumerate(names):
         rows.append([file, *(text for column in columns for text in column.answer(i))])
@@ -78,42 +76,42 @@ def _of_files(files: Sequence[str], models: Sequence[LoadedNetwork], invert: boo
     ]
     data += [{"image": file, "networks": [], "error": error} for file, error in broken.items()]
     text = _csv(names, columns) if as_csv else table(rows, right=range(2, 2 * len(columns) + 1, 2))
-    return Answer(text, data, 2, _unreadable(broken, len(files))) if broken else Answer(text, data)
+    return Answer(text, data, 2, _unreadable(broken, len(images))) if broken else Answer(text, data)
 
 
-def _predict_files(
-    models: Sequence[LoadedNetwork], files: Sequence[str], invert: bool
+def _predict_many(
+    models: Sequence[LoadedNetwork], images: Sequence[NamedImage], invert: bool
 ) -> tuple[list["_Prediction"], dict[str, str]]:
-    """The predictions of networks in float32 for the readable files, and the errors of the others.
+    """The predictions of networks in float32 for the readable images, and the errors of the others.
 
     Raises:
-        ValueError: If no file is readable.
+        ValueError: If no image is readable.
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
     dark, sides = list[str](), list[int]()
     networks = [model.network for model in models]
     channels = {network.in_chans for network in networks}
-    with tqdm(total=len(files), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
-        for i in range(0, len(files), _BATCH_SIZE):
-            batch = files[i : i + _BATCH_SIZE]
-            images = []
-            for file in batch:
+    with tqdm(total=len(images), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
+        for i in range(0, len(images), _BATCH_SIZE):
+            batch = images[i : i + _BATCH_SIZE]
+            views = []
+            for image in batch:
                 try:
-                    read = {count: load_image(file, count) for count in channels}
-                    images.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
+                    read = {count: image.read(count) for count in channels}
+                    views.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
                     sides.append(min(next(iter(read.values())).shape[-2:]))
-                    dark += [file] * any(is_dark(read[network.in_chans], network) for network in networks)
+                    dark += [image.name] * any(is_dark(read[network.in_chans], network) for network in networks)
                 except (OSError, ValueError) as error:
-                    broken[file] = str(error)
-            for k, model in enumerate(models if images else ()):
-                parts[k].append(_predict(model, torch.cat([views[k] for views in images]).float()))
+                    broken[image.name] = str(error)
+            for k, model in enumerate(models if views else ()):
+                parts[k].append(_predict(model, torch.cat([view[k] for view in views]).float()))
             bar.update(len(batch))
     if not parts[0]:
-        raise ValueError(_unreadable(broken, len(files)))
+        raise ValueError(_unreadable(broken, len(images)))
     _tell_of_sides(sides, models)
     if not invert:
-        _tell_of_dark(dark, len(files))
+        _tell_of_dark(dark, len(images))
     joined = [_Prediction(p[0].name, p[0].labels, torch.cat([part.probabilities for part in p])) for p in parts]
     return joined, broken
 

@@ -1,6 +1,6 @@
 """Data sets, image files, preprocessing and augmentation."""
 
-from .arrays import npz
+from .arrays import npz, unlabeled_images
 from .augmentation import AUGMENTATIONS, augment, draw
 from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
 from .datasets import DATASETS, load_splits
@@ -48,4 +48,5 @@ __all__ = [
     "rotmnist_from_amat",
     "source_counts",
     "stratified",
+    "unlabeled_images",
 ]

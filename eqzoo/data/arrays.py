@@ -1,19 +1,24 @@
-"""Images and labels in .npz files."""
+"""Images in .npz and .npy files, with labels and without."""
 
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .splits import AnySplit, Split
 
-__all__ = ["from_arrays", "npz"]
+__all__ = ["ARRAYS", "from_arrays", "npz", "unlabeled_images"]
+
+ARRAYS = (".npz", ".npy")  # how files of arrays end
 
 _NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "x_valid", "y_valid")
+_UNLABELED = ("x_test", "x_valid", "x_train")  # by preference
 
 
 def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool = True) -> dict[str, AnySplit]:
@@ -33,25 +38,11 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
             or labels no images, arrays have other names that begin with ``x_`` or ``y_``, or two classes have the same
             name.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no file at {path}")
     needed = (_NPZ_KEYS[:2] if needs_train else ()) + (_NPZ_KEYS[2:4] if needs_test else ())
-    arrays = dict[str, np.ndarray[Any, Any]]()
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if not isinstance(loaded, np.ndarray):
-            with loaded as file:
-                arrays = {key: file[key] for key in file.files}
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError, TypeError) as error:
-        if "Object arrays" in str(error):
-            raise ValueError(
-                f"{path} has an array of Python objects, which is not read because it could run code; save images as "
-                "uint8, labels as integers and their names as an array of strings, np.array(names, dtype=str)"
-            ) from error
-        raise ValueError(f"{path} is not a readable .npz file ({error}); it may be truncated") from error
-    if isinstance(loaded, np.ndarray):
+    arrays = _loaded(path)
+    if isinstance(arrays, np.ndarray):
         raise ValueError(
-            f"{path} holds a single array, {loaded.dtype} {loaded.shape}, as numpy.save writes it; numpy.savez writes "
+            f"{path} holds a single array, {arrays.dtype} {arrays.shape}, as numpy.save writes it; numpy.savez writes "
             f"{', '.join(needed or _NPZ_KEYS[2:4])} into a .npz file"
         )
     if missing := set(needed) - set(arrays):
@@ -69,6 +60,50 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
     classes = _class_names(arrays["label_names"], path) if "label_names" in arrays else ()
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
     return {name: from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
+
+
+def unlabeled_images(path: str | os.PathLike[str]) -> Tensor:
+    """Reads the images of a .npz or .npy file; labels are not read.
+
+    Of a .npz file these are the first there is of ``x_test``, ``x_valid`` and ``x_train``, or its only array; of a .npy
+    file its array: uint8, ``(n, height, width)`` or ``(n, height, width, channels)``.
+
+    Returns:
+        ``(n, channels, height, width)`` uint8.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not readable, or has no images of this shape and type or several arrays of them.
+    """
+    arrays = _loaded(path, lambda names: [name for name in _UNLABELED if name in names][:1] or names)
+    if isinstance(arrays, np.ndarray):
+        return _planes(arrays, str(path))
+    if len(arrays) != 1:
+        raise ValueError(f"{path} has the arrays {list(arrays)}; that of the images is named x_test, or the only one")
+    ((name, images),) = arrays.items()
+    return _planes(images, f"{path}, {name}")
+
+
+def _loaded(
+    path: str | os.PathLike[str], choose: Callable[[list[str]], list[str]] = list
+) -> np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]:
+    """The array of a .npy file, or of the arrays of a .npz file those whose names are chosen."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file at {path}")
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded as file:
+            return {key: file[key] for key in choose(file.files)}
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, AttributeError, TypeError) as error:
+        if "Object arrays" in str(error):
+            raise ValueError(
+                f"{path} has an array of Python objects, which is not read because it could run code; save images as "
+                "uint8, labels as integers and their names as an array of strings, np.array(names, dtype=str)"
+            ) from error
+        kind = Path(path).suffix if Path(path).suffix in ARRAYS else ".npz"
+        raise ValueError(f"{path} is not a readable {kind} file ({error}); it may be truncated") from error
 
 
 def _class_names(names: np.ndarray[Any, Any], path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -91,6 +126,16 @@ def from_arrays(
     Raises:
         ValueError: If images or labels are of another shape or type; ``source`` is named.
     """
+    planes = _planes(images, source)
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.ndim or labels.size != len(labels):
+        raise ValueError(
+            f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}{_labeling(labels)}"
+        )
+    return Split(planes, torch.from_numpy(labels.reshape(-1).astype(np.int64)), classes)
+
+
+def _planes(images: np.ndarray[Any, Any], source: str) -> Tensor:
+    """Images ``(n, height, width[, channels])`` as ``(n, channels, height, width)``, uint8."""
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         raise ValueError(
             f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
@@ -100,13 +145,9 @@ def from_arrays(
         raise ValueError(f"{source}: channels come last, (n, height, width, channels), got {images.shape}")
     if min(images.shape[1:]) < 1:
         raise ValueError(f"{source}: images have no pixels, got {images.shape}")
-    if not np.issubdtype(labels.dtype, np.integer) or not labels.ndim or labels.size != len(labels):
-        raise ValueError(
-            f"{source}: labels are integers, one per image, got {labels.dtype} {labels.shape}{_labeling(labels)}"
-        )
     planes = torch.from_numpy(images)
     planes = planes[:, None] if images.ndim == 3 else planes.permute(0, 3, 1, 2)
-    return Split(planes.contiguous(), torch.from_numpy(labels.reshape(-1).astype(np.int64)), classes)
+    return planes.contiguous()
 
 
 def _scaling(images: np.ndarray[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Data sets by name: rotated MNIST, CIFAR, PatchCamelyon, EuroSAT, Chula RBC-12, image folders and .npz files."""
+"""Data sets by name, such as rotated MNIST, CIFAR and EuroSAT, and those of a folder of data sets."""
 
 import os
 from collections.abc import Callable, Iterator

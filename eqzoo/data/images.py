@@ -246,7 +246,7 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
         arrays = Path(path).suffix in (".npz", ".npy", ".h5", ".hdf5")
-        way = "; eqzoo evaluate reads .npz files with labels, and in Python a network takes arrays as tensors" * arrays
+        way = "; eqzoo predict and evaluate read .npz files, and in Python a network takes arrays as tensors" * arrays
         raise ValueError(f"{path} is not an image that Pillow can read: {said}{way}") from error
 
 

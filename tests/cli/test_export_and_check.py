@@ -13,6 +13,7 @@ import eqzoo
 from eqzoo.analysis import check_equivariance
 from eqzoo.cli import export
 from eqzoo.cli import main as command_line
+from eqzoo.cli._images import NamedImage
 from eqzoo.cli.predict import _predict
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
@@ -89,8 +90,11 @@ def test_export_of_8_bit_numbers(capsys, tmp_path):
 
 def test_many_images_are_drawn_evenly(monkeypatch):
     read = []
-    monkeypatch.setattr(export, "image_files", lambda images: [str(i) for i in range(300)])
-    monkeypatch.setattr(export, "load_image", lambda file, channels: read.append(int(file)) or torch.zeros(1, 28, 28))
+
+    def image(i):
+        return NamedImage(str(i), lambda channels: read.append(i) or torch.zeros(channels, 28, 28))
+
+    monkeypatch.setattr(export, "named_images", lambda images: [image(i) for i in range(300)])
     assert export._read(eqzoo.create_model("p4_cnn"), ["folder"], None).shape == (100, 1, 28, 28)
     assert read == list(range(0, 300, 3))
 

@@ -180,6 +180,6 @@ def test_numbers_are_no_classes_to_predict(tmp_path, capsys):
     assert command_line.main(["predict", str(IMAGE), "--model", str(tmp_path / "size")]) == 2
     assert "has a single output, a number and not a class" in capsys.readouterr().err
     assert command_line.main(["predict", str(tmp_path / "size" / "none.npz"), "--model", "p4_cnn"]) == 2
-    (tmp_path / "a.npz").write_bytes(b"PK")
-    assert command_line.main(["predict", str(tmp_path / "a.npz"), "--model", "p4_cnn"]) == 2
-    assert "eqzoo evaluate reads .npz files with labels" in capsys.readouterr().err
+    (tmp_path / "a.h5").write_bytes(b"PK")
+    assert command_line.main(["predict", str(tmp_path / "a.h5"), "--model", "p4_cnn"]) == 2
+    assert "eqzoo predict and evaluate read .npz files" in capsys.readouterr().err
