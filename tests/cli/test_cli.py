@@ -23,6 +23,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
 from eqzoo.cli._images import copies_of
 from eqzoo.cli._names import network_names
+from eqzoo.cli.arguments import COMMANDS
 from eqzoo.models.loading import LoadedNetwork
 from eqzoo.models.papers import rows
 from eqzoo.models.resolve import resolve
@@ -139,7 +140,8 @@ def test_help_and_completion_import_neither_torch_nor_timm():
     """Which take seconds: help and completion have to answer at once."""
     script = """
 import sys; sys.argv[0] = 'eqzoo'; from eqzoo.cli import main as command_line
-for args in (["--help"], ["--version"], *([name, "--help"] for name in command_line.COMMANDS), ["completion", "bash"]):
+from eqzoo.cli.arguments import COMMANDS
+for args in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["completion", "bash"]):
     try:
         assert command_line.main(args) == 0
     except SystemExit as done:
@@ -152,7 +154,7 @@ assert heavy & set(sys.modules)  # the check above can fail
     ran = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert f"eqzoo {eqzoo.__version__}\n" in ran.stdout
-    assert ran.stdout.count("--json") >= len(command_line.COMMANDS)
+    assert ran.stdout.count("--json") >= len(COMMANDS)
     assert "exit codes" in ran.stdout
     assert "p4_cnn.rotmnist" in ran.stdout
 
@@ -175,7 +177,7 @@ def p4_mine(pretrained=False, **kwargs):
     assert ran.stdout == "True\n", ran.stderr
 
 
-@pytest.mark.parametrize("name", command_line.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_a_module_that_runs(name):
     assert callable(importlib.import_module(f"eqzoo.cli.{name}").run)
 
