@@ -121,7 +121,7 @@ def rotation_curve(
 def inputs(model: nn.Module, split: AnySplit, batch_size: int = 250, workers: int = 0) -> Iterator[Tensor]:
     """The images of a split in batches, normalized by the ``pretrained_cfg`` of a network, on its device."""
     cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
-    like = next(model.parameters())
+    like = next(model.parameters(), torch.zeros((), dtype=torch.float32, device="cpu"))  # of a file there are none
     for images in batches(split, torch.arange(len(split)).split(batch_size), workers):
         yield normalized(images.to(like.device), cfg["mean"], cfg["std"], like.dtype)
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.folder import images_below
-from ..data.images import DARK, dark_images, normalized
+from ..data.images import darker_images, normalized
+from ..export.onnx_network import OnnxNetwork
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
@@ -79,7 +80,7 @@ def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: b
     return copies_of(load_image(path, model.in_chans), model, group, invert)
 
 
-def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
+def copies_of(image: Tensor, model: EquivariantNet | OnnxNetwork, group: Group, invert: bool) -> Tensor:
     """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
     image = image.double()
     if invert:
@@ -91,7 +92,6 @@ def copies_of(image: Tensor, model: EquivariantNet, group: Group, invert: bool) 
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
 
 
-def is_dark(image: Tensor, model: EquivariantNet) -> bool:
-    """Whether an image ``(C, height, width)``, 0 to 255, is dark and those that a network was trained on are not."""
-    bright = max(model.pretrained_cfg["mean"]) * 255 >= 2 * DARK
-    return bright and bool(dark_images(image[None, :3]).any())
+def is_dark(image: Tensor, model: EquivariantNet | OnnxNetwork) -> bool:
+    """Whether an image ``(C, height, width)``, 0 to 255, is darker than those that a network was trained on."""
+    return bool(darker_images(image[None], model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))

@@ -37,7 +37,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="NAME",
-        help="pretrained networks to compare (default: p4_cnn and its baseline z2_cnn)",
+        help="pretrained networks to compare, also .onnx files (default: p4_cnn and its baseline z2_cnn)",
     )
     sub.add_argument("--invert", action="store_true", help="invert the image: for dark strokes on a light background")
     sub.add_argument(
@@ -45,6 +45,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
+    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:

@@ -73,7 +73,8 @@ def _read(network: EquivariantNet, images: Sequence[str], size: int | None) -> T
     found = named_images(images)
     sides = (size, size) if size else network.input_size[1:]
     views, errors = list[Tensor](), list[str]()
-    for image in found[:: -(-len(found) // _IMAGES)]:
+    count = min(len(found), _IMAGES)
+    for image in (found[i * len(found) // count] for i in range(count)):
         try:
             views.append(preprocess(image.read(network.in_chans).double(), (sides[0], sides[1])))
         except (OSError, ValueError) as error:

@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from ..data import load_image
 from ..data.folder import SHOWN
-from ..data.images import DARK
-from ..engine.advice import other_side
+from ..engine.advice import TOO_DARK, other_side
+from ..engine.processor import check_device
+from ..export.onnx_network import Predictor, load_predictor
 from ..groups import P4, P4M, Z2, Group
-from ..models.loading import LoadedNetwork, load_network
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
 
@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> Answer:
     of_copies = is_one_image(args.images) and not args.csv
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
-    models = [load_network(name, pretrained=True) for name in args.model or _MODELS]
+    check_device(args.device)
+    models = [load_predictor(name, args.device) for name in args.model or _MODELS]
     for model in models:
         if model.network.num_classes == 1:
             raise ValueError(
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> Answer:
     return answer
 
 
-def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Answer:
+def _of_copies(image: str, models: Sequence[Predictor], invert: bool) -> Answer:
     """A row for each copy of the image, a column for each network."""
     group = P4M if any(model.network.group.reflections for model in models) else P4
     read = {count: load_image(image, count) for count in {model.network.in_chans for model in models}}
@@ -64,7 +65,7 @@ def _of_copies(image: str, models: Sequence[LoadedNetwork], invert: bool) -> Ans
     return Answer(table(rows), data)
 
 
-def _of_many(images: Sequence[NamedImage], models: Sequence[LoadedNetwork], invert: bool, as_csv: bool) -> Answer:
+def _of_many(images: Sequence[NamedImage], models: Sequence[Predictor], invert: bool, as_csv: bool) -> Answer:
     """A row for each readable image; for each network a column with the class and one with its probability."""
     columns, broken = _predict_many(models, images, invert)
     names = [image.name for image in images if image.name not in broken]
@@ -80,7 +81,7 @@ def _of_many(images: Sequence[NamedImage], models: Sequence[LoadedNetwork], inve
 
 
 def _predict_many(
-    models: Sequence[LoadedNetwork], images: Sequence[NamedImage], invert: bool
+    models: Sequence[Predictor], images: Sequence[NamedImage], invert: bool
 ) -> tuple[list["_Prediction"], dict[str, str]]:
     """The predictions of networks in float32 for the readable images, and the errors of the others.
 
@@ -116,22 +117,17 @@ def _predict_many(
     return joined, broken
 
 
-def _tell_of_sides(sides: Sequence[int], models: Sequence[LoadedNetwork]) -> None:
+def _tell_of_sides(sides: Sequence[int], models: Sequence[Predictor]) -> None:
     """A line for each network that was trained on images of another size, by the median of these."""
     for model in models:
-        for line in other_side(sorted(sides)[len(sides) // 2], model.source.image_side):
+        for line in other_side(sorted(sides)[len(sides) // 2], model.image_side):
             print(f"eqzoo: {model.name}: {line}", file=sys.stderr)
 
 
 def _tell_of_dark(dark: Sequence[str], count: int) -> None:
     if dark:
         which = dark[0] if count == 1 else f"{len(dark)} of {count} images ({dark[0]}{', ...' * (len(dark) > 1)})"
-        print(
-            f"eqzoo: {which}: nearly all pixels are below {DARK} of 255, darker than what the network was trained on; "
-            "if they are 12-bit numbers in files of 16 bits, stretch them by the factor that the training images were "
-            "stretched by",
-            file=sys.stderr,
-        )
+        print(f"eqzoo: {which}: {TOO_DARK}", file=sys.stderr)
 
 
 def _unreadable(broken: Mapping[str, str], count: int) -> str:
@@ -214,18 +210,16 @@ class _Prediction:
 
 
 @torch.no_grad()
-def _predict(loaded: LoadedNetwork, x: Tensor) -> _Prediction:
+def _predict(loaded: Predictor, x: Tensor) -> _Prediction:
     model = loaded.network
     cfg = model.pretrained_cfg
     if not model.num_classes:
         raise ValueError(
             f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
         )
-    labels = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes))
-    # What is no registered name goes by what the user called it: two runs on the same images have one tag.
-    tagged = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    name = loaded.name if loaded.source.config else tagged
-    probabilities = model.to(x.dtype)(x).double().softmax(1)
+    labels, name = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes)), loaded.title
+    device = next((weight.device for weight in model.parameters()), x.device)
+    probabilities = model.to(x.dtype)(x.to(device)).cpu().double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
     return _Prediction(name, tuple(labels), probabilities)

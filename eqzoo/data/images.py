@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-__all__ = ["DARK", "NEARLY_ALL", "dark_images", "is_grayscale", "load_image", "normalize", "pixels", "preprocess"]
+__all__ = [
+    "DARK",
+    "NEARLY_ALL",
+    "dark_images",
+    "darker_images",
+    "is_grayscale",
+    "load_image",
+    "normalize",
+    "pixels",
+    "preprocess",
+]
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
@@ -103,6 +113,24 @@ def dark_images(images: Tensor) -> Tensor:
     parts = [part.flatten(1) for part in images.split(_BATCH)]
     found = [((part < DARK).double().mean(1) >= NEARLY_ALL) & (part.amax(1) > 0) for part in parts]
     return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
+
+
+def darker_images(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Which images are much darker than those that a network was trained on, ``(n,)`` bool; black ones are not.
+
+    Where those are bright, as of `dark_images`. Where they are dark themselves, such as cells that glow on a black
+    ground: the images whose largest value in each channel is below ``mean + std`` of the training images, and `DARK`.
+
+    Args:
+        images: ``(n, channels, height, width)`` with values in 0 to 255.
+        mean: Of the training images' values divided by 255, one for each channel or for all.
+        std: The same.
+    """
+    if 255 * max(mean) >= 2 * DARK:
+        return dark_images(images[:, :3])
+    limits = (255 * (torch.tensor(mean) + torch.tensor(std))).clamp(max=DARK)
+    largest = images.amax((2, 3)).double().cpu()
+    return (largest < limits).all(1) & (largest > 0).any(1)
 
 
 def is_grayscale(image: Image.Image) -> bool:
@@ -233,7 +261,8 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     """
     if channels not in _MODES:
         raise ValueError(
-            f"images are read with 1, 3 or 4 channels; the network takes {channels}, so pass it tensors in Python"
+            f"image files are read with 1, 3 or 4 channels, and {channels} were asked for; images of others are arrays "
+            "in a .npz file, which eqzoo predict, evaluate and finetune read, or tensors in Python"
         )
     if not Path(path).is_file():
         raise FileNotFoundError(f"no image at {path}")

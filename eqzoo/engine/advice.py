@@ -11,7 +11,7 @@ from torch import Tensor
 from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
-from ..data.images import DARK, NEARLY_ALL, dark_images
+from ..data.images import DARK, NEARLY_ALL, dark_images, darker_images
 from ..groups import P4M, transform
 from ..models import EquivariantNet
 from .digests import image_codes
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from .speed import Speed
 
 __all__ = [
+    "TOO_DARK",
     "advice_after",
     "advice_before",
     "advice_on_time",
     "chosen",
     "cut_off",
+    "darker",
     "duplicates",
     "other_side",
     "summary",
@@ -39,6 +41,10 @@ LARGER = 1.5  # times the network's size: images that lose detail, so that any l
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
+TOO_DARK = (
+    "darker than what the network was trained on; if they are 12-bit numbers in files of 16 bits, stretch them by the "
+    "factor that the training images were stretched by"
+)
 _BATCH = 256
 _SOME = 0.01  # of the images
 _LATE = 1.2  # times the minutes of the user
@@ -251,6 +257,17 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
             f"{_name(train, most)} has {ratio:.0f} times the images of {_name(train, least)}: if rare classes matter "
             "as much, compare the mean recall with that of --balance"
         )
+
+
+def darker(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
+    """A line where images in memory are much darker than those of this mean and deviation, 0 to 1.
+
+    See `eqzoo.data.images.darker_images`.
+    """
+    if isinstance(images, Split):
+        parts = [darker_images(part, mean, std) for part in images.images.split(_BATCH)]
+        if (count := int(torch.cat(parts).sum())) >= max(1, _SOME * len(images)):
+            yield f"{count:,} of the {len(images):,} images: {TOO_DARK}"
 
 
 def _dark(train: AnySplit) -> Iterator[str]:

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
+from ..export.onnx_network import OnnxNetwork, load_predictor
 from ..models import EquivariantNet
-from ..models.loading import load_network
-from .advice import cut_off, other_side
+from .advice import cut_off, darker, other_side
 from .digests import image_codes
 from .metrics import STEPS, classifier_metrics
 from .predictions_file import each_prediction
@@ -46,8 +46,8 @@ def evaluate(
     command ``eqzoo evaluate`` prints.
 
     Args:
-        model: A checkpoint by name, folder or file, or a network. A network is evaluated on the device on which it is,
-            in evaluation mode, and has its own modes afterwards.
+        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers; or a network.
+            A network is evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
@@ -57,7 +57,7 @@ def evaluate(
         predictions: Whether the prediction for each image is returned as well.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
-        device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one.
+        device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one. ONNX files run on the CPU.
         workers: The processes that read images that are not in memory.
 
     Returns:
@@ -106,13 +106,12 @@ def evaluate(
             raise ValueError(
                 f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out"
             )
-        network, folder, trained = model, None, None
+        network: EquivariantNet | OnnxNetwork = model
+        folder, trained = None, None
         name = model.pretrained_cfg.get("architecture") or type(model).__name__
     else:
-        loaded = load_network(model, pretrained=True)
-        network, name, folder = loaded.network, loaded.name, loaded.source.folder
-        trained = loaded.source.image_side
-        network = network.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        loaded = load_predictor(model, device)
+        network, name, folder, trained = loaded.network, loaded.name, loaded.folder, loaded.image_side
     classes = _classes(network, name)
     channels, height, width = network.input_size
     if height != width:
@@ -124,6 +123,7 @@ def evaluate(
         notes += _trained_on(images, folder, name)
     native = native_sides(data)
     notes += [*cut_off(native), *other_side(native[0] if native else None, trained), *files_left_out(data, part)]
+    notes += darker(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
     with evaluation_mode(network):
         most = _ROTATED if rotated is None else rotated
         limit = _SECONDS if rotated is None else None
@@ -137,7 +137,7 @@ def evaluate(
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 
 
-def _classes(network: EquivariantNet, name: str) -> tuple[str, ...]:
+def _classes(network: EquivariantNet | OnnxNetwork, name: str) -> tuple[str, ...]:
     """The names of the classes that a network predicts."""
     count = network.num_classes
     if not count:
@@ -149,7 +149,7 @@ def _classes(network: EquivariantNet, name: str) -> tuple[str, ...]:
 
 
 def _relabeled(
-    split: AnySplit, network: EquivariantNet, name: str, classes: tuple[str, ...], source: str
+    split: AnySplit, network: EquivariantNet | OnnxNetwork, name: str, classes: tuple[str, ...], source: str
 ) -> tuple[AnySplit, list[str]]:
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels

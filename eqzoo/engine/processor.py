@@ -17,8 +17,10 @@ _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is 
 
 def check_device(device: str | None) -> None:
     """Raises ValueError unless there is such a device to run networks on; None is always right."""
-    if device not in (None, "cpu", "cuda") or (device == "cuda" and not torch.cuda.is_available()):
-        raise ValueError(f"device is 'cpu', or 'cuda' where there is a GPU, got {device!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device is 'cpu' or 'cuda', got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', and torch finds no GPU here; leave it out, or take 'cpu'")
 
 
 def has_bfloat16(device: torch.device) -> bool:

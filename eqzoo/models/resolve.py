@@ -170,7 +170,7 @@ def _path(text: str, any_timm: bool) -> ModelSource:
     if path.is_file():
         raise ValueError(
             f"{text} is a file, and no network; weights are named by their folder, or by their .safetensors file, and "
-            "only eqzoo check reads .onnx files"
+            "only eqzoo check, predict and evaluate read .onnx files"
         )
     if ":" in text:
         raise ValueError(f"{text}: {_PREFIXES}")
