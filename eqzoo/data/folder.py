@@ -21,6 +21,7 @@ __all__ = [
     "images_below",
     "inner_folders",
     "left_out",
+    "mixed_colors",
     "split_folder",
 ]
 
@@ -110,6 +111,23 @@ def folder_channels(path: Path) -> int:
     """1 if all images below a folder are grayscale by their headers, else 3; unreadable files are ignored."""
     with ThreadPoolExecutor() as pool:
         return 1 if all(_tried(pool, _gray, images_below(path))[0]) else 3
+
+
+def mixed_colors(path: Path) -> list[str]:
+    """A line where some images below a folder are grayscale by their headers and others are not."""
+    with ThreadPoolExecutor() as pool:
+        found = _tried(pool, lambda file: (file, _gray(file)), images_below(path))[0]
+    colored = [file for file, gray in found if not gray]
+    if not colored or len(colored) == len(found):
+        return []
+    gray = [file for file, gray in found if gray]
+    kind, few, others = ("in color", colored, "gray") if len(colored) <= len(gray) else ("gray", gray, "in color")
+    are = "is" if len(few) == 1 else "are"
+    return [
+        f"{len(few):,} of the {len(found):,} images {are} {kind} ({few[0].relative_to(path)}"
+        f"{', ...' * (len(few) > 1)}) and the others {others}: all are read as red, green and blue; if color means "
+        "nothing here, add --channels 1"
+    ]
 
 
 def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:

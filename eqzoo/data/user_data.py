@@ -10,11 +10,22 @@ import numpy as np
 from .arrays import npz
 from .datasets import DATASETS, SIDES
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import HDF5, HDF5_WAY, folder_channels, folder_sides, image_folder, inner_folders, left_out, split_folder
+from .folder import (
+    HDF5,
+    HDF5_WAY,
+    folder_channels,
+    folder_sides,
+    image_folder,
+    inner_folders,
+    left_out,
+    mixed_colors,
+    split_folder,
+)
 from .splits import AnySplit, Split, Streamed, check, check_files, check_types, resized
 
 __all__ = [
     "FOLDERS",
+    "colors_mixed",
     "files_left_out",
     "folders_in_classes",
     "labeled_images",
@@ -177,6 +188,11 @@ def native_sides(data: object) -> tuple[int, int] | None:
 def folders_in_classes(data: object) -> list[str]:
     """The names of folders with images inside of the class folders; none for data of another kind."""
     return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
+
+
+def colors_mixed(data: object) -> list[str]:
+    """A line where some images of a folder are in color and others gray, see `mixed_colors`; none for other data."""
+    return mixed_colors(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:

@@ -18,6 +18,7 @@ from ..data import (
     Split,
     check,
     check_apart,
+    colors_mixed,
     complete_splits,
     files_left_out,
     folders_in_classes,
@@ -186,11 +187,13 @@ def finetune(
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
+        directory.check(plan)
         native, drawn = native_sides(data), splits.keys() - images.keys()
         inner = folders_in_classes(data)
         chosen = {"sized": size is not None, "by_source": bool(sources)}
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **chosen)
-        advice += [*advice_on_time(minutes, speed, splits), *files_left_out(data)]
+        mixed = colors_mixed(data) if channels is None else ()
+        advice += [*advice_on_time(minutes, speed, splits), *mixed, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
             later.append(

@@ -341,7 +341,11 @@ class Recipe:
 
     def _check_names(self) -> None:
         if self.augment not in AUGMENTATIONS:
-            raise ValueError(f"augment is one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+            near = get_close_matches(str(self.augment), AUGMENTATIONS, n=1)
+            raise ValueError(
+                f"augment is one of {', '.join(AUGMENTATIONS)}, or for eqzoo finetune missing; got {self.augment!r}"
+                f"{', near it is ' * bool(near)}{''.join(near)}"
+            )
         if self.optimizer not in list_optimizers():
             near = get_close_matches(self.optimizer, list_optimizers(), n=5, cutoff=0.3)
             raise ValueError(

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..hub import WEIGHTS_NAME as MODEL_NAME
 from ..hub import sha256_of
 from .digests import settings_differences
 from .epochs import best_row, is_finished, patience_is_over
+from .other_recipe import check_same
 from .recipe import Recipe
 
 __all__ = [
@@ -77,6 +78,9 @@ class RunDirectory:
         lock = FileLock(path, is_singleton=True)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"cannot make the folder {self.path}: {error.strerror or error}; name another one") from error
+        try:
             lock.acquire(blocking=False)
         except Timeout as error:
             raise ValueError(
@@ -123,19 +127,14 @@ class RunDirectory:
                 )
             self._longer = recipe
             return
-        if other := [item.name for item in fields(Recipe) if getattr(there, item.name) != getattr(recipe, item.name)]:
-            values = ", ".join(f"{key}: {getattr(there, key)!r} there, {getattr(recipe, key)!r} here" for key in other)
-            # These follow from the epochs before the first restart, by the rules of fine-tuning and of --epochs.
-            first = {"warmup_epochs", "half_size_epochs", "full_size_lr"}
-            few = set(other) <= {"epochs", "restarts", "restart_lrs", *first}
-            more = few and recipe.epochs > there.epochs and recipe.schedule == "cosine"
-            more = more and recipe.restarts == there.restarts[: len(recipe.restarts)]
-            lrs = there.restart_lrs or recipe.restart_lrs
-            rates = f" 'restart_lrs={[*there.all_restart_lrs, there.lr]}'" if lrs else ""
-            way = f"to continue it add --set 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
-            start = recipe.start_run is not None and recipe.start_run.resolve() == self.path.resolve()
-            remedy = "with --output, because this run starts from that one" if start else "or remove that one"
-            raise ValueError(f"{self.path} holds a run of another recipe ({values}); {way}name another folder {remedy}")
+        check_same(recipe, there, self.path)
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ValueError if the folder holds a run of another recipe that this one does not continue."""
+        if self.recipe.exists():
+            there = Recipe.read(self.recipe)
+            if not recipe.continues(there):
+                check_same(recipe, there, self.path)
 
     def release(self) -> None:
         """Removes recipe.json if no epoch was finished, so that the folder is free for another recipe."""

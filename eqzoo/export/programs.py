@@ -239,8 +239,9 @@ class _Network:
         if not isinstance(model, EquivariantNet):
             raise ValueError(
                 f"only networks of this package, subclasses of EquivariantNet, can be exported, got "
-                f"{type(model).__name__}; torch.onnx.export(model, (images,), file, dynamo=True) writes others, also "
-                "around a network with features_only=True, and eqzoo.check_equivariance checks the file"
+                f"{type(model).__name__}; torch.onnx.export(model, (images,), file, dynamo=True) and "
+                "torch.export.export write others, also around a network with features_only=True, and "
+                "eqzoo.check_equivariance checks a module or an .onnx file"
             )
         cfg = _configuration(model, size)
         sides = (size, size) if isinstance(size, int) else size or tuple(cfg["input_size"][1:])

@@ -140,7 +140,7 @@ class EquivariantNet(nn.Module):
             The list of features, as planes; or the last features, as a field, and that list.
 
         Raises:
-            ValueError: If an index is out of range or the format is not supported.
+            ValueError: If an index is out of range, indices do not ascend, or the format is not supported.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', planes (B, C·|H|, height, width); got {output_fmt!r}")
@@ -313,7 +313,10 @@ class EquivariantNet(nn.Module):
                 f"features are numbered 0 (stem) to {count - 1}; give a list of these, or the number of the last "
                 f"ones, 1 to {count}; got {indices!r}"
             )
-        return [i % count for i in map(operator.index, asked)]
+        places = [i % count for i in map(operator.index, asked)]
+        if places != sorted(set(places)):
+            raise ValueError(f"features come in the order of the network, each once; got {indices!r}: sort the indices")
+        return places
 
 
 def _has_layers_to_fuse(network: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
     Streamed,
+    colors_mixed,
     complete_splits,
     load_image,
     normalize,
@@ -366,6 +367,36 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     assert code == 2
     assert "another recipe (epochs: 8 there, 9 here, warmup_epochs" in err
     assert "to continue it add --set 'restarts=[8]', or name another folder" in err
+    code, _, err = run(capsys, *tuned.args, "--patience", "3")  # the error alone, and not that a report is written
+    assert (code, err.count("\n")) == (2, 1)
+    assert "another recipe (patience: None there, 3 here)" in err
+
+
+def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
+    images = save_shapes(tmp_path / "images", (6, 6, 6))
+    first, second = (images / "bar" / f"0{i}.png" for i in (0, 1))
+    assert colors_mixed(images) == []
+    Image.open(first).convert("RGB").save(first)
+    assert colors_mixed(images)[0].startswith(
+        "1 of the 18 images is in color (bar/00.png) and the others gray: all are"
+    )
+    Image.open(second).convert("RGB").save(second)
+    assert colors_mixed(images)[0].startswith("2 of the 18 images are in color (bar/00.png, ...) and the others gray: ")
+    for file in images.glob("*/*"):
+        Image.open(file).convert("L" if file == first else "RGB").save(file)
+    assert colors_mixed(images)[0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
+    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
+    assert "1 of the 18 images is gray" in run(capsys, *args)[2]
+    args[4] = tmp_path / "gray"
+    assert "is gray" not in run(capsys, *args, "--channels", 1)[2]
+
+
+def test_a_folder_that_cannot_be_made_is_told(capsys, tmp_path):
+    images = save_shapes(tmp_path / "images", (6, 6, 6))
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "finetune", "p4_cnn", images, "--output", tmp_path / "file" / "out", "--epochs", 1)
+    assert code == 2
+    assert f"cannot make the folder {tmp_path / 'file' / 'out'}: Not a directory; name another one" in err
 
 
 def test_a_finished_fine_tuning_goes_on(tuned, capsys, tmp_path):

@@ -533,3 +533,11 @@ def test_features_that_are_not_there_are_told(indices):
     said = "features are numbered 0 (stem) to 5; give a list of these, or the number of the last ones, 1 to 6; got "
     with pytest.raises(ValueError, match=re.escape(f"{said}{indices!r}")):
         eqzoo.create_model("p4_cnn").forward_intermediates(torch.zeros(1, 1, 28, 28), indices)
+
+
+@pytest.mark.parametrize("indices", [(2, 1), (1, 1), (-1, 0)])
+def test_features_in_another_order_would_have_the_channels_of_others(indices):
+    with pytest.raises(ValueError, match="features come in the order of the network, each once"):
+        eqzoo.create_model("p4_cnn", features_only=True, out_indices=indices)
+    with pytest.raises(ValueError, match="sort the indices"):
+        eqzoo.create_model("p4_cnn").forward_intermediates(torch.zeros(1, 1, 28, 28), indices)
