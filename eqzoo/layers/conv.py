@@ -13,7 +13,8 @@ from ..ops.group_convolution import through_irreps
 from ._arguments import check_arguments, check_field
 from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
-from ._layout import from_planes, is_channels_last, to_planes
+from ._layout import from_planes, is_channels_last, laid_out_as, to_planes
+from ._padding import PaddingMode, check_window, padded
 from ._tables import KeepsTables
 
 __all__ = ["GroupConv2d", "LiftingConv2d"]
@@ -36,6 +37,8 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         dilation: int = 1,
         bias: bool = True,
         exact: bool = True,
+        groups: int = 1,
+        padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
         check_arguments(
@@ -46,11 +49,13 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
             stride=stride,
             padding=padding,
             dilation=dilation,
+            groups=groups,
         )
-        if min(kernel_size, stride, dilation) < 1 or padding < 0:
+        check_window(kernel_size, stride, padding, dilation, padding_mode)
+        if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
-                "a convolution needs kernel_size, stride and dilation of at least 1 and padding of at least 0, got "
-                f"{kernel_size}, {stride}, {dilation} and {padding}"
+                f"groups divides the channels that come in and those that go out, {in_channels} and {out_channels}; "
+                f"got {groups}"
             )
         self.group = group
         self.in_channels = in_channels
@@ -60,8 +65,10 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         self.padding = padding
         self.dilation = dilation
         self.exact = exact
+        self.groups = groups
+        self.padding_mode: PaddingMode = padding_mode
         self.in_planes = in_channels * (group.order if self.in_field == "regular" else 1)
-        self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes, kernel_size, kernel_size))
+        self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes // groups, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         index = orbit(group, kernel_size, self.in_field)
         self.register_table("orbit_index", index.reshape(1, group.order, 1, -1))
@@ -69,23 +76,23 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
 
     def reset_parameters(self) -> None:
         """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = input planes · k², as torch does."""
-        bound = 1 / math.sqrt(self.in_planes * self.kernel_size**2)
+        bound = 1 / math.sqrt(self.weight[0].numel())
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
     @kept
     def filters(self) -> Tensor:
-        """The filter bank ``(C'·|H|, planes in, k, k)``: for each filter, its copies under all elements."""
+        """The filter bank ``(C'·|H|, planes in / groups, k, k)``: for each filter, its copies under all elements."""
         return self._orbit()
 
     def _orbit(self) -> Tensor:
         order, k = self.group.order, self.kernel_size
         if order == 1:
             return self.weight
-        weight = self.weight.reshape(self.out_channels, self.in_channels, -1)
+        weight = self.weight.reshape(self.out_channels, self.in_channels // self.groups, -1)
         copies = expand_filters(weight, self.orbit_index, order)
-        return copies.reshape(self.out_channels * order, self.in_planes, k, k)
+        return copies.reshape(self.out_channels * order, self.in_planes // self.groups, k, k)
 
     @kept
     def expanded_bias(self) -> Tensor | None:
@@ -94,15 +101,27 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check(x)
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = padded(x, padding, self.padding_mode), 0
+        if self.groups > 1:
+            return self._grouped(x, padding)
         if self.in_field == "regular" and through_irreps(x, self.weight, self.group):
-            return group_conv2d(x, self.weight, self.bias, self.group, self.stride, self.padding, self.dilation)
-        return self._expanded(x)
+            return group_conv2d(x, self.weight, self.bias, self.group, self.stride, padding, self.dilation)
+        return self._expanded(x, padding)
 
-    def _expanded(self, x: Tensor) -> Tensor:
+    def _expanded(self, x: Tensor, padding: int) -> Tensor:
         last = is_channels_last(x)
         filters, bias = self._filters_channels_last() if last else (self.filters(), self.expanded_bias())
-        y = F.conv2d(to_planes(x), filters, bias, self.stride, self.padding, self.dilation)
+        y = F.conv2d(to_planes(x), filters, bias, self.stride, padding, self.dilation)
         return from_planes(y, self.out_channels, self.group.order, last)
+
+    def _grouped(self, x: Tensor, padding: int) -> Tensor:
+        """Each part of the fields for itself; the planes of a part are neighbors only where channels come first."""
+        planes = x.flatten(1, 2) if x.ndim == 5 else x
+        y = F.conv2d(planes, self.filters(), self.expanded_bias(), self.stride, padding, self.dilation, self.groups)
+        field = from_planes(y.contiguous(), self.out_channels, self.group.order, channels_last=False)
+        return laid_out_as(x, field)
 
     @kept
     def _filters_channels_last(self) -> tuple[Tensor, Tensor | None]:
@@ -126,7 +145,9 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
             self.stride,
             self.padding,
             self.dilation,
+            self.groups,
             bias=self.bias is not None,
+            padding_mode=self.padding_mode,
             device=self.weight.device,
             dtype=self.weight.dtype,
         )
@@ -147,9 +168,12 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:
+        more = f", groups={self.groups}" * (self.groups > 1)
+        more += f", padding_mode={self.padding_mode!r}" * (self.padding_mode != "zeros")
         return (
             f"{self.group.name}, {self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}, padding={self.padding}, dilation={self.dilation}, bias={self.bias is not None}"
+            f"{more}"
         )
 
 
@@ -165,13 +189,16 @@ class LiftingConv2d(_OrbitConv2d):
         out_channels: The number of regular fields, C'.
         kernel_size: The side of the square filter, in pixels, odd or even.
         stride: The step between outputs, in pixels.
-        padding: The zeros added to each side, in pixels.
+        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
         dilation: The step between filter taps, in pixels.
         bias: Whether to add a bias, one per field.
         exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
+        groups: The number of equal parts of the channels, each of which gives as many of the fields, as in
+            `torch.nn.Conv2d`; not to be mistaken for ``group``.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
 
     Shape:
-        ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
+        ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C / groups, k, k)``.
 
     Raises:
         ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride
@@ -204,14 +231,18 @@ class GroupConv2d(_OrbitConv2d):
         out_channels: The number of output fields, C'.
         kernel_size: The side of the square filter, in pixels, odd or even.
         stride: The step between outputs, in pixels.
-        padding: The zeros added to each side, in pixels.
+        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
         dilation: The step between filter taps, in pixels.
         bias: Whether to add a bias, one per field.
         exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
+        groups: The number of equal parts of the fields, each of which gives as many of the output fields, as in
+            `torch.nn.Conv2d`; not to be mistaken for ``group``. Filters are always expanded then (see
+            `eqzoo.ops.group_conv2d`), and channels-last fields are copied.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
 
     Shape:
-        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C·|H|, k, k)``, read
-        as ``(C', C, |H|, k, k)``.
+        ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``; the weight is
+        ``(C', C / groups · |H|, k, k)``, read as ``(C', C / groups, |H|, k, k)``.
 
     Raises:
         ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride

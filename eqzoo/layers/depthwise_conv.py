@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit
 from ._arguments import check_arguments, check_field
-from ._exact import check_size
+from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
+from ._padding import PaddingMode, check_window, padded
 from ._tables import KeepsTables
 
 __all__ = ["DepthwiseGroupConv2d"]
@@ -26,15 +27,19 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
         group: The point group H; it must map the pixel grid onto itself.
         channels: The number of regular fields, C.
         kernel_size: The side of the square filter, in pixels.
-        padding: The zeros added to each side, in pixels.
+        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
         bias: Whether to add a bias, one per field.
+        stride: The step between outputs, in pixels.
+        dilation: The step between filter taps, in pixels.
+        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
+        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C, |H|, height', width')``; the weight is ``(C, 1, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, or the input has
-            another shape or is too small.
+        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, the input has
+            another shape or is too small, or the stride samples other pixels of a rotated input, see `GroupConv2d`.
 
     References:
         A ConvNet for the 2020s (Liu et al., 2022), section 2.3, for the plain layer, https://arxiv.org/abs/2201.03545
@@ -48,15 +53,32 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
 
     orbit_index: Tensor
 
-    def __init__(self, group: Group, channels: int, kernel_size: int, padding: int = 0, bias: bool = True) -> None:
+    def __init__(
+        self,
+        group: Group,
+        channels: int,
+        kernel_size: int,
+        padding: int = 0,
+        bias: bool = True,
+        *,
+        stride: int = 1,
+        dilation: int = 1,
+        exact: bool = True,
+        padding_mode: PaddingMode = "zeros",
+    ) -> None:
         super().__init__()
-        check_arguments(group, channels=channels, kernel_size=kernel_size, padding=padding)
-        if kernel_size < 1 or padding < 0:
-            raise ValueError(f"kernel_size is at least 1 and padding at least 0, got {kernel_size} and {padding}")
+        check_arguments(
+            group, channels=channels, kernel_size=kernel_size, padding=padding, stride=stride, dilation=dilation
+        )
+        check_window(kernel_size, stride, padding, dilation, padding_mode)
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size
         self.padding = padding
+        self.stride = stride
+        self.dilation = dilation
+        self.exact = exact
+        self.padding_mode: PaddingMode = padding_mode
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
         self.register_table("orbit_index", orbit(group, kernel_size, "trivial"))
@@ -79,25 +101,38 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
     def forward(self, x: Tensor) -> Tensor:
         order = self.group.order
         check_field(self, x, self.channels, order)
-        check_size(self, self.group, x, self.kernel_size, 1, self.padding)
+        check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            x, padding = padded(x, padding, self.padding_mode), 0
         last = is_channels_last(x)
         filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]
         bias = None
         if self.bias is not None:
             bias = self.bias.repeat(order) if last else self.bias.repeat_interleave(order)
-        y = F.conv2d(to_planes(x), filters, bias, padding=self.padding, groups=self.channels * order)
+        y = F.conv2d(to_planes(x), filters, bias, self.stride, padding, self.dilation, self.channels * order)
         return from_planes(y, self.channels, order, last)
 
+    @property
+    def _span(self) -> int:
+        return self.dilation * (self.kernel_size - 1) + 1
+
     def fuse(self) -> nn.Conv2d:
-        """The same map as a plain depthwise `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``."""
+        """The same map as a plain depthwise `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``.
+
+        It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
+        """
         planes = self.channels * self.group.order
         conv = nn.Conv2d(
             planes,
             planes,
             self.kernel_size,
-            padding=self.padding,
+            self.stride,
+            self.padding,
+            self.dilation,
             groups=planes,
             bias=self.bias is not None,
+            padding_mode=self.padding_mode,
             device=self.weight.device,
             dtype=self.weight.dtype,
         )
@@ -105,10 +140,13 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
             conv.weight.copy_(self.filters().flatten(0, 1)[:, None])
             if conv.bias is not None and self.bias is not None:
                 conv.bias.copy_(self.bias.repeat_interleave(self.group.order))
-        return conv.train(self.training)
+        conv.train(self.training)
+        return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:
+        more = f", stride={self.stride}" * (self.stride > 1) + f", dilation={self.dilation}" * (self.dilation > 1)
+        more += f", padding_mode={self.padding_mode!r}" * (self.padding_mode != "zeros")
         return (
             f"{self.group.name}, {self.channels}, kernel_size={self.kernel_size}, padding={self.padding}, "
-            f"bias={self.bias is not None}"
+            f"bias={self.bias is not None}{more}"
         )

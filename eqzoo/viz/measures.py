@@ -24,7 +24,8 @@ def orbit_filters(layer: nn.Module) -> Tensor:
 
     Returns:
         ``(C', |H|, C, k, k)`` for a lifting convolution, ``(C', |H|, C, |H|, k, k)`` for a group convolution, with
-        axes output field, element, input channel or field, input pose, row and column.
+        axes output field, element, input channel or field, input pose, row and column. C is the number of those that
+        one filter sees, ``in_channels / groups``.
 
     Raises:
         ValueError: If it is not a lifting or group convolution.
@@ -39,7 +40,7 @@ def orbit_filters(layer: nn.Module) -> Tensor:
             f"orbit_filters takes LiftingConv2d, GroupConv2d and their attentive forms, got {type(layer).__name__}"
         )
     filters = layer.filters().detach().unflatten(0, (layer.out_channels, layer.group.order))
-    return filters if layer.in_field == "trivial" else filters.unflatten(2, (layer.in_channels, layer.group.order))
+    return filters if layer.in_field == "trivial" else filters.unflatten(2, (-1, layer.group.order))
 
 
 def first_convolution(model: nn.Module) -> nn.Module:
