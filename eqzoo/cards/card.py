@@ -186,7 +186,8 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
         f"divided by 255 and normalized by mean {mean} and standard deviation {std}, both by eqzoo.data.normalize."
         f"{timm if channels in MODES else ''} {classes}"
     )
-    shell = f"From a shell:\n\n    eqzoo predict image.png --model {best}\n\n" if channels in MODES else ""
+    file = "image.png" if channels in MODES else "images.npz"
+    shell = f"From a shell:\n\n    eqzoo predict {file} --model {best}\n\n"
     return f"""## Use
 
 With [eqzoo](https://github.com/eqzoo/eqzoo) installed:

@@ -26,16 +26,31 @@ class NamedImage:
 
     Args:
         name: Its file, and for an image of an array also its position there: ``new.npz[3]``.
-        read: Reads it with a number of channels, ``(channels, height, width)`` with values in 0 to 255.
+        load: Reads it with a number of channels, ``(channels, height, width)`` with values in 0 to 255.
+        opacity: Whether a fourth channel is the opacity, as in image files; in arrays it is one like the others.
     """
 
     name: str
-    read: Callable[[int], Tensor]
+    load: Callable[[int], Tensor]
+    opacity: bool = True
+
+    def read(self, channels: int, invert: bool = False) -> Tensor:
+        """The image with so many channels, ``(channels, height, width)``; inverted, 255 minus its values.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is not a readable image, or has another number of channels.
+        """
+        image = self.load(channels)
+        if not invert:
+            return image
+        shades = 3 if self.opacity and len(image) == 4 else len(image)
+        return torch.cat([255 - image[:shades], image[shades:]])
 
 
 def is_one_image(paths: Sequence[str]) -> bool:
     """Whether they are a single image file, not a folder or a file of arrays, which hold any number."""
-    return len(paths) == 1 and not Path(paths[0]).is_dir() and Path(paths[0]).suffix not in ARRAYS
+    return len(paths) == 1 and not Path(paths[0]).is_dir() and Path(paths[0]).suffix.lower() not in ARRAYS
 
 
 def named_images(paths: Sequence[str]) -> list[NamedImage]:
@@ -52,12 +67,12 @@ def named_images(paths: Sequence[str]) -> list[NamedImage]:
 
 
 def _images_of(path: str) -> Iterator[NamedImage]:
-    if Path(path).suffix in ARRAYS and not Path(path).is_dir():
+    if Path(path).suffix.lower() in ARRAYS and not Path(path).is_dir():
         images = unlabeled_images(path)
         if not len(images):
             raise ValueError(f"{path} has no images, its array is {tuple(images.shape)}")
         for i, image in enumerate(images):
-            yield NamedImage(f"{path}[{i}]", partial(_as_it_is, image, path))
+            yield NamedImage(f"{path}[{i}]", partial(_as_it_is, image, path), opacity=False)
         return
     files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
     for line in files_left_out(path):
@@ -77,18 +92,14 @@ def _as_it_is(image: Tensor, path: str, channels: int) -> Tensor:
 
 def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
     """The images of a file under every element of a group, normalized, ``(elements, C, height, width)`` float64."""
-    return copies_of(load_image(path, model.in_chans), model, group, invert)
+    return copies_of(NamedImage(path, partial(load_image, path)).read(model.in_chans, invert), model, group)
 
 
-def copies_of(image: Tensor, model: EquivariantNet | OnnxNetwork, group: Group, invert: bool) -> Tensor:
+def copies_of(image: Tensor, model: EquivariantNet | OnnxNetwork, group: Group) -> Tensor:
     """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
-    image = image.double()
-    if invert:
-        shades = 3 if len(image) == 4 else len(image)  # a fourth channel is the opacity
-        image = torch.cat([255 - image[:shades], image[shades:]])
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
-    views = [preprocess(transform(image, group, g, "trivial"), (height, width)) for g in group.elements]
+    views = [preprocess(transform(image.double(), group, g, "trivial"), (height, width)) for g in group.elements]
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
 
 

@@ -45,7 +45,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
-    sub.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
+    sub.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the networks run (default: cpu)")
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:
@@ -154,7 +154,7 @@ def _reading(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("name", metavar="NAME", help="a checkpoint by name, folder or file")
+    sub.add_argument("name", metavar="NAME", help="a checkpoint by name, folder or file, or an .onnx file")
     sub.add_argument(
         "data",
         metavar="DATA_DIR",

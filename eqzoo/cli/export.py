@@ -80,9 +80,9 @@ def _read(network: EquivariantNet, images: Sequence[str], size: int | None) -> T
         except (OSError, ValueError) as error:
             errors.append(str(error))
     if not views:
-        raise ValueError(errors[0])
+        raise ValueError(errors[0] if count == 1 else f"none of {count} images can be read: {errors[0]}")
     if errors:
         are = "is" if len(errors) == 1 else "are"
-        print(f"eqzoo: {len(errors)} of the images {are} unreadable and left out: {errors[0]}", file=sys.stderr)
+        print(f"eqzoo: {len(errors)} of {count} images {are} unreadable and left out: {errors[0]}", file=sys.stderr)
     cfg = network.pretrained_cfg
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float32)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..data import load_image
 from ..data.folder import SHOWN
 from ..engine.advice import TOO_DARK, other_side
 from ..engine.processor import check_device
-from ..export.onnx_network import Predictor, load_predictor
+from ..export.predictor import Predictor, load_predictor
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
@@ -41,7 +40,8 @@ def run(args: argparse.Namespace) -> Answer:
                 "Python model(images) gives the numbers"
             )
     if of_copies:
-        answer = _of_copies(args.images[0], models, args.invert)
+        (image,) = named_images(args.images)
+        answer = _of_copies(image, models, args.invert)
     else:
         answer = _of_many(named_images(args.images), models, args.invert, args.csv)
     if not args.model:
@@ -49,19 +49,19 @@ def run(args: argparse.Namespace) -> Answer:
     return answer
 
 
-def _of_copies(image: str, models: Sequence[Predictor], invert: bool) -> Answer:
+def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool) -> Answer:
     """A row for each copy of the image, a column for each network."""
     group = P4M if any(model.network.group.reflections for model in models) else P4
-    read = {count: load_image(image, count) for count in {model.network.in_chans for model in models}}
-    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group, invert)) for m in models]
+    read = {count: image.read(count, invert) for count in {model.network.in_chans for model in models}}
+    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group)) for m in models]
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
-        _tell_of_dark([image for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
+        _tell_of_dark([image.name for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
         rows.append([group.describe(g), *(column.text(g) for column in columns)])
     rows.append(["largest change of a probability", *(f"{column.change:.1e}" for column in columns)])
-    data = {"image": image, "networks": [column.data(group) for column in columns]}
+    data = {"image": image.name, "networks": [column.data(group) for column in columns]}
     return Answer(table(rows), data)
 
 
@@ -99,8 +99,8 @@ def _predict_many(
             views = []
             for image in batch:
                 try:
-                    read = {count: image.read(count) for count in channels}
-                    views.append([copies_of(read[network.in_chans], network, Z2, invert) for network in networks])
+                    read = {count: image.read(count, invert) for count in channels}
+                    views.append([copies_of(read[network.in_chans], network, Z2) for network in networks])
                     sides.append(min(next(iter(read.values())).shape[-2:]))
                     dark += [image.name] * any(is_dark(read[network.in_chans], network) for network in networks)
                 except (OSError, ValueError) as error:
@@ -127,18 +127,19 @@ def _tell_of_sides(sides: Sequence[int], models: Sequence[Predictor]) -> None:
 def _tell_of_dark(dark: Sequence[str], count: int) -> None:
     if dark:
         which = dark[0] if count == 1 else f"{len(dark)} of {count} images ({dark[0]}{', ...' * (len(dark) > 1)})"
-        print(f"eqzoo: {which}: {TOO_DARK}", file=sys.stderr)
+        which += " is" if len(dark) == 1 else " are"
+        print(f"eqzoo: {which} {TOO_DARK}", file=sys.stderr)
 
 
 def _unreadable(broken: Mapping[str, str], count: int) -> str:
     """The message on the files that cannot be read; only the first where all say the same: the number of channels."""
-    errors = list(broken.values())
-    if len(errors) == count and len(set(errors)) == 1:
+    errors = list(dict.fromkeys(broken.values()))  # one for all images of an array
+    if len(broken) == count and len(errors) == 1:
         return errors[0]
     more = f"; and {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
-    have = "has" if len(errors) == 1 else "have"
+    have = "has" if len(broken) == 1 else "have"
     return (
-        f"{len(errors)} of {count} files cannot be read and {have} no prediction; remove or replace them: "
+        f"{len(broken)} of {count} images cannot be read and {have} no prediction; remove or replace them: "
         f"{'; '.join(errors[:SHOWN])}{more}"
     )
 

@@ -77,11 +77,21 @@ def unlabeled_images(path: str | os.PathLike[str]) -> Tensor:
     """
     arrays = _loaded(path, lambda names: [name for name in _UNLABELED if name in names][:1] or names)
     if isinstance(arrays, np.ndarray):
-        return _planes(arrays, str(path))
+        return _several(arrays, str(path))
     if len(arrays) != 1:
         raise ValueError(f"{path} has the arrays {list(arrays)}; that of the images is named x_test, or the only one")
     ((name, images),) = arrays.items()
-    return _planes(images, f"{path}, {name}")
+    return _several(images, f"{path}, {name}")
+
+
+def _several(images: np.ndarray[Any, Any], source: str) -> Tensor:
+    """`_planes`, but for one image in color, which would look like many gray ones."""
+    if images.ndim == 3 and images.shape[2] in (3, 4):
+        raise ValueError(
+            f"{source}: an array {images.shape} is one image in color, or images of {images.shape[2]} pixels in width; "
+            "the first axis counts images: save image[None], or several by np.stack"
+        )
+    return _planes(images, source)
 
 
 def _loaded(
@@ -102,7 +112,7 @@ def _loaded(
                 f"{path} has an array of Python objects, which is not read because it could run code; save images as "
                 "uint8, labels as integers and their names as an array of strings, np.array(names, dtype=str)"
             ) from error
-        kind = Path(path).suffix if Path(path).suffix in ARRAYS else ".npz"
+        kind = Path(path).suffix.lower() if Path(path).suffix.lower() in ARRAYS else ".npz"
         raise ValueError(f"{path} is not a readable {kind} file ({error}); it may be truncated") from error
 
 

@@ -120,16 +120,18 @@ def darker_images(images: Tensor, mean: Sequence[float], std: Sequence[float]) -
 
     Where those are bright, as of `dark_images`. Where they are dark themselves, such as cells that glow on a black
     ground: the images whose largest value in each channel is below ``mean + std`` of the training images, and `DARK`.
+    The first three channels count: a fourth may be the opacity.
 
     Args:
         images: ``(n, channels, height, width)`` with values in 0 to 255.
         mean: Of the training images' values divided by 255, one for each channel or for all.
         std: The same.
     """
+    colors, mean, std = images[:, :3], mean[:3], std[:3]
     if 255 * max(mean) >= 2 * DARK:
-        return dark_images(images[:, :3])
+        return dark_images(colors)
     limits = (255 * (torch.tensor(mean) + torch.tensor(std))).clamp(max=DARK)
-    largest = images.amax((2, 3)).double().cpu()
+    largest = colors.amax((2, 3)).double().cpu()
     return (largest < limits).all(1) & (largest > 0).any(1)
 
 
@@ -274,7 +276,7 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
-        arrays = Path(path).suffix in (".npz", ".npy", ".h5", ".hdf5")
+        arrays = Path(path).suffix.lower() in (".npz", ".npy", ".h5", ".hdf5")
         way = "; eqzoo predict and evaluate read .npz files, and in Python a network takes arrays as tensors" * arrays
         raise ValueError(f"{path} is not an image that Pillow can read: {said}{way}") from error
 

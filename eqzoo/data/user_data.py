@@ -25,7 +25,7 @@ from .splits import AnySplit, Split, Streamed, check, check_files, check_types, 
 
 __all__ = [
     "FOLDERS",
-    "colors_mixed",
+    "color_mixture",
     "files_left_out",
     "folders_in_classes",
     "labeled_images",
@@ -190,7 +190,7 @@ def folders_in_classes(data: object) -> list[str]:
     return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
-def colors_mixed(data: object) -> list[str]:
+def color_mixture(data: object) -> list[str]:
     """A line where some images of a folder are in color and others gray, see `mixed_colors`; none for other data."""
     return mixed_colors(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 

@@ -27,7 +27,7 @@ __all__ = [
     "advice_on_time",
     "chosen",
     "cut_off",
-    "darker",
+    "darker_note",
     "duplicates",
     "other_side",
     "summary",
@@ -42,8 +42,8 @@ TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 TOO_DARK = (
-    "darker than what the network was trained on; if they are 12-bit numbers in files of 16 bits, stretch them by the "
-    "factor that the training images were stretched by"
+    f"much darker than what the network was trained on, nearly all pixels below {DARK} of 255: if the numbers have 12 "
+    "bits in files of 16, or another scale, stretch them by the factor that the training images were stretched by"
 )
 _BATCH = 256
 _SOME = 0.01  # of the images
@@ -259,7 +259,7 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
         )
 
 
-def darker(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
+def darker_note(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
     """A line where images in memory are much darker than those of this mean and deviation, 0 to 1.
 
     See `eqzoo.data.images.darker_images`.
@@ -267,7 +267,7 @@ def darker(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Ite
     if isinstance(images, Split):
         parts = [darker_images(part, mean, std) for part in images.images.split(_BATCH)]
         if (count := int(torch.cat(parts).sum())) >= max(1, _SOME * len(images)):
-            yield f"{count:,} of the {len(images):,} images: {TOO_DARK}"
+            yield f"{count:,} of the {len(images):,} images {'is' if count == 1 else 'are'} {TOO_DARK}"
 
 
 def _dark(train: AnySplit) -> Iterator[str]:

@@ -12,9 +12,10 @@ from torch import nn
 
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
-from ..export.onnx_network import OnnxNetwork, load_predictor
+from ..export.onnx_network import OnnxNetwork
+from ..export.predictor import load_predictor
 from ..models import EquivariantNet
-from .advice import cut_off, darker, other_side
+from .advice import cut_off, darker_note, other_side
 from .digests import image_codes
 from .metrics import STEPS, classifier_metrics
 from .predictions_file import each_prediction
@@ -28,7 +29,7 @@ _SECONDS = 120  # after which fewer are rotated
 
 
 def evaluate(
-    model: str | os.PathLike[str] | EquivariantNet,
+    model: str | os.PathLike[str] | EquivariantNet | OnnxNetwork,
     data: str | os.PathLike[str] | AnySplit,
     *,
     split: str | None = None,
@@ -92,10 +93,10 @@ def evaluate(
     if rotated is not None and rotated < 0:
         raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     if isinstance(model, nn.Module):
-        if not isinstance(model, EquivariantNet):
+        if not isinstance(model, EquivariantNet | OnnxNetwork):
             raise TypeError(
-                "model is a checkpoint by name, folder or file, or a network of this package itself, not a wrapper, "
-                f"got {type(model).__name__}"
+                "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, "
+                f"not a wrapper, got {type(model).__name__}"
             )
         if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
             raise ValueError(
@@ -121,9 +122,11 @@ def evaluate(
     images, notes = _relabeled(read, network, name, classes, source)
     if folder:
         notes += _trained_on(images, folder, name)
+    elif isinstance(network, OnnxNetwork):
+        notes.append(f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned")
     native = native_sides(data)
     notes += [*cut_off(native), *other_side(native[0] if native else None, trained), *files_left_out(data, part)]
-    notes += darker(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
+    notes += darker_note(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
     with evaluation_mode(network):
         most = _ROTATED if rotated is None else rotated
         limit = _SECONDS if rotated is None else None

@@ -18,7 +18,7 @@ from ..data import (
     Split,
     check,
     check_apart,
-    colors_mixed,
+    color_mixture,
     complete_splits,
     files_left_out,
     folders_in_classes,
@@ -192,7 +192,7 @@ def finetune(
         inner = folders_in_classes(data)
         chosen = {"sized": size is not None, "by_source": bool(sources)}
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **chosen)
-        mixed = colors_mixed(data) if channels is None else ()
+        mixed = color_mixture(data) if channels is None else ()
         advice += [*advice_on_time(minutes, speed, splits), *mixed, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):

@@ -343,7 +343,7 @@ class Recipe:
         if self.augment not in AUGMENTATIONS:
             near = get_close_matches(str(self.augment), AUGMENTATIONS, n=1)
             raise ValueError(
-                f"augment is one of {', '.join(AUGMENTATIONS)}, or for eqzoo finetune missing; got {self.augment!r}"
+                f"augment is one of {', '.join(AUGMENTATIONS)}, in eqzoo finetune also missing; got {self.augment!r}"
                 f"{', near it is ' * bool(near)}{''.join(near)}"
             )
         if self.optimizer not in list_optimizers():

@@ -112,29 +112,29 @@ class RunDirectory:
         if not self.recipe.exists():
             self._write(self.recipe, json_text(asdict(recipe)).encode())
             return
-        there = Recipe.read(self.recipe)  # missing keys have their defaults
-        if recipe.continues(there):
-            rows, why = self.rows(), None
-            last = rows[-1]["epoch"] if rows else 0
-            if rows and patience_is_over(there, best_row(rows)["epoch"], last):
-                why = f"was ended by patience={there.patience}, after epoch {last}, and so would be a longer one"
-            elif self.has_ended() and not self.state.exists():
-                why = f"cannot go on after epoch {last} without {self.state}, which is missing"
-            if why:
-                raise ValueError(
-                    f"the run in {self.path} {why}: start a new run in another folder, from its weights by "
-                    f"start=run:{self.path}, or by eqzoo finetune {self.path} if it was a fine-tuning"
-                )
+        self.check(recipe)
+        if recipe.continues(Recipe.read(self.recipe)):
             self._longer = recipe
-            return
-        check_same(recipe, there, self.path)
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ValueError if the folder holds a run of another recipe that this one does not continue."""
-        if self.recipe.exists():
-            there = Recipe.read(self.recipe)
-            if not recipe.continues(there):
-                check_same(recipe, there, self.path)
+        """Raises ValueError if the folder holds a run of another recipe, and this one cannot continue that run."""
+        if not self.recipe.exists():
+            return
+        there = Recipe.read(self.recipe)  # missing keys have their defaults
+        if not recipe.continues(there):
+            check_same(recipe, there, self.path)
+            return
+        rows, why = self.rows(), None
+        last = rows[-1]["epoch"] if rows else 0
+        if rows and patience_is_over(there, best_row(rows)["epoch"], last):
+            why = f"was ended by patience={there.patience}, after epoch {last}, and so would be a longer one"
+        elif self.has_ended() and not self.state.exists():
+            why = f"cannot go on after epoch {last} without {self.state}, which is missing"
+        if why:
+            raise ValueError(
+                f"the run in {self.path} {why}: start a new run in another folder, from its weights by "
+                f"start=run:{self.path}, or by eqzoo finetune {self.path} if it was a fine-tuning"
+            )
 
     def release(self) -> None:
         """Removes recipe.json if no epoch was finished, so that the folder is free for another recipe."""

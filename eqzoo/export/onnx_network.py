@@ -1,8 +1,7 @@
-"""Networks to predict with: checkpoints, and the ONNX files that this package writes."""
+"""Networks in the ONNX files that this package writes."""
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Group
-from ..models import EquivariantNet
-from ..models.loading import load_network
 from .onnx_file import OnnxFile
 
-__all__ = ["OnnxNetwork", "Predictor", "load_predictor"]
+__all__ = ["OnnxNetwork"]
 
 _NEEDED = ("classes", "group", "input_size", "mean", "std")
 
@@ -47,67 +44,27 @@ class OnnxNetwork(nn.Module):
             )
         try:
             classes, size, mean, std = (json.loads(found[key]) for key in ("classes", "input_size", "mean", "std"))
+            channels, height, width = map(int, size)
+            mean, std, labels = tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes))
+            if isinstance(classes, str) or not {len(mean), len(std)} <= {1, channels}:
+                raise ValueError(
+                    f"classes {classes!r}, and means and deviations {mean} and {std} of {channels} channels"
+                )
             self.group = Group.from_name(found["group"])
-            self.input_size: tuple[int, int, int] = (int(size[0]), int(size[1]), int(size[2]))
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError) as error:
             raise ValueError(f"the metadata of {path} are damaged: {error}; export the network again") from error
-        self.in_chans, self.num_classes = self.input_size[0], len(classes)
+        self.input_size = (channels, height, width)
+        self.in_chans, self.num_classes = channels, len(labels)
         self.pretrained_cfg: dict[str, Any] = {
             "architecture": found.get("architecture") or Path(path).stem,
             "tag": found.get("tag", ""),
             "input_size": self.input_size,
-            "mean": tuple(mean),
-            "std": tuple(std),
+            "mean": mean,
+            "std": std,
             # Classes without names are numbered in the metadata.
-            "label_names": () if classes == [str(i) for i in range(len(classes))] else tuple(classes),
+            "label_names": () if labels == tuple(map(str, range(len(labels)))) else labels,
         }
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits of normalized images."""
         return self._file(x.detach().to("cpu", torch.float32))
-
-
-@dataclass(frozen=True)
-class Predictor:
-    """A network that predicts, and where it comes from.
-
-    Args:
-        network: The network, in evaluation mode.
-        name: What the user called it.
-        title: The same; of a registered network its name with the tag of its weights.
-        folder: The folder of the checkpoint, if it has one.
-        image_side: The shorter side of the images that it was trained on, see
-            `eqzoo.models.resolve.ModelSource.image_side`.
-    """
-
-    network: EquivariantNet | OnnxNetwork
-    name: str
-    title: str
-    folder: Path | None = None
-    image_side: int | None = None
-
-
-def load_predictor(source: str | os.PathLike[str], device: str | None = None) -> Predictor:
-    """Loads a network with its weights, or an ONNX file.
-
-    Args:
-        source: What `eqzoo.create_model` takes as a name, or the path of an .onnx file.
-        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one. ONNX files run on the CPU alone.
-
-    Raises:
-        ValueError: As `eqzoo.models.loading.load_network` and `OnnxNetwork`, or if an ONNX file is to run elsewhere.
-        FileNotFoundError: If a path is given at which there is nothing.
-        WeightsNotFoundError: If there are no weights.
-    """
-    text = os.fspath(source)
-    if Path(text).suffix == ".onnx":
-        if device not in (None, "cpu"):
-            raise ValueError(f"{text} is an ONNX file, which runs on the CPU; leave device={device!r} out")
-        return Predictor(OnnxNetwork(text).eval(), text, text)
-    loaded = load_network(text, pretrained=True)
-    cfg = loaded.network.pretrained_cfg
-    tagged = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    # What is no registered name goes by what the user called it: two runs on the same images have one tag.
-    title = loaded.name if loaded.source.config else tagged
-    network = loaded.network.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return Predictor(network, loaded.name, title, loaded.source.folder, loaded.source.image_side)

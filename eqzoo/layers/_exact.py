@@ -45,7 +45,7 @@ def check_size(
         x: The input, ``(..., height, width)``.
         span: The side of the window including its dilation, in pixels.
         stride: The step of the window, in pixels.
-        padding: The zeros added to each side, in pixels.
+        padding: The pixels added to each side.
         exact: Whether to check the condition; with False, only that the window fits into the image.
 
     Raises:
@@ -84,7 +84,7 @@ def with_size_check(plain: M, layer: nn.Module, group: Group, span: int, stride:
         group: The group under which the layer is equivariant.
         span: The side of the window including its dilation, in pixels.
         stride: The step of the window, in pixels.
-        padding: The zeros added to each side, in pixels.
+        padding: The pixels added to each side.
         exact: Whether sizes are checked.
     """
     if exact and stride > 1 and group.order > 1:

@@ -3,10 +3,11 @@
 from typing import Literal, get_args
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ._arguments import named
 from ._exact import SizeError
-from ._layout import from_planes, is_channels_last, to_planes
+from ._layout import from_planes, is_channels_last, to_planes, with_channels_last
 
 __all__ = ["PaddingMode", "check_window", "padded"]
 
@@ -24,11 +25,12 @@ def check_window(kernel_size: int, stride: int, padding: int, dilation: int, pad
         raise ValueError(f"padding_mode is one of {', '.join(get_args(PaddingMode))}, got {padding_mode!r}")
 
 
-def padded(x: Tensor, padding: int, mode: PaddingMode) -> Tensor:
+def padded(layer: nn.Module, x: Tensor, padding: int, mode: PaddingMode) -> Tensor:
     """An image or a field ``(..., height, width)`` with pixels of its own around it, which every symmetry moves along.
 
     Args:
-        x: The image or field, in any layout in memory, which stays.
+        layer: The layer, for the error.
+        x: The image or field, contiguous or with channels last, as the result is then.
         padding: The pixels at each side.
         mode: ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.functional.pad`.
 
@@ -38,10 +40,13 @@ def padded(x: Tensor, padding: int, mode: PaddingMode) -> Tensor:
     most = {"reflect": min(x.shape[-2:]) - 1, "circular": min(x.shape[-2:])}.get(mode, padding)
     if padding > most:
         raise SizeError(
-            f"padding_mode={mode!r} pads an image of {x.shape[-2]} x {x.shape[-1]} by at most {most} pixels, and "
-            f"padding is {padding}"
+            f"{named(layer)}, with padding_mode={mode!r}, pads an image of {x.shape[-2]} x {x.shape[-1]} by at most "
+            f"{most} pixels, and padding is {padding}"
         )
     if not padding:
         return x
+    last = is_channels_last(x)
     planes = F.pad(to_planes(x), (padding,) * 4, mode)
-    return planes if x.ndim == 4 else from_planes(planes, x.shape[1], x.shape[2], is_channels_last(x))
+    if x.ndim == 4:
+        return with_channels_last(planes) if last else planes
+    return from_planes(planes, x.shape[1], x.shape[2], last)

@@ -53,9 +53,10 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         )
         check_window(kernel_size, stride, padding, dilation, padding_mode)
         if groups < 1 or in_channels % groups or out_channels % groups:
+            most = math.gcd(in_channels, out_channels)
+            works = ", ".join(str(number) for number in range(1, most + 1) if most % number == 0)
             raise ValueError(
-                f"groups divides the channels that come in and those that go out, {in_channels} and {out_channels}; "
-                f"got {groups}"
+                f"groups divides in_channels and out_channels, {in_channels} and {out_channels}: {works}; got {groups}"
             )
         self.group = group
         self.in_channels = in_channels
@@ -75,7 +76,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = input planes · k², as torch does."""
+        """Draws weight and bias uniformly from ``±1/√fan_in``, fan_in = input planes / groups · k², as torch does."""
         bound = 1 / math.sqrt(self.weight[0].numel())
         nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
@@ -103,7 +104,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         self._check(x)
         padding = self.padding
         if self.padding_mode != "zeros":
-            x, padding = padded(x, padding, self.padding_mode), 0
+            x, padding = padded(self, x, padding, self.padding_mode), 0
         if self.groups > 1:
             return self._grouped(x, padding)
         if self.in_field == "regular" and through_irreps(x, self.weight, self.group):
@@ -201,8 +202,9 @@ class LiftingConv2d(_OrbitConv2d):
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C / groups, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride
-            samples other pixels of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, ``groups`` does
+            not divide the channels, the input has another shape or too few pixels, or the stride samples other pixels
+            of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 10
@@ -245,8 +247,9 @@ class GroupConv2d(_OrbitConv2d):
         ``(C', C / groups · |H|, k, k)``, read as ``(C', C / groups, |H|, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, the input has another shape, or the stride
-            samples other pixels of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, ``groups`` does
+            not divide the channels, the input has another shape or too few pixels, or the stride samples other pixels
+            of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 11

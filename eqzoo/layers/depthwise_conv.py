@@ -104,7 +104,7 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
         check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
         padding = self.padding
         if self.padding_mode != "zeros":
-            x, padding = padded(x, padding, self.padding_mode), 0
+            x, padding = padded(self, x, padding, self.padding_mode), 0
         last = is_channels_last(x)
         filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]
         bias = None

@@ -315,7 +315,9 @@ class EquivariantNet(nn.Module):
             )
         places = [i % count for i in map(operator.index, asked)]
         if places != sorted(set(places)):
-            raise ValueError(f"features come in the order of the network, each once; got {indices!r}: sort the indices")
+            raise ValueError(
+                f"features come in the order of the network, each once: {sorted(set(places))}; got {indices!r}"
+            )
         return places
 
 

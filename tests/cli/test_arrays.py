@@ -36,7 +36,7 @@ def digits(tmp_path):
 
 def test_predict_gives_images_of_an_array_what_it_gives_their_files(capsys, digits):
     np.save(digits / "new.npy", np.load(digits / "new.npz")["x_test"])
-    *models, _ = ("--model", "p4_cnn", "z2_cnn", "--csv")
+    models = ("--model", "p4_cnn", "z2_cnn")
     code, expected, _ = run(capsys, "predict", digits / "files", *models, "--csv")
     assert code == 0
     values = [row[1:] for row in csv.reader(expected.splitlines())]
@@ -74,6 +74,7 @@ def test_predict_takes_images_of_five_channels(capsys, tmp_path):
         ({"a": np.zeros((2, 28, 28), np.uint8), "b": np.zeros(2)}, "has the arrays ['a', 'b']; that of the images is"),
         ({"x_test": np.zeros((2, 28, 28))}, "x_test: images are uint8, (n, height, width) or"),
         ({"x": np.zeros((2, 3, 28, 28), np.uint8)}, "channels come last"),
+        ({"x": np.zeros((28, 28, 3), np.uint8)}, "is one image in color, or images of 3 pixels in width; "),
         ({"x": np.zeros((0, 28, 28), np.uint8)}, "has no images, its array is (0, 1, 28, 28)"),
         ({}, "has the arrays []"),
     ],
@@ -95,7 +96,19 @@ def test_damaged_and_missing_arrays_are_errors(capsys, digits):
         assert message in err
 
 
+def test_arrays_of_other_channels_among_images_are_told_once(capsys, digits):
+    np.savez(digits / "color.npz", np.zeros((20, 28, 28, 3), np.uint8))
+    code, out, err = run(capsys, "predict", digits / "files", digits / "color.npz", "--model", "p4_cnn")
+    assert (code, len(out.splitlines())) == (2, 4)
+    assert "20 of 23 images cannot be read and have no prediction" in err
+    assert err.count("color.npz have 3 channels, and the network takes 1") == 1
+    (digits / "new.npz").rename(digits / "NEW.NPZ")
+    assert run(capsys, "predict", digits / "NEW.NPZ", "--model", "p4_cnn")[0] == 0
+
+
 def test_ranges_of_8_bits_come_from_arrays_and_from_the_files_that_can_be_read(capsys, digits):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     args = ("export", "p4_cnn", digits / "small.onnx", "--json", "--int8")
     code, out, err = run(capsys, *args, digits / "new.npz")
     assert (code, json.loads(out)["images"]) == (0, 3)
@@ -103,7 +116,7 @@ def test_ranges_of_8_bits_come_from_arrays_and_from_the_files_that_can_be_read(c
     (digits / "files" / "broken.png").write_text("no image")
     code, out, err = run(capsys, *args, digits / "files")
     assert (code, json.loads(out)["images"]) == (0, 3)
-    assert "1 of the images is unreadable and left out: " in err
+    assert "1 of 4 images is unreadable and left out: " in err
     assert "broken.png is not an image" in err
     code, _, err = run(capsys, *args, digits / "files" / "broken.png")
     assert code == 2

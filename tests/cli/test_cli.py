@@ -21,9 +21,10 @@ import eqzoo
 from eqzoo.cli import Answer
 from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
-from eqzoo.cli._images import copies_of
+from eqzoo.cli._images import NamedImage
 from eqzoo.cli._names import network_names
 from eqzoo.cli.arguments import COMMANDS
+from eqzoo.export.predictor import Predictor
 from eqzoo.models.loading import LoadedNetwork
 from eqzoo.models.papers import rows
 from eqzoo.models.resolve import resolve
@@ -383,12 +384,12 @@ def test_a_negative_answer_is_code_1_and_tracebacks_are_there_when_asked_for(cap
 
 
 def test_inverted_images_keep_their_opacity():
-    model = eqzoo.create_model("p4_cnn", in_chans=4)
     image = torch.zeros(4, 28, 28)
     image[3] = 255
-    cfg = model.pretrained_cfg
-    (x,) = copies_of(image, model, eqzoo.Z2, invert=True)
-    assert (x - (1 - cfg["mean"][0]) / cfg["std"][0]).abs().max() < 1e-6  # white, and opaque as before
+    assert NamedImage("a.png", lambda channels: image).read(4, invert=True).eq(255).all()  # white, opaque as before
+    of_array = NamedImage("a.npz[0]", lambda channels: image, opacity=False)  # a channel like others
+    assert of_array.read(4, invert=True).mean((1, 2)).tolist() == [255, 255, 255, 0]
+    assert of_array.read(4).mean((1, 2)).tolist() == [0, 0, 0, 255]
 
 
 def test_a_torch_program_has_no_opset(capsys, tmp_path):
@@ -478,12 +479,14 @@ def test_a_setting_in_two_ways_is_refused(capsys, tmp_path):
 
 
 def test_weights_that_are_not_finite_predict_and_attend_to_nothing(capsys, tmp_path, monkeypatch):
-    network = eqzoo.create_model("p4_alpha_rh_cnn")
+    network = eqzoo.create_model("p4_alpha_rh_cnn").eval()
     network.stem.conv.attention.spatial.data[:] = math.nan
-    loaded = LoadedNetwork(network.eval(), resolve("p4_alpha_rh_cnn"), trained=True)
-    for name in ("predict", "attention"):
+    for name, loader, found in (
+        ("predict", "load_predictor", Predictor(network, "p4_alpha_rh_cnn", "p4_alpha_rh_cnn")),
+        ("attention", "load_network", LoadedNetwork(network, resolve("p4_alpha_rh_cnn"), trained=True)),
+    ):
         module = importlib.import_module(f"eqzoo.cli.{name}")
-        monkeypatch.setattr(module, "load_network", lambda *_, **__: loaded)
+        monkeypatch.setattr(module, loader, lambda *_, found=found, **__: found)
     for args in (("predict", IMAGE), ("attention", "p4_alpha_rh_cnn", IMAGE, tmp_path / "out.png")):
         code, out, err = run(capsys, *args)
         assert (code, out) == (2, "")
@@ -616,10 +619,10 @@ def test_predict_tells_of_images_darker_than_those_of_the_training(capsys, tmp_p
     tile.save(tmp_path / "tile.png")
     args = ("predict", tmp_path, "--model", "z2_resnet29.eurosat")
     _, _, err = run(capsys, *args)
-    assert err.startswith(f"eqzoo: 1 of 3 images ({tmp_path / 'dark.png'}): darker than what the network was trained")
+    assert err.startswith(f"eqzoo: 1 of 3 images ({tmp_path / 'dark.png'}) is much darker than what the network was")
     assert run(capsys, *args, "--invert")[2] == ""
     _, _, err = run(capsys, "predict", tmp_path / "dark.png", *args[2:])
-    assert err.startswith(f"eqzoo: {tmp_path / 'dark.png'}: darker than what the network was trained on; if they")
+    assert err.startswith(f"eqzoo: {tmp_path / 'dark.png'} is much darker than what the network was trained on, nearly")
     # Digits are dark in the mean, and bright somewhere.
     assert "darker than what" in run(capsys, "predict", tmp_path / "dark.png", "--model", "p4_cnn")[2]
     assert run(capsys, "predict", IMAGE, "--model", "p4_cnn")[2] == ""
@@ -633,7 +636,10 @@ def test_predict_without_a_readable_file_is_an_error(capsys, digits_folder):
     (digits_folder / "x" / "d.png").write_text("no image")
     for args, message in (
         ((digits_folder / "x",), "d.png is not an image"),
-        ((digits_folder / "none.png", digits_folder / "nor.png"), "2 of 2 files cannot be read and have no prediction"),
+        (
+            (digits_folder / "none.png", digits_folder / "nor.png"),
+            "2 of 2 images cannot be read and have no",
+        ),
         ((digits_folder / "empty",), "no image in the folder"),
     ):
         code, out, err = run(capsys, "predict", *args)
@@ -650,7 +656,7 @@ def test_predict_names_the_files_that_it_cannot_read_and_predicts_the_others(cap
     args = ("predict", digits_folder, missing, missing, "--model", "p4_cnn", "z2_cnn")
     code, out, err = run(capsys, *args, "--csv")
     assert (code, out) == (2, expected)
-    assert "2 of 5 files cannot be read and have no prediction; remove or replace them: " in err
+    assert "2 of 5 images cannot be read and have no prediction; remove or replace them: " in err
     assert "aa.png is not an image" in err
     assert "no image at" in err
     assert err.count("\n") == 1

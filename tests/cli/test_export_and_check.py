@@ -15,10 +15,9 @@ from eqzoo.cli import export
 from eqzoo.cli import main as command_line
 from eqzoo.cli._images import NamedImage
 from eqzoo.cli.predict import _predict
+from eqzoo.export.predictor import Predictor
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
-from eqzoo.models.loading import LoadedNetwork
-from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
 
 
@@ -95,14 +94,15 @@ def test_many_images_are_drawn_evenly(monkeypatch):
         return NamedImage(str(i), lambda channels: read.append(i) or torch.zeros(channels, 28, 28))
 
     monkeypatch.setattr(export, "named_images", lambda images: [image(i) for i in range(300)])
-    assert export._read(eqzoo.create_model("p4_cnn"), ["folder"], None).shape == (100, 1, 28, 28)
-    assert read == list(range(0, 300, 3))
+    assert export._read(eqzoo.create_model("p4_cnn"), ["folder"], None).shape == (128, 1, 28, 28)
+    assert read == [i * 300 // 128 for i in range(128)]
+    assert len(set(read)) == 128
 
 
 def test_a_network_without_a_classifier_predicts_nothing():
     model = eqzoo.create_model("p4_cnn", num_classes=0).eval()
     with pytest.raises(ValueError, match="p4_cnn has no classifier here"):
-        _predict(LoadedNetwork(model, resolve("p4_cnn"), trained=False), torch.zeros(1, 1, 28, 28))
+        _predict(Predictor(model, "p4_cnn", "p4_cnn"), torch.zeros(1, 1, 28, 28))
 
 
 def test_files_of_images_that_are_not_square_are_checked_without_rotations_by_90(tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.cli import main as command_line
+from eqzoo.data.images import darker_images
 from eqzoo.export.onnx_network import OnnxNetwork
 from tests.conftest import ROOT
 
@@ -25,6 +26,8 @@ def run(capsys, *args):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A file of a trained network, one of 8-bit numbers, and digits with labels."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     folder = tmp_path_factory.mktemp("onnx")
     model = eqzoo.create_model("p4_cnn", pretrained=True)
     seven = np.asarray(Image.open(IMAGE).convert("L").resize((28, 28)))
@@ -62,11 +65,15 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
         assert found["same_class_at_all_quarter_rotations"] == 100
         assert [row["name"] for row in found["classes"]] == [row["name"] for row in expected["classes"]]
         assert found["network"] == str(exported / name)
-    assert eqzoo.evaluate(exported / "net.onnx", exported / "digits.npz", rotated=0)["images"] == 4
+        assert any("does not tell which images it was trained on" in note for note in found["notes"])
+    found = eqzoo.evaluate(exported / "net.onnx", exported / "digits.npz", rotated=0)
+    again = eqzoo.evaluate(OnnxNetwork(exported / "net.onnx"), exported / "digits.npz", rotated=0)
+    assert (again["accuracy"], again["images"]) == (found["accuracy"], 4)
 
 
 def test_what_a_file_cannot_do_is_an_error(capsys, exported, tmp_path):
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     code, _, err = run(capsys, "evaluate", exported / "none.onnx", exported / "digits.npz")
     assert (code, err.count("\n")) == (2, 1)
     assert "no file at" in err
@@ -80,10 +87,12 @@ def test_what_a_file_cannot_do_is_an_error(capsys, exported, tmp_path):
         code, _, err = run(capsys, "predict", IMAGE, "--model", tmp_path / "other.onnx")
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
-    next(entry for entry in file.metadata_props if entry.key == "mean").value = "[0.1"
-    onnx.save(file, tmp_path / "other.onnx")
-    with pytest.raises(ValueError, match=r"metadata of .*other\.onnx are damaged: "):
-        OnnxNetwork(tmp_path / "other.onnx")
+    for key, wrong in (("mean", "[0.1"), ("mean", "0.1"), ("std", "[1.0, 1.0]"), ("classes", "3"), ("group", "p5x")):
+        other = onnx.ModelProto.FromString(file.SerializeToString())
+        next(entry for entry in other.metadata_props if entry.key == key).value = wrong
+        onnx.save(other, tmp_path / "other.onnx")
+        with pytest.raises(ValueError, match=r"metadata of .*other\.onnx are damaged: "):
+            OnnxNetwork(tmp_path / "other.onnx")
     (tmp_path / "text.onnx").write_text("no network")
     assert "not an ONNX file that" in run(capsys, "predict", IMAGE, "--model", tmp_path / "text.onnx")[2]
     for command in (["info"], ["export"]):
@@ -103,14 +112,29 @@ def test_a_gpu_that_is_missing_is_told(capsys, exported, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     code, _, err = run(capsys, "predict", IMAGE, "--model", exported / "net.onnx", "--device", "cuda")
     assert code == 2
-    assert "is an ONNX file, which runs on the CPU" in err
+    assert "is an ONNX file, which runs on the CPU, and the device is 'cuda'" in err
 
 
 def test_images_much_darker_than_dark_training_images_are_told(capsys, exported, tmp_path):
     """Digits are dark in the mean; a sixteenth of them, as 12-bit numbers in files of 16 bits, is brighter nowhere."""
     arrays = dict(np.load(exported / "digits.npz"))
     np.savez(tmp_path / "dim.npz", x_test=arrays["x_test"] // 16, y_test=arrays["y_test"])
-    said = "darker than what the network was trained on; if they are 12-bit numbers"
+    said = "much darker than what the network was trained on, nearly all pixels below 32 of 255"
     for data, told in ((tmp_path / "dim.npz", True), (exported / "digits.npz", False)):
         assert (said in run(capsys, "predict", data, "--model", "p4_cnn")[2]) == told
-        assert (f"4 of the 4 images: {said}" in run(capsys, "evaluate", "p4_cnn", data)[1]) == told
+        assert (f"4 of the 4 images are {said}" in run(capsys, "evaluate", "p4_cnn", data)[1]) == told
+
+
+def test_darkness_counts_in_all_colors_and_in_them_alone():
+    dim = torch.full((1, 4, 6, 6), 15.0)
+    dim[:, 3] = 255  # opaque
+    cells, opaque = (0.05, 0.05, 0.05), (1.0,)
+    assert darker_images(dim, cells + opaque, (0.1, 0.1, 0.1, 0.01)).all()
+    glowing = dim.clone()
+    glowing[:, 1, 2, 2] = 200
+    assert not darker_images(glowing, cells + opaque, (0.1, 0.1, 0.1, 0.01)).any()
+    assert not darker_images(glowing[:, :3], (0.05,), (0.1,)).any()
+    assert darker_images(dim[:, :3], (0.05,), (0.1,)).all()
+    assert not darker_images(dim * 0, cells + opaque, (0.1, 0.1, 0.1, 0.01)).any()  # black
+    bright = torch.full((1, 3, 6, 6), 15.0)
+    assert darker_images(bright, (0.5, 0.1, 0.1), (0.2, 0.2, 0.2)).all()

@@ -27,7 +27,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
     Streamed,
-    colors_mixed,
+    color_mixture,
     complete_splits,
     load_image,
     normalize,
@@ -375,16 +375,18 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
 def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
     images = save_shapes(tmp_path / "images", (6, 6, 6))
     first, second = (images / "bar" / f"0{i}.png" for i in (0, 1))
-    assert colors_mixed(images) == []
+    assert color_mixture(images) == []
     Image.open(first).convert("RGB").save(first)
-    assert colors_mixed(images)[0].startswith(
+    assert color_mixture(images)[0].startswith(
         "1 of the 18 images is in color (bar/00.png) and the others gray: all are"
     )
     Image.open(second).convert("RGB").save(second)
-    assert colors_mixed(images)[0].startswith("2 of the 18 images are in color (bar/00.png, ...) and the others gray: ")
+    assert color_mixture(images)[0].startswith(
+        "2 of the 18 images are in color (bar/00.png, ...) and the others gray: "
+    )
     for file in images.glob("*/*"):
         Image.open(file).convert("L" if file == first else "RGB").save(file)
-    assert colors_mixed(images)[0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
+    assert color_mixture(images)[0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
     args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
     assert "1 of the 18 images is gray" in run(capsys, *args)[2]
     args[4] = tmp_path / "gray"

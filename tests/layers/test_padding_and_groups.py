@@ -88,6 +88,7 @@ def test_layers_are_equivariant_and_stay_so_as_plain_convolutions(group, mode, l
         DepthwiseGroupConv2d(group, 4, 3, padding=2, dilation=2, padding_mode=mode),
     ):
         x = field(group, 4, 9, 11, last=last)
+        assert (layer(x).stride(1) == 1) == last  # the layout stays
         assert equivariance_error(layer, x) < 1e-14
         plain = layer.fuse()(x.flatten(1, 2))
         torch.testing.assert_close(plain, layer(x).flatten(1, 2), rtol=0, atol=1e-13)
@@ -95,6 +96,14 @@ def test_layers_are_equivariant_and_stay_so_as_plain_convolutions(group, mode, l
             for net in (layer, layer.fuse()):
                 with pytest.raises(ValueError, match="would break"):
                     net(x[..., :8, :8] if net is layer else x[..., :8, :8].flatten(1, 2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_images_keep_their_layout_too(mode):
+    x = torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
+    layer = LiftingConv2d(P4, 3, 4, 3, padding=1, padding_mode=mode)
+    assert layer(x).stride(1) == 1
+    torch.testing.assert_close(layer(x), layer(x.contiguous()), rtol=0, atol=1e-13)
 
 
 def test_a_wrong_part_of_the_fields_breaks_equivariance():
@@ -111,8 +120,14 @@ def test_a_wrong_part_of_the_fields_breaks_equivariance():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GroupConv2d(P4, 4, 6, 3, groups=4), "groups divides the channels .*, 4 and 6; got 4"),
-        (lambda: GroupConv2d(P4, 4, 4, 3, groups=0), "groups divides the channels .*; got 0"),
+        (
+            lambda: GroupConv2d(P4, 4, 6, 3, groups=4),
+            "groups divides in_channels and .*, 4 and 6: 1, 2; got 4",
+        ),
+        (
+            lambda: GroupConv2d(P4, 4, 4, 3, groups=0),
+            "groups divides in_channels and .*, 4 and 4: 1, 2, 4; got 0",
+        ),
         (
             lambda: GroupConv2d(P4, 4, 4, 3, padding_mode="mirror"),
             "one of zeros, reflect, replicate, circular, got 'mi",
@@ -121,7 +136,7 @@ def test_a_wrong_part_of_the_fields_breaks_equivariance():
         (lambda: DepthwiseGroupConv2d(P4, 4, 3, stride=0), "stride and dilation of at least 1"),
         (
             lambda: GroupConv2d(P4, 1, 1, 3, padding=3, padding_mode="reflect")(torch.zeros(1, 1, 4, 3, 4)),
-            "pads an image of 3 x 4 by at most 2 pixels, and padding is 3",
+            "GroupConv2d.*, with padding_mode='reflect', pads an image of 3 x 4 by at most 2 pixels, and padding is 3",
         ),
         (
             lambda: DepthwiseGroupConv2d(P4, 1, 3, padding=4, padding_mode="circular")(torch.zeros(1, 1, 4, 3, 4)),
