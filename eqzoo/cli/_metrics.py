@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows"]
+__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows", "parse_thresholds", "threshold_rows"]
 
 FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
 _WIDTH = 80  # of a terminal, in characters
@@ -53,3 +53,33 @@ def confusion_rows(found: Mapping[str, Any]) -> list[list[str]]:
         heading, rows = [str(i) for i in range(len(names))], [f"{i} {name}" for i, name in enumerate(names)]
     counts = [[name, *map(str, row)] for name, row in zip(rows, found["confusion"], strict=True) if sum(row)]
     return [["true \\ predicted", *heading], *counts]
+
+
+def threshold_rows(thresholds: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A heading and, for each class with a threshold, how it is told from all others."""
+    rows = [["found where the probability is at least", "", "recall", "specificity", "precision", "found"]]
+    for row in thresholds:
+        scores = ["" if row[key] is None else f"{row[key]:.2f} %" for key in ("recall", "specificity", "precision")]
+        rows.append([row["name"], f"{row['threshold']:g}", *scores, f"{row['found']:,}"])
+    return rows
+
+
+def parse_thresholds(items: Sequence[str]) -> dict[str, float]:
+    """The thresholds of classes in ``CLASS=PROBABILITY`` each.
+
+    Raises:
+        ValueError: If one has another form, or a class comes twice.
+    """
+    found: dict[str, float] = {}
+    for item in items:
+        name, _, value = item.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+        if not name or number is None:
+            raise ValueError(f"--threshold takes CLASS=PROBABILITY such as defect=0.2, got {item!r}")
+        if name in found:
+            raise ValueError(f"--threshold takes each class once, and {name!r} comes twice")
+        found[name] = number
+    return found

@@ -45,6 +45,14 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
+    sub.add_argument(
+        "--threshold",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CLASS=P",
+        help="predict this class wherever its probability is at least P, and nowhere else, such as defect=0.2",
+    )
     sub.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the networks run (default: cpu)")
 
 
@@ -173,6 +181,14 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         "--csv",
         action="store_true",
         help="print comma-separated values instead: a line for each image, with its class and all probabilities",
+    )
+    sub.add_argument(
+        "--threshold",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="CLASS=P",
+        help="print how this class is told from all others if it is found wherever its probability is at least P",
     )
     _reading(sub)
 

@@ -8,7 +8,7 @@ from ..engine.digests import SPLIT_NAMES
 from ..engine.evaluation import evaluate
 from ..engine.predictions_file import write_predictions
 from ._answer import Answer, table
-from ._metrics import class_rows, confusion_rows, metric_rows
+from ._metrics import class_rows, confusion_rows, metric_rows, parse_thresholds, threshold_rows
 
 __all__ = ["run"]
 
@@ -21,12 +21,15 @@ def run(args: argparse.Namespace) -> Answer:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     if args.csv and args.rotated:
         raise ValueError("--csv prints nothing about rotated images; leave --rotated out")
+    if args.csv and args.threshold:
+        raise ValueError("--csv prints all probabilities and the most probable class; leave --threshold out")
     data = evaluate(
         args.name,
         args.data,
         split=args.split,
         rotated=0 if args.csv else args.rotated,
         predictions=args.csv,
+        thresholds=parse_thresholds(args.threshold),
         data_dir=args.data_dir,
         download=args.download,
         device=args.device,
@@ -43,6 +46,8 @@ def run(args: argparse.Namespace) -> Answer:
         table([*rows, *metric_rows(data)], flexible={1}),
         table(class_rows(data["classes"]), right=range(1, 6)),
     ]
+    if thresholds := data.get("thresholds"):
+        parts.append(table(threshold_rows(thresholds), right=range(1, 6)))
     if confusion := confusion_rows(data):
         parts.append(table(confusion, right=range(1, len(confusion[0]))))
     return Answer("\n\n".join([*parts, *data["notes"]]), data)

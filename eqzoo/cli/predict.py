@@ -5,7 +5,8 @@ import csv
 import io
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from tqdm import tqdm
 from ..data.folder import SHOWN
 from ..engine.advice import TOO_DARK, other_side
 from ..engine.processor import check_device
+from ..engine.thresholds import check_thresholds, chosen_classes
 from ..export.predictor import Predictor, load_predictor
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
+from ._metrics import parse_thresholds
 
 __all__ = ["run"]
 
@@ -32,6 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     check_device(args.device)
+    thresholds = parse_thresholds(args.threshold)
     models = [load_predictor(name, args.device) for name in args.model or _MODELS]
     for model in models:
         if model.network.num_classes == 1:
@@ -41,19 +45,19 @@ def run(args: argparse.Namespace) -> Answer:
             )
     if of_copies:
         (image,) = named_images(args.images)
-        answer = _of_copies(image, models, args.invert)
+        answer = _of_copies(image, models, args.invert, thresholds)
     else:
-        answer = _of_many(named_images(args.images), models, args.invert, args.csv)
+        answer = _of_many(named_images(args.images), models, args.invert, thresholds, args.csv)
     if not args.model:
         print(f"eqzoo: without --model, {' and '.join(_MODELS)} take an image for a digit", file=sys.stderr)
     return answer
 
 
-def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool) -> Answer:
+def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thresholds: Mapping[str, float]) -> Answer:
     """A row for each copy of the image, a column for each network."""
     group = P4M if any(model.network.group.reflections for model in models) else P4
     read = {count: image.read(count, invert) for count in {model.network.in_chans for model in models}}
-    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group)) for m in models]
+    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group), thresholds) for m in models]
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
         _tell_of_dark([image.name for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
@@ -65,9 +69,15 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool) -> 
     return Answer(table(rows), data)
 
 
-def _of_many(images: Sequence[NamedImage], models: Sequence[Predictor], invert: bool, as_csv: bool) -> Answer:
+def _of_many(
+    images: Sequence[NamedImage],
+    models: Sequence[Predictor],
+    invert: bool,
+    thresholds: Mapping[str, float],
+    as_csv: bool,
+) -> Answer:
     """A row for each readable image; for each network a column with the class and one with its probability."""
-    columns, broken = _predict_many(models, images, invert)
+    columns, broken = _predict_many(models, images, invert, thresholds)
     names = [image.name for image in images if image.name not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
     for i, file in enumerate(names):
@@ -81,7 +91,7 @@ def _of_many(images: Sequence[NamedImage], models: Sequence[Predictor], invert: 
 
 
 def _predict_many(
-    models: Sequence[Predictor], images: Sequence[NamedImage], invert: bool
+    models: Sequence[Predictor], images: Sequence[NamedImage], invert: bool, thresholds: Mapping[str, float]
 ) -> tuple[list["_Prediction"], dict[str, str]]:
     """The predictions of networks in float32 for the readable images, and the errors of the others.
 
@@ -106,14 +116,14 @@ def _predict_many(
                 except (OSError, ValueError) as error:
                     broken[image.name] = str(error)
             for k, model in enumerate(models if views else ()):
-                parts[k].append(_predict(model, torch.cat([view[k] for view in views]).float()))
+                parts[k].append(_predict(model, torch.cat([view[k] for view in views]).float(), thresholds))
             bar.update(len(batch))
     if not parts[0]:
         raise ValueError(_unreadable(broken, len(images)))
     _tell_of_sides(sides, models)
     if not invert:
         _tell_of_dark(dark, len(images))
-    joined = [_Prediction(p[0].name, p[0].labels, torch.cat([part.probabilities for part in p])) for p in parts]
+    joined = [replace(p[0], probabilities=torch.cat([part.probabilities for part in p])) for p in parts]
     return joined, broken
 
 
@@ -170,11 +180,17 @@ class _Prediction:
     name: str
     labels: tuple[str, ...]
     probabilities: Tensor  # (elements or images, classes)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def chosen(self) -> Tensor:
+        """The class of each, see `eqzoo.engine.thresholds.chosen_classes`."""
+        return chosen_classes(self.probabilities, self.labels, self.thresholds)
 
     def answer(self, i: int) -> tuple[str, str]:
-        """The most probable class of an image, and its probability in percent."""
-        value, index = self.probabilities[i].max(0)
-        return self.labels[int(index)], f"{100 * value:.2f} %"
+        """The class of an image, and its probability in percent."""
+        index = int(self.chosen[i])
+        return self.labels[index], f"{100 * self.probabilities[i, index]:.2f} %"
 
     def text(self, g: int) -> str:
         label, percent = self.answer(g)
@@ -205,13 +221,13 @@ class _Prediction:
         return {
             "name": self.name,
             "label": self.answer(i)[0],
-            "probability": max(values),
+            "probability": values[int(self.chosen[i])],
             "probabilities": dict(zip(self.labels, values, strict=True)),
         }
 
 
 @torch.no_grad()
-def _predict(loaded: Predictor, x: Tensor) -> _Prediction:
+def _predict(loaded: Predictor, x: Tensor, thresholds: Mapping[str, float]) -> _Prediction:
     model = loaded.network
     cfg = model.pretrained_cfg
     if not model.num_classes:
@@ -219,8 +235,9 @@ def _predict(loaded: Predictor, x: Tensor) -> _Prediction:
             f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
         )
     labels, name = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes)), loaded.title
+    check_thresholds(thresholds, labels, name)
     device = next((weight.device for weight in model.parameters()), x.device)
     probabilities = model.to(x.dtype)(x.to(device)).cpu().double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
-    return _Prediction(name, tuple(labels), probabilities)
+    return _Prediction(name, tuple(labels), probabilities, thresholds)

@@ -21,6 +21,7 @@ from .metrics import STEPS, classifier_metrics
 from .predictions_file import each_prediction
 from .processor import check_device
 from .run_directory import RunDirectory
+from .thresholds import check_thresholds, threshold_scores
 
 __all__ = ["evaluate"]
 
@@ -35,6 +36,7 @@ def evaluate(
     split: str | None = None,
     rotated: int | None = None,
     predictions: bool = False,
+    thresholds: Mapping[str, float] | None = None,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -56,6 +58,8 @@ def evaluate(
             rotations and 24 for the curve; 0 for none, which leaves their metrics out. None for 200, or fewer and
             fewer angles if the evaluation would take more than about two minutes.
         predictions: Whether the prediction for each image is returned as well.
+        thresholds: Probabilities of classes above 0 and below 1, to measure how each of these is told from all others
+            where an image is said to be of it if its probability reaches that.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one. ONNX files run on the CPU.
@@ -70,7 +74,9 @@ def evaluate(
         ``rotated_images``; ``rotation_curve``, the ``accuracy`` at ``angles`` in degrees; and ``network``, ``data``,
         ``split``, the number of ``images`` and ``notes``, a list of sentences. If asked for, also ``predictions``, a
         list of the ``file`` of each image, below the folder, or its number where images have no files, its ``class``,
-        the ``prediction`` and the ``probabilities`` of the classes.
+        the ``prediction`` and the ``probabilities`` of the classes; and ``thresholds``, a list of the ``name``,
+        ``threshold``, ``recall`` (sensitivity), ``specificity`` and ``precision`` in percent, and the number of images
+        ``found``, of each class that has one. All other metrics are those of the most probable class.
 
     Raises:
         ValueError: If an argument is invalid, the network has no classifier or takes images that are not square, or the
@@ -114,6 +120,7 @@ def evaluate(
         loaded = load_predictor(model, device)
         network, name, folder, trained = loaded.network, loaded.name, loaded.folder, loaded.image_side
     classes = _classes(network, name)
+    check_thresholds(thresholds or {}, classes, name)
     channels, height, width = network.input_size
     if height != width:
         raise ValueError(f"{name} takes images of {height} x {width} pixels, and images are read as squares")
@@ -135,6 +142,8 @@ def evaluate(
         )
     if rotated is None:
         notes += _shortened(found, min(most, len(images)))
+    if thresholds:
+        found["thresholds"] = threshold_scores(logits.double().softmax(1), images.labels.cpu(), classes, thresholds)
     if predictions:
         found["predictions"] = list(each_prediction(images, logits, classes))
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found

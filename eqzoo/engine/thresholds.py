@@ -1,0 +1,82 @@
+"""Thresholds of probabilities, for classes that must not be missed or must not be found wrongly."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .metrics import DIGITS
+
+__all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
+
+
+def check_thresholds(thresholds: Mapping[str, float], classes: Sequence[str], network: str) -> None:
+    """Raises ValueError unless thresholds are of classes of a network, and between 0 and 1."""
+    for name, value in thresholds.items():
+        if name not in classes:
+            shown = f"{', '.join(map(repr, classes[:12]))}{', ...' * (len(classes) > 12)}"
+            raise ValueError(f"a threshold is given for {name!r}, and the classes of {network} are {shown}")
+        if not 0 < value < 1:
+            raise ValueError(f"a threshold is a probability above 0 and below 1, got {value} of {name!r}")
+
+
+def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Mapping[str, float]) -> Tensor:
+    """The class of each image, ``(n,)``.
+
+    A class with a threshold is chosen where its probability reaches it, of several such the most probable one;
+    elsewhere the most probable class without one. Without thresholds it is the most probable class.
+
+    Args:
+        probabilities: ``(n, classes)``.
+        classes: The names of the classes.
+        thresholds: The thresholds of some of them.
+
+    Raises:
+        ValueError: If all classes have one, so that an image may be of none.
+
+    Example:
+        >>> p = torch.tensor([[0.7, 0.3], [0.9, 0.1]])
+        >>> chosen_classes(p, ("fine", "defect"), {"defect": 0.2})
+        tensor([1, 0])
+    """
+    with_one = torch.tensor([name in thresholds for name in classes])
+    if with_one.all():
+        raise ValueError(
+            "all classes have a threshold, so an image that reaches none would be of no class; leave one out"
+        )
+    limits = torch.tensor([thresholds.get(name, 0.0) for name in classes], dtype=probabilities.dtype)
+    reached = (probabilities >= limits) & with_one
+    allowed = torch.where(reached.any(1, keepdim=True), reached, ~with_one)
+    return probabilities.masked_fill(~allowed, -1).argmax(1)
+
+
+def threshold_scores(
+    probabilities: Tensor, labels: Tensor, classes: Sequence[str], thresholds: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """How a class is told from all others where it is found by its threshold, for each threshold.
+
+    Returns:
+        For each its ``name`` and ``threshold``; the number of images that reach it, ``found``; and in percent
+        ``recall`` (sensitivity, of the images of the class those that are found), ``specificity`` (of the others those
+        that are not) and ``precision`` (of those found the images of the class); None where there are no such images.
+    """
+    rows = []
+    for name, threshold in thresholds.items():
+        label = classes.index(name)
+        found, actual = probabilities[:, label] >= threshold, labels == label
+        rows.append(
+            {
+                "name": name,
+                "threshold": threshold,
+                "found": int(found.sum()),
+                "recall": _share(found[actual]),
+                "specificity": _share(~found[~actual]),
+                "precision": _share(actual[found]),
+            }
+        )
+    return rows
+
+
+def _share(hits: Tensor) -> float | None:
+    return round(100 * hits.double().mean().item(), DIGITS) if len(hits) else None
