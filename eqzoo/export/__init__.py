@@ -1,6 +1,7 @@
 """Export to ONNX and torch programs, with each file checked against its network."""
 
 from .onnx_file import OnnxFile
+from .onnx_network import OnnxNetwork
 from .programs import ExportError, ExportReport, export_onnx, export_pt2, metadata, weights_sha256
 from .quantization import QuantizationReport, quantize_onnx
 
@@ -8,6 +9,7 @@ __all__ = [
     "ExportError",
     "ExportReport",
     "OnnxFile",
+    "OnnxNetwork",
     "QuantizationReport",
     "export_onnx",
     "export_pt2",
