@@ -92,7 +92,8 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         "--against",
         metavar="NAME",
         help="compare with a network of timm, such as resnet18, or of eqzoo, trained afterwards for the same time on "
-        "the same images, rotated at random; with a tag (resnet18.a1_in1k) from trained weights",
+        "the same images, augmented for the group of the first network; with a tag (resnet18.a1_in1k) from "
+        "trained weights",
     )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
     sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer)")
@@ -144,7 +145,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="other keys of a recipe, such as optimizer=adamw",
+        help="other keys of a recipe, such as optimizer=nmuon; eqzoo.engine.Recipe has all",
     )
     _reading(sub)
 

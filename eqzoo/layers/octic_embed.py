@@ -37,7 +37,7 @@ def unfold_quarters(quarters: Tensor) -> tuple[Tensor, Tensor]:
 def fold_quarters(ab: Tensor, e: Tensor) -> Tensor:
     """Quarters that `unfold_quarters` makes these squares of."""
     q = ab.shape[-1] // 2
-    # Of A1 to B2 the quarter of a square is the sum of w and its mirror image, so half of it unfolds to the same.
+    # Of A1 to B2 the quarter of a square is the sum of w and its reflection, so half of it unfolds to the same.
     return torch.cat([ab[..., :q, :q] / 2, e[0, ..., :q, :q]])
 
 
