@@ -334,7 +334,7 @@ def _create(
             "by embed_dim, depth and num_heads"
         )
     options["invariant"] = invariant
-    quarters = tuple(options["depth"] * i // 4 for i in range(1, 5))
+    quarters = tuple(sorted({options["depth"] * i // 4 for i in range(1, 5)}))  # fewer of less than four blocks
     defaults: dict[str, Any] = {"feature_indices": quarters, "pretrained_filter_fn": resize_positions}
     return build(OcticViT, variant, pretrained, **(defaults | options))
 

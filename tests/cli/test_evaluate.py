@@ -285,7 +285,7 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
         (Split(images.repeat(1, 3, 1, 1), labels), {}, "the images of the split have 3 channels, and the network"),
         (Split(images, labels), {"split": "test"}, "a split has no parts to choose from, got 'test'"),
         (digits, {"device": "cpu"}, r"move the network with model.to\('cpu'\)"),
-        (digits, {"device": "gpu"}, "device is 'cpu', or 'cuda' where there is a GPU, got 'gpu'"),
+        (digits, {"device": "gpu"}, "device is 'cpu' or 'cuda', got 'gpu'"),
         (digits, {"workers": -1}, "workers is a number of processes"),
     ):
         with pytest.raises(ValueError, match=said):

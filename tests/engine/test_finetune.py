@@ -817,7 +817,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment is one of": {"augment": "spin"},
         "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
-        "'cuda' where there is a GPU, got 'tpu'": {"device": "tpu"},
+        "device is 'cpu' or 'cuda', got 'tpu'": {"device": "tpu"},
         "is a file; name a new folder": {"output": tmp_path / "full" / "thesis.tex"},
     }
     (tmp_path / "labels.csv").write_text("file,label\n")

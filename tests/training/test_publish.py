@@ -470,7 +470,8 @@ def test_the_code_of_a_card_runs_for_networks_of_other_channels(tmp_path, cards,
     monkeypatch.chdir(tmp_path)
     exec(text.partition("```python\n")[2].partition("```")[0], {})
     assert "indices=tensor([" in capsys.readouterr().out
-    assert ("eqzoo predict" in text) == ("create_transform" in text) == (channels == 4)
+    assert ("eqzoo predict image.png" in text) == ("create_transform" in text) == (channels == 4)
+    assert ("eqzoo predict images.npz" in text) == (channels == 5)
 
 
 def test_the_curve_is_small_the_same_everywhere_and_readable():
