@@ -47,8 +47,7 @@ def _predict(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--threshold",
-        nargs="+",
-        action="extend",
+        action="append",
         default=[],
         metavar="CLASS=P",
         help="predict this class wherever its probability is at least P, and nowhere else, such as defect=0.2",
@@ -185,8 +184,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--threshold",
-        nargs="+",
-        action="extend",
+        action="append",
         default=[],
         metavar="CLASS=P",
         help="print how this class is told from all others if it is found wherever its probability is at least P",

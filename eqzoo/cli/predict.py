@@ -17,8 +17,10 @@ from ..data.folder import SHOWN
 from ..engine.advice import TOO_DARK, other_side
 from ..engine.processor import check_device
 from ..engine.thresholds import check_thresholds, chosen_classes
+from ..export.onnx_network import OnnxNetwork
 from ..export.predictor import Predictor, load_predictor
 from ..groups import P4, P4M, Z2, Group
+from ..models import EquivariantNet
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
 from ._metrics import parse_thresholds
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace) -> Answer:
                 f"{model.name} has a single output, a number and not a class, and eqzoo predict prints classes; in "
                 "Python model(images) gives the numbers"
             )
+        check_thresholds(thresholds, _labels(model.network), model.title, choosing=True)
     if of_copies:
         (image,) = named_images(args.images)
         answer = _of_copies(image, models, args.invert, thresholds)
@@ -61,6 +64,7 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thr
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
         _tell_of_dark([image.name for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
+    _tell_of_thresholds(columns)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
         rows.append([group.describe(g), *(column.text(g) for column in columns)])
@@ -78,6 +82,7 @@ def _of_many(
 ) -> Answer:
     """A row for each readable image; for each network a column with the class and one with its probability."""
     columns, broken = _predict_many(models, images, invert, thresholds)
+    _tell_of_thresholds(columns)
     names = [image.name for image in images if image.name not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
     for i, file in enumerate(names):
@@ -146,7 +151,7 @@ def _unreadable(broken: Mapping[str, str], count: int) -> str:
     errors = list(dict.fromkeys(broken.values()))  # one for all images of an array
     if len(broken) == count and len(errors) == 1:
         return errors[0]
-    more = f"; and {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
+    more = f"; and {len(errors) - SHOWN} other errors" * (len(errors) > SHOWN)
     have = "has" if len(broken) == 1 else "have"
     return (
         f"{len(broken)} of {count} images cannot be read and {have} no prediction; remove or replace them: "
@@ -234,10 +239,25 @@ def _predict(loaded: Predictor, x: Tensor, thresholds: Mapping[str, float]) -> _
         raise ValueError(
             f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
         )
-    labels, name = cfg.get("label_names") or tuple(str(i) for i in range(model.num_classes)), loaded.title
-    check_thresholds(thresholds, labels, name)
+    labels, name = _labels(model), loaded.title
     device = next((weight.device for weight in model.parameters()), x.device)
     probabilities = model.to(x.dtype)(x.to(device)).cpu().double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
-    return _Prediction(name, tuple(labels), probabilities, thresholds)
+    return _Prediction(name, labels, probabilities, thresholds)
+
+
+def _labels(network: EquivariantNet | OnnxNetwork) -> tuple[str, ...]:
+    """The names of the classes, numbers where they have none."""
+    return tuple(network.pretrained_cfg.get("label_names") or map(str, range(network.num_classes)))
+
+
+def _tell_of_thresholds(columns: Sequence[_Prediction]) -> None:
+    """A line for each network whose thresholds change a class."""
+    for column in columns:
+        if changed := int((column.chosen != column.probabilities.argmax(1)).sum()):
+            print(
+                f"eqzoo: {column.name}: thresholds give {changed} of {len(column.chosen)} another class than the most "
+                "probable one",
+                file=sys.stderr,
+            )

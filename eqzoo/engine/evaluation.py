@@ -49,7 +49,8 @@ def evaluate(
     command ``eqzoo evaluate`` prints.
 
     Args:
-        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers; or a network.
+        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit
+            numbers, or its `eqzoo.export.OnnxNetwork`; or a network.
             A network is evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
@@ -110,12 +111,17 @@ def evaluate(
                 f"{', '.join(sorted(missing))}"
             )
         if device is not None:
-            raise ValueError(
-                f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out"
+            way = (
+                "an ONNX file runs on the CPU"
+                if isinstance(model, OnnxNetwork)
+                else f"move the network with model.to({device!r})"
             )
+            raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
         network: EquivariantNet | OnnxNetwork = model
         folder, trained = None, None
         name = model.pretrained_cfg.get("architecture") or type(model).__name__
+        if isinstance(model, OnnxNetwork):
+            name = str(model.path)
     else:
         loaded = load_predictor(model, device)
         network, name, folder, trained = loaded.network, loaded.name, loaded.folder, loaded.image_side

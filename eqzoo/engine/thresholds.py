@@ -11,14 +11,18 @@ from .metrics import DIGITS
 __all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
 
 
-def check_thresholds(thresholds: Mapping[str, float], classes: Sequence[str], network: str) -> None:
-    """Raises ValueError unless thresholds are of classes of a network, and between 0 and 1."""
+def check_thresholds(
+    thresholds: Mapping[str, float], classes: Sequence[str], network: str, choosing: bool = False
+) -> None:
+    """Raises ValueError unless thresholds are of classes of a network, between 0 and 1, and to choose not of all."""
     for name, value in thresholds.items():
         if name not in classes:
             shown = f"{', '.join(map(repr, classes[:12]))}{', ...' * (len(classes) > 12)}"
             raise ValueError(f"a threshold is given for {name!r}, and the classes of {network} are {shown}")
         if not 0 < value < 1:
             raise ValueError(f"a threshold is a probability above 0 and below 1, got {value} of {name!r}")
+    if choosing and thresholds and len(thresholds) == len(classes):
+        raise ValueError("all classes have a threshold, so an image that reaches none has no class; leave one out")
 
 
 def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Mapping[str, float]) -> Tensor:
@@ -30,10 +34,7 @@ def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Ma
     Args:
         probabilities: ``(n, classes)``.
         classes: The names of the classes.
-        thresholds: The thresholds of some of them.
-
-    Raises:
-        ValueError: If all classes have one, so that an image may be of none.
+        thresholds: The thresholds of some of them, not of all.
 
     Example:
         >>> p = torch.tensor([[0.7, 0.3], [0.9, 0.1]])

@@ -1,7 +1,9 @@
 """Networks in the ONNX files that this package writes."""
 
 import json
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__()
-        self._file = OnnxFile(Path(path))
+        self.path = Path(path)
+        self._file = OnnxFile(self.path)
         found = self._file.metadata
         if missing := [key for key in _NEEDED if key not in found]:
             raise ValueError(
@@ -43,17 +46,14 @@ class OnnxNetwork(nn.Module):
                 "predicts with the ONNX files that eqzoo export writes"
             )
         try:
-            classes, size, mean, std = (json.loads(found[key]) for key in ("classes", "input_size", "mean", "std"))
-            channels, height, width = map(int, size)
-            mean, std, labels = tuple(map(float, mean)), tuple(map(float, std)), tuple(map(str, classes))
-            if isinstance(classes, str) or not {len(mean), len(std)} <= {1, channels}:
-                raise ValueError(
-                    f"classes {classes!r}, and means and deviations {mean} and {std} of {channels} channels"
-                )
+            channels, height, width, labels, mean, std = _read(found)
             self.group = Group.from_name(found["group"])
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"the metadata of {path} are damaged: {error}; export the network again") from error
-        self.input_size = (channels, height, width)
+        takes, size = self._file.input_shape, (channels, height, width)
+        if len(takes) != 4 or any(side not in (None, known) for side, known in zip(takes[1:], size, strict=True)):
+            raise ValueError(f"{path} takes {takes}, and its metadata say {size}; export the network again")
+        self.input_size = size
         self.in_chans, self.num_classes = channels, len(labels)
         self.pretrained_cfg: dict[str, Any] = {
             "architecture": found.get("architecture") or Path(path).stem,
@@ -68,3 +68,23 @@ class OnnxNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The logits of normalized images."""
         return self._file(x.detach().to("cpu", torch.float32))
+
+
+def _read(found: Mapping[str, str]) -> tuple[int, int, int, tuple[str, ...], tuple[float, ...], tuple[float, ...]]:
+    """Channels, height, width, classes, mean and standard deviation of metadata.
+
+    Raises:
+        ValueError: If they are not JSON, or of another kind.
+    """
+    size, classes, mean, std = (json.loads(found[key]) for key in ("input_size", "classes", "mean", "std"))
+    if not (isinstance(size, list) and len(size) == 3 and all(type(side) is int and side > 0 for side in size)):
+        raise ValueError(f"input_size is [channels, height, width], got {size!r}")
+    if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise ValueError(f"classes is a list of names, got {classes!r}")
+    if len({*classes}) < len(classes):
+        raise ValueError(f"classes have different names, got {classes!r}")
+    for name, values in (("mean", mean), ("std", std)):
+        numbers = isinstance(values, list) and all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+        if not numbers or len(values) not in (1, size[0]) or (name == "std" and min(values) <= 0):
+            raise ValueError(f"{name} has a number for each of {size[0]} channels, got {values!r}")
+    return size[0], size[1], size[2], tuple(classes), tuple(mean), tuple(std)

@@ -68,7 +68,7 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
         assert any("does not tell which images it was trained on" in note for note in found["notes"])
     found = eqzoo.evaluate(exported / "net.onnx", exported / "digits.npz", rotated=0)
     again = eqzoo.evaluate(OnnxNetwork(exported / "net.onnx"), exported / "digits.npz", rotated=0)
-    assert (again["accuracy"], again["images"]) == (found["accuracy"], 4)
+    assert (again["accuracy"], again["images"], again["network"]) == (found["accuracy"], 4, found["network"])
 
 
 def test_what_a_file_cannot_do_is_an_error(capsys, exported, tmp_path):
@@ -87,12 +87,22 @@ def test_what_a_file_cannot_do_is_an_error(capsys, exported, tmp_path):
         code, _, err = run(capsys, "predict", IMAGE, "--model", tmp_path / "other.onnx")
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
-    for key, wrong in (("mean", "[0.1"), ("mean", "0.1"), ("std", "[1.0, 1.0]"), ("classes", "3"), ("group", "p5x")):
+    for key, wrong in (
+        *(("mean", wrong) for wrong in ("[0.1", "0.1", "[NaN]", '"1"')),
+        *(("std", wrong) for wrong in ("[1.0, 1.0]", "[0]")),
+        *(("classes", wrong) for wrong in ("3", '["a", "a"]', '{"0": "a"}', "[1]")),
+        *(("input_size", wrong) for wrong in ("[Infinity, 28, 28]", "[1, 28.5, 28]", "[1, 0, 28]", '"123"')),
+        ("group", "p5x"),
+    ):
         other = onnx.ModelProto.FromString(file.SerializeToString())
         next(entry for entry in other.metadata_props if entry.key == key).value = wrong
         onnx.save(other, tmp_path / "other.onnx")
         with pytest.raises(ValueError, match=r"metadata of .*other\.onnx are damaged: "):
             OnnxNetwork(tmp_path / "other.onnx")
+    next(entry for entry in file.metadata_props if entry.key == "input_size").value = "[1, 30, 30]"
+    onnx.save(file, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match=r"takes \(None, 1, 28, 28\), and its metadata say \(1, 30, 30\)"):
+        OnnxNetwork(tmp_path / "other.onnx")
     (tmp_path / "text.onnx").write_text("no network")
     assert "not an ONNX file that" in run(capsys, "predict", IMAGE, "--model", tmp_path / "text.onnx")[2]
     for command in (["info"], ["export"]):

@@ -64,7 +64,9 @@ def test_predict_and_evaluate_use_them(capsys, digits):
     rows = list(csv.DictReader(run(capsys, *command)[1].splitlines()))
     first, second = (float(row["7"]) for row in rows)
     assert rows[0]["prediction"] == "7" != rows[1]["prediction"]
-    low = list(csv.DictReader(run(capsys, *command, "--threshold", f"7={second * 0.99}")[1].splitlines()))
+    _, out, err = run(capsys, *command, "--threshold", f"7={second * 0.99}")
+    assert err == "eqzoo: p4_cnn.rotmnist: thresholds give 1 of 2 another class than the most probable one\n"
+    low = list(csv.DictReader(out.splitlines()))
     assert [row["prediction"] for row in low] == ["7", "7"]
     assert [row["7"] for row in low] == [row["7"] for row in rows]
     high = json.loads(run(capsys, *command[:-1], "--json", "--threshold", f"7={first + (1 - first) / 2}")[1])
@@ -96,14 +98,14 @@ def test_predict_and_evaluate_use_them(capsys, digits):
 )
 def test_other_thresholds_are_errors(capsys, digits, given, message):
     for command in (["predict", digits, "--model", "p4_cnn"], ["evaluate", "p4_cnn", digits]):
-        code, out, err = run(capsys, *command, "--threshold", *given)
+        code, out, err = run(capsys, *command, *(word for item in given for word in ("--threshold", item)))
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
 
 
 def test_all_classes_with_thresholds_leave_none(capsys, digits):
-    every = [f"{i}=0.5" for i in range(10)]
-    assert "leave one out" in run(capsys, "predict", digits, "--model", "p4_cnn", "--threshold", *every)[2]
+    every = [f"--threshold={i}=0.5" for i in range(10)]
+    assert "leave one out" in run(capsys, "predict", digits, "--model", "p4_cnn", *every)[2]
     found = eqzoo.evaluate(
         eqzoo.create_model("p4_cnn", pretrained=True),
         Split(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.tensor([0])),

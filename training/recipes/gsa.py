@@ -30,10 +30,10 @@ _R4 = (
 )
 _R8 = (
     "Initialized with the weights of r4_gsanet_t.rotmnist, those of the recipe r4_gsanet_t.rotmnist_first (2.77 % test "
-    "error) and not its present ones; the embeddings of relative poses, the only weights that depend on the number of "
-    "rotations, are interpolated between the 90° rotations. Batch size and weight decay as in "
-    "the paper; 4 epochs (the paper: 300) with Muon with Nesterov momentum for matrices and AdamW for other "
-    "parameters, a cosine learning rate schedule from 5e-3 and 1.5e-3, half the initial rates of that recipe, no "
+    "error) and not its present ones, from which the command starts; the embeddings of relative poses, the only "
+    "weights that depend on the number of rotations, are interpolated between the 90° rotations. Batch size and weight "
+    "decay as in the paper; 4 epochs (the paper: 300) with Muon with Nesterov momentum for matrices and AdamW for "
+    "other parameters, a cosine learning rate schedule from 5e-3 and 1.5e-3, half the initial rates of that recipe, no "
     "dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving average of the weights. "
     "In float32. 10,000 digits for training and 2,000 to select the epoch, the same as for r4_gsanet_t."
 )
@@ -48,7 +48,9 @@ _TAUGHT = (
     "probabilities that p4_e4net_large.rotmnist, p4_e4net.rotmnist and p4_cnn_w19.rotmnist (1.22, 1.50 and 1.54 % test "
     "error) give the same augmented digit, 0.2 that with the label. All were trained on the same 10,000 digits; 2,000 "
     "select the epoch. The validation error fell from 3.05 % in the first of these epochs to 2.40 % in the last, which "
-    "is selected, and its loss hardly any more in the last two."
+    "is selected, and its loss hardly any more in the last two. Both runs together took 3.6 hours. What the teachers "
+    "brought and what the eight epochs was not measured apart; six more epochs of the first run without teachers, "
+    "from 5e-3, ended at 2.80 % validation error. The earliest recipe, of 8 epochs with Adam, had 6.04 % test error."
 )
 _SGD = (
     "As in the paper: SGD with momentum 0.9, a cosine learning rate schedule from 0.01, batch size {batch}, weight "
