@@ -1,4 +1,4 @@
-"""Metrics of a classifier as rows of a table."""
+"""Metrics of a classifier as rows of a table, and the thresholds that some are measured at."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

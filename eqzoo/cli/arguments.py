@@ -45,14 +45,12 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
-    sub.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        metavar="CLASS=P",
-        help="predict this class wherever its probability is at least P, and nowhere else, such as defect=0.2",
-    )
+    _threshold(sub, "predict this class wherever its probability is at least P, and nowhere else, such as defect=0.2")
     sub.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the networks run (default: cpu)")
+
+
+def _threshold(sub: argparse.ArgumentParser, what: str) -> None:
+    sub.add_argument("--threshold", action="append", default=[], metavar="CLASS=P", help=f"{what}; may be repeated")
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:
@@ -182,13 +180,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print comma-separated values instead: a line for each image, with its class and all probabilities",
     )
-    sub.add_argument(
-        "--threshold",
-        action="append",
-        default=[],
-        metavar="CLASS=P",
-        help="print how this class is told from all others if it is found wherever its probability is at least P",
-    )
+    _threshold(sub, "print recall, specificity and precision of this class where its probability is at least P")
     _reading(sub)
 
 

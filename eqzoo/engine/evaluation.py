@@ -49,9 +49,9 @@ def evaluate(
     command ``eqzoo evaluate`` prints.
 
     Args:
-        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit
-            numbers, or its `eqzoo.export.OnnxNetwork`; or a network.
-            A network is evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
+        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers, or its
+            `eqzoo.export.OnnxNetwork`; or a network, which is evaluated on the device on which it is, in evaluation
+            mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.

@@ -20,6 +20,7 @@ __all__ = [
     "DIGITS",
     "classifier_metrics",
     "evaluation_bar",
+    "percent",
     "predict_quarter_rotations",
     "predict_split",
     "predictions",
@@ -244,13 +245,13 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
     correct, actual, predicted_as = matrix.diagonal().double(), matrix.sum(1), matrix.sum(0)
     classes: list[dict[str, Any]] = []
     for i, name in enumerate(names):
-        precision = _percent(correct[i], predicted_as[i])
-        recall = _percent(correct[i], actual[i])
-        f1 = _percent(2 * correct[i], predicted_as[i] + actual[i])
+        precision = percent(correct[i], predicted_as[i])
+        recall = percent(correct[i], actual[i])
+        f1 = percent(2 * correct[i], predicted_as[i] + actual[i])
         classes.append({"name": name, "precision": precision, "recall": recall, "f1": f1, "images": int(actual[i])})
     present = [row for row in classes if row["images"]]
     found = {
-        "accuracy": _percent(correct.sum(), matrix.sum()),
+        "accuracy": percent(correct.sum(), matrix.sum()),
         "balanced_accuracy": round(sum(row["recall"] for row in present) / len(present), DIGITS),
         "macro_f1": round(sum(row["f1"] for row in present) / len(present), DIGITS),
         "classes": classes,
@@ -285,8 +286,9 @@ def _auc(score: Tensor, positive: Tensor) -> float | None:
         return None
     _, place, equal = score.unique(return_inverse=True, return_counts=True)
     ranks = equal.cumsum(0) - (equal.double() - 1) / 2  # of equal scores the mean of theirs, from 1
-    return _percent(ranks[place][positive].sum() - count * (count + 1) / 2, torch.tensor(count * others))
+    return percent(ranks[place][positive].sum() - count * (count + 1) / 2, torch.tensor(count * others))
 
 
-def _percent(part: Tensor, whole: Tensor) -> float | None:
+def percent(part: Tensor, whole: Tensor) -> float | None:
+    """A share in percent; None of nothing."""
     return round(100 * float(part) / float(whole), DIGITS) if whole else None

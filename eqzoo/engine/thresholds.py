@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .metrics import DIGITS
+from .metrics import percent
 
 __all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
 
@@ -34,7 +34,7 @@ def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Ma
     Args:
         probabilities: ``(n, classes)``.
         classes: The names of the classes.
-        thresholds: The thresholds of some of them, not of all.
+        thresholds: The thresholds of some of them, above 0 and below 1; not of all (`check_thresholds`).
 
     Example:
         >>> p = torch.tensor([[0.7, 0.3], [0.9, 0.1]])
@@ -42,10 +42,6 @@ def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Ma
         tensor([1, 0])
     """
     with_one = torch.tensor([name in thresholds for name in classes])
-    if with_one.all():
-        raise ValueError(
-            "all classes have a threshold, so an image that reaches none would be of no class; leave one out"
-        )
     limits = torch.tensor([thresholds.get(name, 0.0) for name in classes], dtype=probabilities.dtype)
     reached = (probabilities >= limits) & with_one
     allowed = torch.where(reached.any(1, keepdim=True), reached, ~with_one)
@@ -55,7 +51,13 @@ def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Ma
 def threshold_scores(
     probabilities: Tensor, labels: Tensor, classes: Sequence[str], thresholds: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """How a class is told from all others where it is found by its threshold, for each threshold.
+    """How well a class is told from all others where it is found by its threshold, for each threshold.
+
+    Args:
+        probabilities: ``(n, classes)``.
+        labels: The true classes, ``(n,)``.
+        classes: The names of the classes.
+        thresholds: The thresholds of some of them.
 
     Returns:
         For each its ``name`` and ``threshold``; the number of images that reach it, ``found``; and in percent
@@ -71,13 +73,9 @@ def threshold_scores(
                 "name": name,
                 "threshold": threshold,
                 "found": int(found.sum()),
-                "recall": _share(found[actual]),
-                "specificity": _share(~found[~actual]),
-                "precision": _share(actual[found]),
+                "recall": percent((found & actual).sum(), actual.sum()),
+                "specificity": percent((~found & ~actual).sum(), (~actual).sum()),
+                "precision": percent((found & actual).sum(), found.sum()),
             }
         )
     return rows
-
-
-def _share(hits: Tensor) -> float | None:
-    return round(100 * hits.double().mean().item(), DIGITS) if len(hits) else None

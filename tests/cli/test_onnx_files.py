@@ -140,6 +140,8 @@ def test_darkness_counts_in_all_colors_and_in_them_alone():
     dim[:, 3] = 255  # opaque
     cells, opaque = (0.05, 0.05, 0.05), (1.0,)
     assert darker_images(dim, cells + opaque, (0.1, 0.1, 0.1, 0.01)).all()
+    # As bright as the training images, though the opacity alone has a high mean.
+    assert not darker_images(dim, (0.05, 0.05, 0.05, 1.0), (0.005, 0.005, 0.005, 0.01)).any()
     glowing = dim.clone()
     glowing[:, 1, 2, 2] = 200
     assert not darker_images(glowing, cells + opaque, (0.1, 0.1, 0.1, 0.01)).any()

@@ -389,6 +389,10 @@ def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
     assert color_mixture(images)[0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
     args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
     assert "1 of the 18 images is gray" in run(capsys, *args)[2]
+    gray = Image.open(first).copy()
+    gray.convert("RGB").save(first)
+    assert color_mixture(images) == []
+    gray.save(first)
     args[4] = tmp_path / "gray"
     assert "is gray" not in run(capsys, *args, "--channels", 1)[2]
 
