@@ -247,7 +247,7 @@ def _module(
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
-    mixed = mixed_groups(network, own)
+    mixed = mixed_groups(network, own, asked)
     try:
         report = equivariance_report(network, x, asked) if own is not None else None
     except ValueError:

@@ -54,10 +54,16 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     return tuple(_sentence(kind, layers) for kind, layers in found.items())
 
 
-def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
-    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell.
+def mixed_groups(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
+    """What says so if a layer has another group than the network and does not fit it.
 
-    Of a network without a group, if it has another one than the first layer.
+    Its group is of equal order, so that shapes do not tell, or it has not all elements that are checked. Of a network
+    without a group, layers are compared with the first one.
+
+    Args:
+        network: The network.
+        own: Its group; None if it has none.
+        asked: The group that is checked.
     """
     layers = {
         name: (module, group) for name, module in network.named_modules() if name and (group := _group_of(module))
@@ -65,11 +71,13 @@ def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
     first = next(iter(layers), "")
     whose, own = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
     for name, (module, group) in layers.items():
-        if own and group != own and group.order == own.order > 1:
-            return (
-                f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {own.name}, of "
-                "equal order, so that shapes fit; fields of two groups do not mix",
-            )
+        if own is None or group == own:
+            continue
+        said = f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {own.name}"
+        if group.order == own.order > 1:
+            return (f"{said}, of equal order, so that shapes fit; fields of two groups do not mix",)
+        if not is_subgroup(asked, group):
+            return (f"{said}; {group.name} has not all elements of {asked.name}",)
     return ()
 
 

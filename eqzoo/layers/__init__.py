@@ -20,6 +20,7 @@ from .octic_block import OcticAttention, OcticBlock, OcticMlp
 from .octic_embed import OcticPatchEmbed2d, OcticPosition2d
 from .pointwise import PointwiseConv2d
 from .pool import GlobalPool, GroupPool, HalvingPool2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from .restriction import GroupRestriction
 from .self_attention import GroupSelfAttention2d, LiftingSelfAttention2d
 from .squeeze_excite import GroupSqueezeExcite
 from .upsample import Upsample2d
@@ -41,6 +42,7 @@ __all__ = [
     "GroupConv2d",
     "GroupLayerNorm2d",
     "GroupPool",
+    "GroupRestriction",
     "GroupSelfAttention2d",
     "GroupSqueezeExcite",
     "HalvingPool2d",
