@@ -1,4 +1,4 @@
-"""The version, file writes, settings from the command line, and interleaved timing."""
+"""The version, file writes, settings from the command line, the cores of the machine, and interleaved timing."""
 
 import json
 import logging
@@ -21,10 +21,13 @@ __all__ = [
     "parse_settings",
     "setting_text",
     "torch_benchmark",
+    "usable_cores",
     "write_json",
 ]
 
 __version__ = "0.1.0"
+
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -77,7 +80,7 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically."""
-    atomic(path, lambda temporary: temporary.write_text(json_text(values), encoding="utf-8"))
+    atomic(path, lambda temporary: temporary.write_text(json_text(values), encoding="utf-8", newline="\n"))
 
 
 def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, Any]:
@@ -136,6 +139,16 @@ def setting_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: those of its affinity, at most the CPU limit of its control group."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_LIMIT.read_text(encoding="utf-8").split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no control group, or "max", which is no limit
+        return cores
 
 
 def torch_benchmark() -> ModuleType:

@@ -17,7 +17,7 @@ from recipes import RECIPES, Entry
 from eqzoo._common import atomic
 from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
-from eqzoo.data.folder import folder_channels
+from eqzoo.data.folder import folder_colors
 from eqzoo.engine import Recipe
 from eqzoo.engine.processor import flushed_subnormals
 from eqzoo.engine.state import TrainingState
@@ -129,7 +129,7 @@ def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int] | None:
     configured, folder = name != recipe.model, data_dir / recipe.dataset
     if not configured and not is_own(recipe.dataset):
         return None
-    own = {"in_chans": folder_channels(folder)} if is_own(recipe.dataset) and folder.is_dir() else {}
+    own = {"in_chans": folder_colors(folder)[0]} if is_own(recipe.dataset) and folder.is_dir() else {}
     return input_size(name, own | recipe.model_args)
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "SAMPLE_SEED",
     "SAMPLE_SIZE",
     "accuracy_over_rotations",
+    "finite",
     "inputs",
     "rotate",
     "rotation_curve",
@@ -92,7 +93,7 @@ def rotation_curve(
         The accuracy in percent at each angle.
 
     Raises:
-        ValueError: If there is not one label for each image, or there are no images.
+        ValueError: If there is not one label for each image, or there are no images, or logits are not finite.
         TypeError: If labels are not integers.
 
     Example:
@@ -111,11 +112,26 @@ def rotation_curve(
     with evaluation_mode(model):
         for angle in degrees:
             hits = sum(
-                int((model(rotate(x, angle)).argmax(1) == y).sum())
+                int((finite(model(rotate(x, angle))).argmax(1) == y).sum())
                 for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True)
             )
             curve.append(100 * hits / len(labels))
     return curve
+
+
+def finite(logits: Tensor) -> Tensor:
+    """The logits ``(..., classes)``; those of NaN have no largest one, and `torch.argmax` would give the first class.
+
+    Raises:
+        ValueError: If they are not finite.
+    """
+    broken = int((~logits.isfinite()).any(-1).sum())
+    if broken:
+        raise ValueError(
+            f"the output of the network is not finite for {broken:,} of {logits[..., 0].numel():,} images; its weights "
+            "or the images hold NaN or infinite numbers"
+        )
+    return logits
 
 
 def inputs(model: nn.Module, split: AnySplit, batch_size: int = 250, workers: int = 0) -> Iterator[Tensor]:

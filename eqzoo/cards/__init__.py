@@ -7,6 +7,7 @@ from .repository import (
     CARD_NAME,
     ONNX_NAME,
     REPO_FILES,
+    check_name,
     evaluated_weights,
     export_beside,
     is_repo_folder,
@@ -15,6 +16,7 @@ from .repository import (
     push_repo,
     read_results,
     repo_texts,
+    with_label_names,
 )
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "ONNX_NAME",
     "REPO_FILES",
     "check_loads",
+    "check_name",
     "check_weights",
     "distilled",
     "draw_rotation_curve",
@@ -39,4 +42,5 @@ __all__ = [
     "render_table",
     "repo_texts",
     "weights_dtype",
+    "with_label_names",
 ]

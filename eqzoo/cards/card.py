@@ -1,6 +1,8 @@
 """Renders a model card and the table of results; every number comes from results.json or the papers' table."""
 
+import json
 import math
+import shlex
 import textwrap
 from typing import Any
 
@@ -173,7 +175,7 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     best = name if ours else hub if repo_id else local
     doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "from a folder that holds this repo")]
     timm_lines = "\n".join(
-        f'# {note}\nmodel = timm.create_model("{door}", pretrained=True).eval()' for door, note in doors
+        f"# {note}\nmodel = timm.create_model({_quoted(door)}, pretrained=True).eval()" for door, note in doors
     )
     channels, height, width = cfg["input_size"]
     labels = config["label_names"]
@@ -187,7 +189,7 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
         f"{timm if channels in MODES else ''} {classes}"
     )
     file = "image.png" if channels in MODES else "images.npz"
-    shell = f"From a shell:\n\n    eqzoo predict {file} --model {best}\n\n"
+    shell = f"From a shell:\n\n    eqzoo predict {file} --model {shlex.quote(best)}\n\n"
     return f"""## Use
 
 With [eqzoo](https://github.com/eqzoo/eqzoo) installed:
@@ -212,10 +214,15 @@ With torch.hub, which needs the dependencies of eqzoo but not eqzoo itself:
 ```python
 import torch
 
-model = torch.hub.load("eqzoo/eqzoo", "create_model", "{best}", pretrained=True, trust_repo=True).eval()
+model = torch.hub.load("eqzoo/eqzoo", "create_model", {_quoted(best)}, pretrained=True, trust_repo=True).eval()
 ```
 
 {shell}{images}"""
+
+
+def _quoted(text: str) -> str:
+    """A string in Python, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _read(best: str, channels: int, height: int, width: int) -> str:
@@ -224,7 +231,7 @@ def _read(best: str, channels: int, height: int, width: int) -> str:
         return f"""import eqzoo
 from eqzoo import data
 
-model = eqzoo.create_model("{best}", pretrained=True).eval()
+model = eqzoo.create_model({_quoted(best)}, pretrained=True).eval()
 mean, std = (model.pretrained_cfg[key] for key in ("mean", "std"))
 image = data.preprocess(data.load_image("image.png", channels={channels}), model.input_size[1:])
 x = data.normalize(image.unsqueeze(0), mean, std, image.dtype)"""
@@ -232,7 +239,7 @@ x = data.normalize(image.unsqueeze(0), mean, std, image.dtype)"""
 import torch
 from eqzoo.data import normalize
 
-model = eqzoo.create_model("{best}", pretrained=True).eval()
+model = eqzoo.create_model({_quoted(best)}, pretrained=True).eval()
 images = torch.randint(0, 256, (1, {channels}, {height}, {width}))  # in place of yours, values of 0 to 255
 x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)"""
 

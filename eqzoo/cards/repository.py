@@ -1,7 +1,8 @@
 """The folder of a checkpoint's Hub repo: made of an evaluated run, completed by an ONNX file, uploaded."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
     "CARD_NAME",
     "ONNX_NAME",
     "REPO_FILES",
+    "check_name",
     "evaluated_weights",
     "export_beside",
     "is_repo_folder",
@@ -27,6 +29,7 @@ __all__ = [
     "push_repo",
     "read_results",
     "repo_texts",
+    "with_label_names",
 ]
 
 CARD_NAME, ONNX_NAME = "README.md", "model.onnx"
@@ -51,7 +54,33 @@ def read_results(run: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON ({error}); {_way_to_new_results(run)}") from error
     if not isinstance(results, dict) or not isinstance(results.get("checkpoint"), str):
         raise ValueError(f"{path} holds no results of a checkpoint; {_way_to_new_results(run)}")
+    check_name(results["checkpoint"], str(path))
     return results
+
+
+def check_name(name: str, source: str) -> None:
+    """Raises ValueError unless a checkpoint's name, which is that of its folder and of its Hub repo, is no path."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"{source}: the name of a checkpoint has letters, digits, dots and dashes, got {name!r}")
+
+
+def with_label_names(results: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The results of classes that were numbers, with names for them.
+
+    Raises:
+        ValueError: If the classes have names already, or there are more or fewer of them.
+    """
+    before = [*(results.get("label_names") or ()), *(row["name"] for row in results.get("classes") or ())]
+    if named := [name for name in before if not name.isdecimal()]:
+        raise ValueError(
+            f"the classes have names already, {named[0]!r} and others, that of their folders; another order would "
+            "mislabel the predictions. To rename them, rename the folders before the fine-tuning"
+        )
+    rows = results.get("classes") or []
+    if rows and len(rows) != len(names):
+        raise ValueError(f"{len(names)} names for {len(rows)} classes: {', '.join(names)}")
+    renamed = [row | {"name": name} for row, name in zip(rows, names, strict=True)] if rows else []
+    return results | {"label_names": list(names)} | ({"classes": renamed} if rows else {})
 
 
 def license_of_start(run: Path) -> dict[str, str]:
@@ -157,7 +186,7 @@ def make_repo(
             (folder / ONNX_NAME).unlink(missing_ok=True)
         atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
         for name, text in texts.items():
-            atomic(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            atomic(folder / name, lambda path, text=text: path.write_text(text, "utf-8", newline="\n"))  # type: ignore[misc]
         for name in set(_CURVES) - texts.keys():
             (folder / name).unlink(missing_ok=True)
     except OSError as error:

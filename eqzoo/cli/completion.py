@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> Answer:
     for action in _actions(args.parser):
         if action.metavar == "NAME":
             action.choices = names
-        elif action.metavar in ("FILE", "OUT", "DIR"):
+        elif action.metavar in ("FILE", "OUT", "DIR", "DATA_DIR", "IMAGES"):
             action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
     with contextlib.redirect_stderr(io.StringIO()):
         script = shtab.complete(args.parser, args.shell)

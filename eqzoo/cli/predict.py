@@ -63,7 +63,7 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thr
     columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group), thresholds) for m in models]
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
-        _tell_of_dark([image.name for m in models if is_dark(read[m.network.in_chans], m.network)], 1)
+        _tell_of_dark([image.name] * any(is_dark(read[m.network.in_chans], m.network) for m in models), 1)
     _tell_of_thresholds(columns)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cards import (
+    check_name,
     evaluated_weights,
     export_beside,
     is_repo_folder,
@@ -12,6 +13,7 @@ from ..cards import (
     make_repo,
     push_repo,
     read_results,
+    with_label_names,
 )
 from ..export.programs import ExportError
 from ..hub import PushError, shipped_folder
@@ -38,6 +40,9 @@ def run(args: argparse.Namespace) -> Answer:
         raise ValueError(
             f"{source} is a finished folder; there is nothing to do with it without --push OWNER or --onnx"
         )
+    check_name(said.get("checkpoint", results["checkpoint"]), "--checkpoint")
+    if "label_names" in said:
+        results = with_label_names(results, said.pop("label_names"))
     results |= license_of_start(source) | said
     repo_id = f"{args.push}/{results['checkpoint']}" if args.push else None
     folder = source if finished else Path(args.output or results["checkpoint"])

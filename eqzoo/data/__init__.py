@@ -10,7 +10,7 @@ from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import color_mixture, files_left_out, folders_in_classes, labeled_images, native_sides, read_images
+from .user_data import channels_found, files_left_out, folders_in_classes, labeled_images, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",
@@ -23,9 +23,9 @@ __all__ = [
     "augment",
     "batches",
     "check",
+    "channels_found",
     "check_apart",
     "chula_rbc12_cells",
-    "color_mixture",
     "complete_splits",
     "draw",
     "files_left_out",

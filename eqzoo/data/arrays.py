@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .splits import AnySplit, Split
 
-__all__ = ["ARRAYS", "from_arrays", "npz", "unlabeled_images"]
+__all__ = ["ARRAYS", "from_arrays", "images_shape", "npz", "unlabeled_images"]
 
 ARRAYS = (".npz", ".npy")  # how files of arrays end
 
@@ -39,27 +39,43 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
             name.
     """
     needed = (_NPZ_KEYS[:2] if needs_train else ()) + (_NPZ_KEYS[2:4] if needs_test else ())
-    arrays = _loaded(path)
+    there: list[str] = []
+
+    def choose(names: list[str]) -> list[str]:
+        there.extend(names)
+        return [name for name in names if name in _NPZ_KEYS or name == "label_names"]
+
+    arrays = _loaded(path, choose)
     if isinstance(arrays, np.ndarray):
         raise ValueError(
             f"{path} holds a single array, {arrays.dtype} {arrays.shape}, as numpy.save writes it; numpy.savez writes "
             f"{', '.join(needed or _NPZ_KEYS[2:4])} into a .npz file"
         )
     if missing := set(needed) - set(arrays):
-        raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {list(arrays)}")
+        raise ValueError(f"{path} needs the arrays {', '.join(needed)}; {sorted(missing)} missing, got {there}")
     partners = {f"{'y' if key[0] == 'x' else 'x'}{key[1:]}": key for key in arrays if key in _NPZ_KEYS}
     if alone := sorted(f"{key} without {partner}" for partner, key in partners.items() if partner not in arrays):
         raise ValueError(f"{path} has {' and '.join(alone)}: images and labels belong together; add what is missing")
-    if others := sorted(key for key in arrays if key.startswith(("x_", "y_")) and key not in _NPZ_KEYS):
+    if others := sorted(key for key in there if key.startswith(("x_", "y_")) and key not in _NPZ_KEYS):
         raise ValueError(
             f"{path} has {', '.join(others)}, which would not be read; images and labels are {', '.join(_NPZ_KEYS)}: "
             "rename the arrays or leave them out"
         )
     if not needed and not partners:
-        raise ValueError(f"{path} has no images; they are arrays {', '.join(_NPZ_KEYS)}, got {list(arrays)}")
+        raise ValueError(f"{path} has no images; they are arrays {', '.join(_NPZ_KEYS)}, got {there}")
     classes = _class_names(arrays["label_names"], path) if "label_names" in arrays else ()
     names = [name for name in ("train", "valid", "test") if {f"x_{name}", f"y_{name}"} <= set(arrays)]
     return {name: from_arrays(arrays[f"x_{name}"], arrays[f"y_{name}"], f"{path}, {name}", classes) for name in names}
+
+
+def images_shape(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The shape of the first array of images of a .npz file, by `_UNLABELED`, without reading its pixels."""
+    with zipfile.ZipFile(path) as file:
+        name = next(f"{name}.npy" for name in _UNLABELED if f"{name}.npy" in file.namelist())
+        with file.open(name) as array:
+            first = np.lib.format.read_magic(array) == (1, 0)
+            header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+            return tuple(header(array)[0])
 
 
 def unlabeled_images(path: str | os.PathLike[str]) -> Tensor:
@@ -119,7 +135,12 @@ def _loaded(
 def _class_names(names: np.ndarray[Any, Any], path: str | os.PathLike[str]) -> tuple[str, ...]:
     if names.ndim != 1:
         raise ValueError(f"{path}: label_names is a list with a name for each class, got {names.dtype} {names.shape}")
-    classes = tuple(map(str, names))
+    if names.dtype.kind not in "USTiu":
+        raise ValueError(f"{path}: label_names are strings, np.array(names, dtype=str), got {names.dtype}")
+    try:
+        classes = tuple(map(str, np.char.decode(names, "utf-8") if names.dtype.kind == "S" else names))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: label_names are bytes that are no UTF-8 ({error}); save them as strings") from error
     if (twice := next((name for name in classes if classes.count(name) > 1), None)) is not None:
         raise ValueError(
             f"{path}: the classes of label_names have different names, and {classes.count(twice)} of them are named "
@@ -176,6 +197,10 @@ def _labeling(labels: np.ndarray[Any, Any]) -> str:
     """How labels of another kind become classes, or what takes them as they are."""
     if labels.dtype.kind in "UT":
         return "; label_names, y = np.unique(y, return_inverse=True) makes names and integers of them"
+    if labels.dtype.kind == "b" and labels.ndim == 1:
+        return "; y.astype(np.int64) makes the classes 0 and 1"
+    if labels.dtype.kind in "biuf" and labels.ndim < 2:
+        return "; numbers such as a size need a training loop of your own (docs/own_training.md)"
     if labels.dtype.kind in "biuf":
         return (
             "; y.argmax(1) makes classes of a row of shares for each image; shares themselves, and numbers such as a "

@@ -164,21 +164,22 @@ def _h5_array(path: Path, key: str) -> Iterator[Any]:
 
 
 class _H5Reader:
-    """Reads single images of an HDF5 file; each process opens the file at its first read."""
+    """Reads single images of an HDF5 file; each process opens the file at its first read, also one that was forked."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.pixels: Any = None
+        self.process = 0
 
     def __call__(self, index: int) -> Tensor:
-        if self.pixels is None:
+        if self.process != os.getpid():
             import h5py
 
-            self.pixels = h5py.File(self.path)["x"]
+            self.pixels, self.process = h5py.File(self.path)["x"], os.getpid()
         return torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "pixels": None}  # an open file cannot be sent to another process
+        return {"path": self.path, "pixels": None, "process": 0}  # an open file cannot be sent to another process
 
 
 def _missing(name: str, folder: Path) -> str:

@@ -10,18 +10,18 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from .._common import usable_cores
 from .images import check_header, is_grayscale, load_image, preprocess, unidentified
 from .splits import AnySplit, Split, Streamed
 
 __all__ = [
     "MEMORY_LIMIT",
-    "folder_channels",
+    "folder_colors",
     "folder_sides",
     "image_folder",
     "images_below",
     "inner_folders",
     "left_out",
-    "mixed_colors",
     "split_folder",
 ]
 
@@ -93,7 +93,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
         )
     classes = _classes(folders["train"])
     listed = {name: _listed(folder, classes) for name, folder in folders.items() if folder}
-    with ThreadPoolExecutor() as pool:
+    with _pool() as pool:
         read = {name: _read(pool, path, *found, classes, input_size) for name, found in listed.items()}
     if broken := [problem for _, problems in read.values() for problem in problems]:
         more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
@@ -107,37 +107,34 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     return {name: split for name, (split, _) in read.items() if split is not None}
 
 
-def folder_channels(path: Path) -> int:
-    """1 if all images below a folder are grayscale by their headers, else 3; unreadable files are ignored."""
-    with ThreadPoolExecutor() as pool:
-        return 1 if all(_tried(pool, _gray, images_below(path))[0]) else 3
+def folder_colors(path: Path) -> tuple[int, list[str]]:
+    """How many channels the images of a folder have by their headers: 1 if all are gray, else 3.
 
-
-def mixed_colors(path: Path) -> list[str]:
-    """A line where some images below a folder are grayscale by their headers and others are not."""
-    with ThreadPoolExecutor() as pool:
-        found = _tried(pool, lambda file: (file, _gray(file)), images_below(path))[0]
+    And a line where some of them are gray and others are not. Unreadable files are ignored.
+    """
+    with _pool() as pool:
+        found = _tried(pool, lambda file: (file, _gray(file)), _files(path))[0]
     colored = [file for file, gray in found if not gray]
     if not colored or len(colored) == len(found):
-        return []
+        return 3 if colored else 1, []
     gray = [file for file, gray in found if gray]
     kind, few, others = ("in color", colored, "gray") if len(colored) <= len(gray) else ("gray", gray, "in color")
     are = "is" if len(few) == 1 else "are"
-    return [
-        f"{len(few):,} of the {len(found):,} images {are} {kind} ({few[0].relative_to(path)}"
-        f"{', ...' * (len(few) > 1)}) and the others {others}: all are read as red, green and blue; if color means "
-        "nothing here, add --channels 1"
+    first = few[0].relative_to(path).as_posix().encode("utf-8", "backslashreplace").decode()  # it may be no text
+    return 3, [
+        f"{len(few):,} of the {len(found):,} images {are} {kind} ({first}{', ...' * (len(few) > 1)}) and the others "
+        f"{others}: all are read as red, green and blue; if color means nothing here, add --channels 1"
     ]
 
 
 def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
-    """The medians of the shorter and the longer sides of at most ``count`` images below a folder, in pixels.
+    """The medians of the shorter and the longer sides of at most ``count`` images of a folder, in pixels.
 
     None if none is readable.
     """
-    files = images_below(path)
-    with ThreadPoolExecutor() as pool:
-        found = _tried(pool, _sides, files[:: max(1, len(files) // count)])[0]
+    files = _files(path)
+    with _pool() as pool:
+        found = _tried(pool, _sides, files[:: max(1, -(-len(files) // count))])[0]
     if not found:
         return None
     shorter, longer = (sorted(sides)[len(sides) // 2] for sides in zip(*found, strict=True))
@@ -146,10 +143,25 @@ def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
 
 def inner_folders(path: Path) -> list[str]:
     """The sorted names of the folders inside of the class folders of an image folder that hold images."""
-    splits = [folder for names in _NAMES.values() if (folder := _first(path, names))]
-    below = [folder / name for folder in splits or [path] for name in _classes(folder)]
-    inner = [entry for folder in below for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
+    classes = _class_folders(path)
+    inner = [entry for folder in classes for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
     return sorted({entry.name for entry in inner if images_below(entry)})
+
+
+def _class_folders(path: Path) -> list[Path]:
+    """The class folders of all splits of an image folder, or of the folder itself."""
+    splits = [folder for names in _NAMES.values() if (folder := _first(path, names))]
+    return [folder / name for folder in splits or [path] for name in _classes(folder)]
+
+
+def _files(path: Path) -> list[Path]:
+    """The image files that `image_folder` reads, of all splits; other images may lie beside the class folders."""
+    return [file for folder in _class_folders(path) for file in images_below(folder)]
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Threads that read images, one for each core: each may hold a large image."""
+    return ThreadPoolExecutor(usable_cores())
 
 
 def _sides(path: Path) -> tuple[int, int]:
@@ -229,7 +241,13 @@ def _class_beside(path: Path, train: Path) -> str | None:
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)))
+    """The sorted names of the folders in a folder."""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
+    for name in names:
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        if shown != name:
+            raise ValueError(f"the name of the class folder {shown} in {folder} is not UTF-8; rename it")
+    return tuple(names)
 
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:
@@ -273,8 +291,10 @@ def _read(
     """A split, in memory or streamed, or None if files are unreadable; and each of these with the reason."""
     reader, names = _Reader(files, input_size), tuple(file.relative_to(root).as_posix() for file in files)
     if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
-        images, broken = _tried(pool, reader.image, files)
-        return None if broken else Split(torch.stack(images), labels, classes, names), broken
+        images = torch.empty((len(files), *input_size), dtype=torch.uint8)
+        place = dict(zip(files, images, strict=True))
+        _, broken = _tried(pool, lambda file: place[file].copy_(reader.image(file)), files)
+        return None if broken else Split(images, labels, classes, names), broken
     _, broken = _tried(pool, _check, files)
     return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
 
@@ -304,6 +324,8 @@ def _tried(
     def attempt(path: Path) -> tuple[list[T], str]:
         try:
             return [read(path)], ""
+        except MemoryError:  # which says nothing of the file
+            raise
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
             said = (
                 (str(error) or type(error).__name__)

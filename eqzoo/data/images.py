@@ -178,8 +178,9 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
     if image.mode not in ("1", "L", "P", "RGB", "RGBA"):  # Pillow converts all others by way of RGB
         image = image.convert("RGB" if image.mode not in ("LA", "La", "PA", "RGBa") else "RGBA")
-    values = np.asarray(image.convert(_MODES[channels]), dtype=np.float32)
-    return torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1).contiguous()
+    values = np.array(image.convert(_MODES[channels]))
+    planes = torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1)
+    return planes.contiguous().float()  # in this order large images take less memory
 
 
 def check_header(image: Image.Image) -> None:
@@ -274,6 +275,8 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
             return pixels(image, channels)
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
+    except MemoryError:
+        raise
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
         arrays = Path(path).suffix.lower() in (".npz", ".npy", ".h5", ".hdf5")

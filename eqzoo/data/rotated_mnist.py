@@ -94,11 +94,15 @@ def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
     return _split(pixels.reshape(-1, 28, 28).swapaxes(1, 2), table[:, -1].astype(np.int64))
 
 
-def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-    values = np.array(path.read_text(encoding="utf-8").split(), dtype=np.float64)
-    if values.size != count * 785:
-        raise ValueError(f"{path} has {values.size} numbers, not {count} rows of 784 pixels and a class")
-    table = values.reshape(count, 785)
+def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    try:
+        table = np.loadtxt(path, dtype=np.float32, encoding="utf-8", ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{path} is not rotated MNIST: {error}") from error
+    if table.shape != (count, 785):
+        raise ValueError(
+            f"{path} has {len(table)} rows of {table.shape[1]} numbers, not {count} rows of 784 pixels and a class"
+        )
     pixels, classes = table[:, :-1], table[:, -1]
     if np.any(pixels < 0) or np.any(pixels > 1) or not np.all(np.isin(classes, np.arange(10))):
         raise ValueError(f"{path} is not rotated MNIST: pixels must be in [0, 1] and classes in 0 to 9")

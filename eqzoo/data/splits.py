@@ -253,8 +253,16 @@ def num_classes(splits: Mapping[str, AnySplit]) -> int:
 
 
 def check_types(split: AnySplit, source: str, which: str = "these") -> None:
-    """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64."""
+    """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64.
+
+    TypeError if it is no split, or its images are no tensor.
+    """
+    if not isinstance(split, Split | Streamed):
+        raise TypeError(f"{source}: {which} are an eqzoo.data.Split(images, labels), got {type(split).__name__}")
     if isinstance(split, Split):
+        if not isinstance(split.images, Tensor):
+            way = "; torch.from_numpy makes one of an array" * isinstance(split.images, np.ndarray)
+            raise TypeError(f"{source}: images are a tensor; {which} are of type {type(split.images).__name__}{way}")
         if split.images.dtype != torch.uint8:
             raise ValueError(f"{source}: images are uint8, 0 to 255; {which} are {split.images.dtype}")
         if split.images.ndim != 4:
@@ -274,7 +282,10 @@ def check_files(split: AnySplit, source: str) -> None:
 
 
 def check(splits: Mapping[str, AnySplit], source: str) -> None:
-    """Raises ValueError unless all splits have uint8 images, of one shape, and labels 0, 1, 2 ... without gaps."""
+    """Raises ValueError unless all splits have uint8 images, of one shape, and labels 0, 1, 2 ... without gaps.
+
+    Where splits have names of classes, these are the same and in the same order.
+    """
     if "train" not in splits or not splits.keys() <= {"train", "valid", "test"}:
         raise ValueError(
             f"{source}: the splits are train and possibly valid and test, got {', '.join(splits) or 'none'}"
@@ -304,6 +315,11 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
             "order of the labels"
         )
     for name, split in splits.items():
+        if names and split.classes and tuple(split.classes) != tuple(names):
+            raise ValueError(
+                f"{source}: the classes of {name} are {', '.join(split.classes)}, those of train "
+                f"{', '.join(names)}; label 0 is the first class, and so on, in every split"
+            )
         if split.labels.min() < 0 or split.labels.max() >= len(present):
             raise ValueError(
                 f"{source}: labels of {name} go from {int(split.labels.min())} to {int(split.labels.max())}, those of "

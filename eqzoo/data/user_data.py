@@ -5,27 +5,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from .arrays import npz
+from .arrays import images_shape, npz
 from .datasets import DATASETS, SIDES
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import (
     HDF5,
     HDF5_WAY,
-    folder_channels,
+    folder_colors,
     folder_sides,
     image_folder,
     inner_folders,
     left_out,
-    mixed_colors,
     split_folder,
 )
 from .splits import AnySplit, Split, Streamed, check, check_files, check_types, resized
 
 __all__ = [
     "FOLDERS",
-    "color_mixture",
+    "channels_found",
     "files_left_out",
     "folders_in_classes",
     "labeled_images",
@@ -66,7 +63,7 @@ def read_images(
     """
     name, path = str(data), Path(data)
     if path.is_dir():
-        splits = image_folder(path, (channels or folder_channels(path), side, side), flat=True)
+        splits = image_folder(path, (channels or folder_colors(path)[0], side, side), flat=True)
     elif path.suffix == ".npz":
         splits = npz(path, needs_test=False)
     elif name.lower() in DATASETS:
@@ -179,8 +176,7 @@ def native_sides(data: object) -> tuple[int, int] | None:
     if not path.is_dir() and (side := SIDES.get(str(data).lower())):
         return side, side
     if path.suffix == ".npz" and path.is_file():
-        with np.load(path) as arrays:
-            sides = next(arrays[f"x_{name}"] for name in _PARTS.values() if f"x_{name}" in arrays).shape[1:3]
+        sides = images_shape(path)[1:3]
         return min(sides), max(sides)
     return folder_sides(path) if path.is_dir() else None
 
@@ -190,15 +186,18 @@ def folders_in_classes(data: object) -> list[str]:
     return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
 
 
-def color_mixture(data: object) -> list[str]:
-    """A line where some images of a folder are in color and others gray, see `mixed_colors`; none for other data."""
-    return mixed_colors(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
+def channels_found(data: object) -> tuple[int | None, list[str]]:
+    """How many channels the image files of a folder have, and a line where some are gray, see `folder_colors`.
+
+    None and no line for data of another kind, which has as many channels as its arrays.
+    """
+    return folder_colors(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else (None, [])
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
     """A line on image files of a folder, or of its part ``part``, that are not read, see `left_out`.
 
-    None for data of another kind.
+    No line for data of another kind.
     """
     if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
         return []

@@ -1,5 +1,6 @@
 """Fine-tuning on the user's images: training, evaluation, and a checkpoint that everything else loads."""
 
+import math
 import os
 import re
 import sys
@@ -14,11 +15,12 @@ from torch import nn
 
 from ..analysis.sizes import check_side, weightless
 from ..data import (
+    DATASETS,
     AnySplit,
-    Split,
+    batches,
+    channels_found,
     check,
     check_apart,
-    color_mixture,
     complete_splits,
     files_left_out,
     folders_in_classes,
@@ -148,16 +150,21 @@ def finetune(
     check_side(source, side)
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
-    images = _images(data, side, channels, data_dir, download)
+    found, mixed = channels_found(data) if channels is None else (channels, [])
+    images = _images(data, side, found, data_dir, download)
     sources = {} if split_by is None else _sources(split_by, data, images)
     apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
     splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
+    drawn = splits.keys() - images.keys()
     by_source = [_by_source(split_by, source_counts(splits, images, sources))] if sources else []
+    del images  # the splits are copies
     if against is not None:
         check_baseline(against, splits["train"].shape)
     label = _label(data)
     directory = RunDirectory(Path(output))
-    settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze)) | {"minutes": minutes}
+    settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze), workers) | {
+        "minutes": minutes
+    }
     if freeze and settings["start"] is None:
         raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
     given = {key: value for key, value in recipe.items() if value is not None}
@@ -188,11 +195,10 @@ def finetune(
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(**measured)
         directory.check(plan)
-        native, drawn = native_sides(data), splits.keys() - images.keys()
+        native = native_sides(data)
         inner = folders_in_classes(data)
         chosen = {"sized": size is not None, "by_source": bool(sources)}
         advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **chosen)
-        mixed = color_mixture(data) if channels is None else ()
         advice += [*advice_on_time(minutes, speed, splits), *mixed, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
@@ -281,7 +287,7 @@ def trunk(model: EquivariantNet) -> tuple[str, ...]:
 
 
 def image_statistics(
-    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False
+    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False, workers: int = 0
 ) -> tuple[list[float], list[float]]:
     """The mean and the standard deviation of each channel that images are normalized by, for pixel values in 0 to 1.
 
@@ -293,13 +299,14 @@ def image_statistics(
         train: The training images.
         started: Whether the run starts from trained weights.
         frozen: Whether parts of the network are not trained.
+        workers: The processes that read images that are not in memory.
     """
     cfg, channels = blank.pretrained_cfg, train.shape[0]
     fits = len(cfg["mean"]) in (1, channels) and blank.in_chans == channels
     if started and fits and (frozen or keeps_statistics(blank)):
         mean, std = list(cfg["mean"]), list(cfg["std"])
         return mean * (channels // len(mean)), std * (channels // len(std))
-    return _statistics(train)
+    return _statistics(train, workers)
 
 
 def initial_network(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
@@ -352,7 +359,8 @@ def _label(data: object) -> str:
         return "own"
     path = Path(cast(str, data))
     last = path.resolve().name if path.is_dir() else Path(str(data).rpartition(":")[2]).name.removesuffix(".npz")
-    return re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-") or "own"
+    label = re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-") or "own"
+    return f"own-{label}" if path.exists() and label in DATASETS else label  # another set than that of the name
 
 
 def _given(data: object) -> str:
@@ -371,6 +379,7 @@ def _settings(
     directory: RunDirectory,
     pretrained: bool | None,
     frozen: bool,
+    workers: int,
 ) -> dict[str, Any]:
     """Everything that a run depends on besides its recipe, as finetune.json holds it."""
     cfg, train = blank.pretrained_cfg, splits["train"]
@@ -382,7 +391,7 @@ def _settings(
         raise ValueError(f"there is one class, {classes[0]!r}; two or more are needed")
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
-    mean, std = image_statistics(blank, train, started=bool(start), frozen=frozen)
+    mean, std = image_statistics(blank, train, started=bool(start), frozen=frozen, workers=workers)
     return {
         "name": name,
         "start": start,
@@ -412,16 +421,24 @@ def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: b
     return name if source.config or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"
 
 
-def _statistics(split: AnySplit) -> tuple[list[float], list[float]]:
+def _statistics(split: AnySplit, workers: int) -> tuple[list[float], list[float]]:
     """The mean and the standard deviation of each channel, for pixel values in 0 to 1, of at most 2,000 images."""
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:2000].sort().values
-    if isinstance(split, Split):
-        images = split.images[order]
-    else:
-        images = torch.stack([split.read(int(place)) for place in split.places[order]])
-    values = images.transpose(0, 1).flatten(1).double() / 255
+    channels, height, width = split.shape
+    count = len(order) * height * width
+    total = squares = torch.zeros(channels, dtype=torch.int64)
+    for images in batches(split, order.split(50), workers):
+        values = images.cpu().transpose(0, 1).flatten(1).long()
+        total, squares = total + values.sum(1), squares + (values * values).sum(1)
+    # In whole numbers, which are exact.
+    variances = [
+        (count * b - a * a) / (count * (count - 1)) for a, b in zip(total.tolist(), squares.tolist(), strict=True)
+    ]
     # The standard deviation of a constant channel would be zero.
-    return [round(v, 4) for v in values.mean(1).tolist()], [max(round(v, 4), 1e-2) for v in values.std(1).tolist()]
+    return (
+        [round(a / count / 255, 4) for a in total.tolist()],
+        [max(round(math.sqrt(v) / 255, 4), 1e-2) for v in variances],
+    )
 
 
 def _say(*lines: str) -> None:

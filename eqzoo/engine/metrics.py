@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..analysis._mode import evaluation_mode
-from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, inputs, rotation_curve, sample
+from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 from ..data import AnySplit
 from ..groups import P4, transform
 
@@ -52,8 +52,12 @@ def top1(predicted: Tensor, labels: Tensor) -> float:
 
 @torch.no_grad()
 def split_logits(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor:
-    """The logits of a split, ``(n, classes)``, on the CPU."""
-    return torch.cat([model(x).cpu() for x in inputs(model, split, BATCH_SIZE, workers)])
+    """The logits of a split, ``(n, classes)``, on the CPU.
+
+    Raises:
+        ValueError: If they are not finite: the class with the largest of them would be the first one for all images.
+    """
+    return finite(torch.cat([model(x).cpu() for x in inputs(model, split, BATCH_SIZE, workers)]))
 
 
 def predict_split(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor:
@@ -63,12 +67,16 @@ def predict_split(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor
 
 @torch.no_grad()
 def predict_quarter_rotations(model: nn.Module, split: AnySplit, workers: int = 0) -> Tensor:
-    """The predicted classes of a split rotated by 0°, 90°, 180° and 270°, ``(4, n)``, on the CPU."""
+    """The predicted classes of a split rotated by 0°, 90°, 180° and 270°, ``(4, n)``, on the CPU.
+
+    Raises:
+        ValueError: If logits are not finite.
+    """
     batches = [
-        torch.stack([model(transform(x, P4, g, "trivial")).argmax(1).cpu() for g in P4.elements])
+        torch.stack([model(transform(x, P4, g, "trivial")).cpu() for g in P4.elements])
         for x in inputs(model, split, BATCH_SIZE, workers)
     ]
-    return torch.cat(batches, 1)
+    return finite(torch.cat(batches, 1)).argmax(2)
 
 
 def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any]:

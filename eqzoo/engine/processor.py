@@ -1,6 +1,5 @@
-"""What the processor offers: GPUs, the cores that this process may use, and bfloat16 units."""
+"""What the processor offers: GPUs and bfloat16 units, and how many threads torch takes."""
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +7,11 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["check_device", "emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "usable_cores"]
+from .._common import usable_cores
+
+__all__ = ["check_device", "emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
-_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
 
 
@@ -35,16 +35,6 @@ def has_bfloat16(device: torch.device) -> bool:
 def emulates_bfloat16(device: torch.device) -> bool:
     """Whether a device is a processor that is known not to multiply bfloat16; False where its flags cannot be read."""
     return device.type == "cpu" and _CPU_INFO.is_file() and not has_bfloat16(device)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use: those of its affinity, at most the CPU limit of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = _CPU_LIMIT.read_text(encoding="utf-8").split()
-        return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no control group, or "max", which is no limit
-        return cores
 
 
 @contextmanager

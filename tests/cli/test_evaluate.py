@@ -51,6 +51,18 @@ def card(tmp_path, **changes):
     return folder
 
 
+def test_a_network_without_finite_outputs_has_no_accuracy(digits):
+    """Its predictions would be the first class for all images, the same at all rotations."""
+    model = eqzoo.create_model("p4_cnn", pretrained=True).eval()
+    with torch.no_grad():
+        model.stem.conv.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match=r"not finite for 1 of 1 images; its weights or the images hold NaN"):
+        eqzoo.evaluate(model, digits)
+    x = torch.randn(3, 1, 28, 28)
+    with pytest.raises(ValueError, match="not finite for 3 of 3 images"):
+        eqzoo.rotation_curve(model, x, torch.zeros(3, dtype=torch.long))
+
+
 def test_metrics_are_those_counted_by_hand(capsys, digits):
     code, out, _ = run(capsys, "evaluate", "p4_cnn", digits)
     assert code == 0

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import multiprocessing
+import os
 import re
 import shutil
 import struct
@@ -22,12 +23,14 @@ from eqzoo.data import (
     Streamed,
     augment,
     batches,
+    channels_found,
     check,
     draw,
     folders_in_classes,
     hold_out,
     load_image,
     load_splits,
+    native_sides,
     normalize,
     per_class,
     pixels,
@@ -355,6 +358,10 @@ def test_npz_files(tmp_path):
     }
     with pytest.raises(ValueError, match="3 validation images of its own"):
         load_splits("gray.npz", tmp_path, valid_size=2)
+    # Arrays of other names are not read, such as of Python objects, and names may be bytes.
+    save_npz(tmp_path / "more.npz", notes=np.array([{}], dtype=object), label_names=np.array([b"cat", b"dog", b"cow"]))
+    assert load_splits("more.npz", tmp_path)["test"].classes == ("cat", "dog", "cow")
+    assert native_sides(tmp_path / "more.npz") == (8, 8)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +375,9 @@ def test_npz_files(tmp_path):
         ({"y_train": np.arange(18) / 3}, "labels are integers"),
         ({"y_train": np.array(3)}, r"labels are integers, one per image, got int64 \(\)"),
         ({"y_train": np.full((18, 3), 1 / 3)}, r"got float64 \(18, 3\); y\.argmax\(1\) .*docs/own_training\.md"),
+        ({"y_train": np.arange(18) % 2 == 0}, r"got bool \(18,\); y\.astype\(np\.int64\) makes"),
+        ({"label_names": np.arange(3) / 2}, r"label_names are strings, np\.array\(names, dtype=str\), got float64"),
+        ({"label_names": np.array([b"\xe9", b"b", b"c"])}, "label_names are bytes that are no UTF-8"),
         ({"y_train": np.array(["a", "b"] * 9)}, r"np\.unique\(y, return_inverse=True\) makes names and integers"),
         ({"y_train": np.array(["a", 1] * 9, dtype=object)}, "an array of Python objects, which is not read"),
         ({"label_names": ["cat", "dog", "cow", "pig"]}, "4 names for 3 classes, and no images of 'pig'; give"),
@@ -537,6 +547,58 @@ def test_splits_in_python_are_checked():
     for message, splits in cases.items():
         with pytest.raises(ValueError, match=message):
             check(splits, "mine")
+    for message, wrong in {
+        r"those of train are an eqzoo\.data\.Split\(images, labels\), got tuple": (split.images, split.labels),
+        r"those of train are of type ndarray; torch\.from_numpy": replace(split, images=split.images.numpy()),
+    }.items():
+        with pytest.raises(TypeError, match=message):
+            check({"train": wrong}, "mine")
+
+
+def test_classes_have_one_order_in_all_splits():
+    """Labels of a test split in another order were counted as wrong."""
+    split = Split(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3), ("a", "b", "c"))
+    check({"train": split, "valid": replace(split, classes=()), "test": split}, "mine")
+    with pytest.raises(
+        ValueError, match="the classes of test are b, a, c, those of train a, b, c; label 0 is the first"
+    ):
+        check({"train": split, "test": replace(split, classes=("b", "a", "c"))}, "mine")
+
+
+def test_images_beside_the_class_folders_count_for_nothing(tmp_path):
+    x, _ = labeled(20)
+    for i in range(18):
+        (folder := tmp_path / "mine" / f"class {i % 3}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[i, ..., 0]).save(folder / f"{i}.png")
+    Image.fromarray(x[18]).resize((50, 60)).save(tmp_path / "mine" / "overview.png")
+    assert channels_found(tmp_path / "mine") == (1, [])
+    assert native_sides(tmp_path / "mine") == (8, 8)
+    (tmp_path / "mine" / "test").mkdir()
+    (tmp_path / "mine").rename(tmp_path / "train")
+    (tmp_path / "train" / "test").rmdir()
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(x[19]).save(tmp_path / "masks" / "0.png")
+    assert channels_found(tmp_path) == (1, [])
+    assert channels_found(tmp_path / "no folder") == (None, [])
+
+
+def test_a_name_that_is_no_text(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18)])
+    (tmp_path / "mine" / "train" / "class 0").rename(tmp_path / "mine" / "train" / os.fsdecode(b"caf\xe9"))
+    with pytest.raises(ValueError, match=r"the class folder caf\\udce9 in .* is not UTF-8; rename it"):
+        read_images(tmp_path / "mine", 8)
+
+
+def test_too_little_memory_is_no_fault_of_the_files(tmp_path, monkeypatch):
+    """The files were named as unreadable, with the advice to remove them."""
+    save_folder(tmp_path / "mine", [("train", 18)])
+
+    def full(*_):
+        raise MemoryError("cannot allocate 9 GiB")
+
+    monkeypatch.setattr("eqzoo.data.images.pixels", full)
+    with pytest.raises(MemoryError, match="9 GiB"):
+        read_images(tmp_path / "mine", 8)
 
 
 def test_hidden_folders_are_ignored(tmp_path):
@@ -682,6 +744,15 @@ def test_pcam(tmp_path, monkeypatch, limit):
     assert isinstance(splits["train"], Split if limit else Streamed)
     (images,) = batches(splits["train"], [torch.tensor([3, 1])], workers=1)
     assert np.array_equal(images.permute(0, 2, 3, 1).numpy(), x[[3, 1]])
+    if not limit and hasattr(os, "fork"):  # a forked process does not use the file that is open here
+        reader = splits["train"].read
+        reader(3)
+        here = reader.pixels
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert torch.equal(reader(3), torch.from_numpy(x[3]).permute(2, 0, 1))
+        assert reader.pixels is not here
+        monkeypatch.undo()
+        monkeypatch.setattr("eqzoo.data.datasets.MEMORY_LIMIT", limit)
     assert splits["valid"].labels.tolist() == y.tolist()
     assert splits["valid"].classes == ("normal", "tumor")
     path = tmp_path / "pcam" / "camelyonpatch_level_2_split_test_x.h5"

@@ -27,7 +27,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
     Streamed,
-    color_mixture,
+    channels_found,
     complete_splits,
     load_image,
     normalize,
@@ -257,6 +257,11 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         (("p4_cnn.my-shapes", "--push", "me"), "not logged in to the Hub"),
         ((tuned.folder, "--output", tuned.folder), "is the folder of the run itself; name another one with --output"),
         ((tuned.folder, "--private"), "--private is for a repo that is made by --push OWNER"),
+        ((tuned.folder, "--label-names", "cross", "blob", "bar"), "the classes have names already, 'bar' and others"),
+        (
+            (tuned.folder, "--checkpoint", "../x"),
+            "--checkpoint: the name of a checkpoint has letters, digits, dots and",
+        ),
         ((tmp_path,), "results.json; if it is a run of training/train.py"),
         ((tmp_path / "nowhere",), "nowhere; give the one that eqzoo finetune wrote"),
         ((shipped_folder() / "p4_cnn.rotmnist", "--push", "me"), "is a checkpoint of eqzoo itself"),
@@ -270,15 +275,28 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
     assert (published / "model.onnx").is_file()
     for name, text, said in (
         ("results.json", "[]", "holds no results of a checkpoint; give its eqzoo finetune command again"),
+        ("results.json", '{"checkpoint": "../../evil"}', "results.json: the name of a checkpoint has letters, digits"),
         ("config.json", "{}", "is no configuration of a checkpoint; give its eqzoo finetune command again"),
     ):
-        copy = shutil.copytree(tuned.folder, tmp_path / name)
+        copy = shutil.copytree(tuned.folder, tmp_path / name, dirs_exist_ok=True)
         (copy / name).write_text(text)
         assert said in run(capsys, "publish", copy)[2]
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert run(capsys, "publish", tuned.folder, "--output", ".")[0] == 0
     assert '"local-dir:here"' in (tmp_path / "here" / "README.md").read_text()
+    assert run(capsys, "publish", tuned.folder, "--output", "my 'cells'")[0] == 0
+    page = (tmp_path / "here" / "my 'cells'" / "README.md").read_text()
+    (line,) = (line for line in page.splitlines() if line.startswith("    eqzoo predict"))
+    assert shlex.split(line)[-1] == "local-dir:my 'cells'"
+
+
+def test_a_folder_with_the_name_of_a_public_data_set_is_another_set(tmp_path):
+    """Its card would describe the public one."""
+    (tmp_path / "eurosat").mkdir()
+    assert finetuning._label(tmp_path / "eurosat") == "own-eurosat"
+    assert finetuning._label("eurosat") == "eurosat"
+    assert finetuning._label(tmp_path / "cells") == "cells"
 
 
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
@@ -375,23 +393,23 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
 def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
     images = save_shapes(tmp_path / "images", (6, 6, 6))
     first, second = (images / "bar" / f"0{i}.png" for i in (0, 1))
-    assert color_mixture(images) == []
+    assert channels_found(images)[1] == []
     Image.open(first).convert("RGB").save(first)
-    assert color_mixture(images)[0].startswith(
+    assert channels_found(images)[1][0].startswith(
         "1 of the 18 images is in color (bar/00.png) and the others gray: all are"
     )
     Image.open(second).convert("RGB").save(second)
-    assert color_mixture(images)[0].startswith(
+    assert channels_found(images)[1][0].startswith(
         "2 of the 18 images are in color (bar/00.png, ...) and the others gray: "
     )
     for file in images.glob("*/*"):
         Image.open(file).convert("L" if file == first else "RGB").save(file)
-    assert color_mixture(images)[0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
+    assert channels_found(images)[1][0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
     args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
     assert "1 of the 18 images is gray" in run(capsys, *args)[2]
     gray = Image.open(first).copy()
     gray.convert("RGB").save(first)
-    assert color_mixture(images) == []
+    assert channels_found(images)[1] == []
     gray.save(first)
     args[4] = tmp_path / "gray"
     assert "is gray" not in run(capsys, *args, "--channels", 1)[2]

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import eqzoo
+from eqzoo import _common
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
@@ -141,6 +142,19 @@ def test_images_have_their_own_statistics_unless_batch_norms_are_frozen(tmp_path
     values = shapes()["train"].images.double() / 255
     own = json.loads((tmp_path / "own" / "finetune.json").read_text())
     assert own["mean"][0] == pytest.approx(values.mean().item(), abs=0.02)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_statistics_are_those_of_all_pixels(streamed):
+    images = torch.randint(0, 256, (130, 3, 5, 7), dtype=torch.uint8)
+    images[:, 2] = 9
+    split = Split(images, torch.zeros(130, dtype=torch.long))
+    if streamed:
+        split = Streamed(images.__getitem__, torch.arange(130), split.labels, (3, 5, 7))
+    values = images.double().transpose(0, 1).flatten(1) / 255
+    mean, std = finetuning._statistics(split, 0)
+    assert mean == [round(v, 4) for v in values.mean(1).tolist()]
+    assert std == [*(round(v, 4) for v in values.std(1).tolist()[:2]), 0.01]
 
 
 def test_ties_of_accuracy_are_decided_by_the_loss(tmp_path, monkeypatch):
@@ -536,7 +550,7 @@ def test_subnormal_numbers_are_zero_while_training_alone():
 
 def test_processors(tmp_path, monkeypatch):
     monkeypatch.setattr(processor, "_CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(processor, "_CPU_LIMIT", tmp_path / "cpu.max")
+    monkeypatch.setattr(_common, "_CPU_LIMIT", tmp_path / "cpu.max")
     cpu = torch.device("cpu")
     assert not processor.has_bfloat16(cpu)  # no such file
     assert not processor.emulates_bfloat16(cpu)
@@ -549,7 +563,7 @@ def test_processors(tmp_path, monkeypatch):
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
         assert (processor.has_bfloat16(cpu), processor.emulates_bfloat16(cpu)) == (expected, not expected), line
     monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert processor.usable_cores() == 16
+    assert _common.usable_cores() == 16
     for text, expected in (
         ("max 100000\n", 16),
         ("250000 100000\n", 3),
@@ -557,7 +571,7 @@ def test_processors(tmp_path, monkeypatch):
         ("9900000 100000\n", 16),
     ):
         (tmp_path / "cpu.max").write_text(text)
-        assert processor.usable_cores() == expected
+        assert _common.usable_cores() == expected
     before = torch.get_num_threads()
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

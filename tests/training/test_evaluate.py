@@ -130,6 +130,7 @@ def test_half_precision_is_what_is_evaluated_and_published(runs):
     output = runs / "published"
     words = ["publish", folder, "--output", output, "--label-names", "dark", "light"]
     assert command_line.main(list(map(str, words))) == 0
+    assert json.loads((output / "config.json").read_text())["label_names"] == ["dark", "light"]
     model = eqzoo.create_model("p4_cnn", num_classes=2, checkpoint_path=output / "model.safetensors")
     assert torch.equal(model.state_dict()["stem.conv.weight"].half(), half["stem.conv.weight"])
     assert "Weights" in (output / "README.md").read_text()
