@@ -20,12 +20,26 @@ import operator
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["P4", "P4M", "Z2", "Z2M", "Field", "Group", "cyclic", "dihedral", "orbit", "permutation", "transform"]
+__all__ = [
+    "P4",
+    "P4M",
+    "Z2",
+    "Z2M",
+    "Field",
+    "Group",
+    "cyclic",
+    "dihedral",
+    "orbit",
+    "orbit_array",
+    "permutation",
+    "transform",
+]
 
 Field = Literal["trivial", "regular"]
 
@@ -230,11 +244,14 @@ def transform(x: Tensor, group: Group, g: int, field: Field) -> Tensor:
 
 def permutation(group: Group, g: int) -> Tensor:
     """The permutation of the group axis of a regular field under g: entry h is ``g⁻¹ h``, ``(|H|,)`` int64."""
+    return torch.tensor(_permuted(group, g), device="cpu")
+
+
+def _permuted(group: Group, g: int) -> list[int]:
     inverse = group.inverse(g)
-    return torch.tensor([group.product(inverse, h) for h in group.elements], device="cpu")
+    return [group.product(inverse, h) for h in group.elements]
 
 
-@cache
 def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
     """The gather index that expands a flattened filter to its orbit, all its transformed copies.
 
@@ -251,6 +268,12 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
     Raises:
         ValueError: If the group does not act on the pixel grid.
     """
+    return torch.tensor(orbit_array(group, kernel_size, field).tolist(), device="cpu")
+
+
+@cache
+def orbit_array(group: Group, kernel_size: int, field: Field) -> np.ndarray[Any, Any]:
+    """`orbit` as an array, by the law of `transform`: a tensor that is kept might be one of a trace, without values."""
     if not group.on_grid:
         raise ValueError(
             f"{group.name} does not map the pixel grid onto itself, so its filters have no exact orbit; "
@@ -258,11 +281,14 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
             "PointwiseConv2d, which take any group"
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
-    # On the CPU whatever the default device is: the result is cached and shared by all layers.
-    # And no inference tensor: it may be made in inference mode, and be used in training.
-    with torch.inference_mode(False):
-        index = torch.arange(math.prod(shape), device="cpu").reshape(shape)
-        return torch.stack([transform(index, group, g, field).flatten() for g in group.elements])
+    index = np.arange(math.prod(shape)).reshape(shape)
+
+    def moved(g: int) -> np.ndarray[Any, Any]:
+        quarters, reflected = group.quarter_rotations(g)
+        x = index if field == "trivial" else index[_permuted(group, g)]
+        return np.rot90(x[..., ::-1] if reflected else x, quarters, (-2, -1)).reshape(-1)
+
+    return np.stack([moved(g) for g in group.elements])
 
 
 def _cos_sin(r: int, n: int) -> tuple[float, float]:

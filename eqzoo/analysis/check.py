@@ -1,6 +1,5 @@
 """Equivariance check of any network: of this package, of timm, or an ONNX file."""
 
-import copy
 import json
 import math
 import os
@@ -17,6 +16,7 @@ from ..equivariance import (
     equivariance_report,
     group_of,
     group_to_check,
+    in_float64,
     is_subgroup,
     looks_untrained,
     randomize_norms,
@@ -223,7 +223,7 @@ def _module(
         notes.append(
             f"Of the {asked.order} elements of {asked.name}, those that map the pixel grid to itself were checked."
         )
-    network = copy.deepcopy(network).to("cpu", torch.float64).eval()
+    network = in_float64(network)
     if size and isinstance(network, EquivariantNet):
         check_side(subject, size, network)
     x = _images(network, size, seed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
@@ -149,10 +149,15 @@ def _generated_depthwise(hidden: Shape, weight: Shape, bias: Shape, value: Shape
     return 2 * (math.prod(hidden) * slices * taps + math.prod(value) * taps)
 
 
-def _affine_attention(shapes: Sequence[Shape], kernel_size: int, *_: Any, **kwargs: Any) -> int:
-    field, order, taps = math.prod(shapes[0]), shapes[0][2], kernel_size**2
-    maps = order + order * taps * (len(shapes) // 3 - 1)  # of queries, keys and, where they have one, values
+def _affine_attention(tensors: Sequence[Tensor], kernel_size: int, *_: Any, **kwargs: Any) -> int:
+    field, order, taps = tensors[0].numel(), tensors[0].shape[2], kernel_size**2
+    psis = tensors[len(tensors) // 3 :: 2]  # of queries, keys and, where they have one, values
+    # An identity, which is no product, is one matrix for all channels and taps.
+    maps = sum(order * psi.shape[3] for psi in psis if 0 not in psi.stride())
     return 2 * field * (maps + 2 * taps)
+
+
+_affine_attention._get_raw = True  # type: ignore[attr-defined]  # torch's counter then passes tensors, not their shapes
 
 
 def _response_peak(x: Shape, filters: Shape, poses: int, *sampling: int, **kwargs: Any) -> int:

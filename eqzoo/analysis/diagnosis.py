@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors, is_subgroup
+from ..equivariance import element_errors, is_subgroup, module_group
 from ..groups import Group, transform
 
 __all__ = ["diagnose", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
@@ -46,7 +46,7 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     for name, module in model.named_modules():
         if said := getattr(module, "breaks_group", None):
             found.setdefault("layers that end a group", []).append(f"{name}, {said}")
-    layers = tuple(f"{name}." for name, module in model.named_modules() if name and _group_of(module))
+    layers = tuple(f"{name}." for name, module in model.named_modules() if name and module_group(module))
     for name, parameter in model.named_parameters():
         if any(word in name for word in _POSITIONS) and not name.startswith(layers):  # those of layers are relative
             shape = " x ".join(map(str, parameter.shape))
@@ -66,7 +66,7 @@ def mixed_groups(network: nn.Module, own: Group | None, asked: Group) -> tuple[s
         asked: The group that is checked.
     """
     layers = {
-        name: (module, group) for name, module in network.named_modules() if name and (group := _group_of(module))
+        name: (module, group) for name, module in network.named_modules() if name and (group := module_group(module))
     }
     first = next(iter(layers), "")
     whose, own = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
@@ -79,11 +79,6 @@ def mixed_groups(network: nn.Module, own: Group | None, asked: Group) -> tuple[s
         if not is_subgroup(asked, group):
             return (f"{said}; {group.name} has not all elements of {asked.name}",)
     return ()
-
-
-def _group_of(module: nn.Module) -> Group | None:
-    group = getattr(module, "group", None)
-    return group if isinstance(group, Group) else None
 
 
 def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,16 @@ __all__ = [
     "equivariance_report",
     "group_of",
     "group_to_check",
+    "in_float64",
     "is_subgroup",
+    "module_group",
     "tensors_of",
     "unwrapped",
     "without_parallel",
 ]
 
 
+_Module = TypeVar("_Module", bound=nn.Module)
 _ROUND_OFF = 1e-8  # a larger error, in float64, is not round-off alone
 
 
@@ -139,7 +142,7 @@ def equivariance_report(
         )
     if any(isinstance(value, Tensor) and value.is_complex() for value in (x, *model.parameters())):
         raise TypeError("the error is measured in float64; pass real numbers, not complex ones")
-    own = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    own = in_float64(model)
     generator = torch.Generator().manual_seed(seed)
     x = _noise(unwrapped(own), generator) if x is None else _measured(x)
     if randomize:
@@ -154,6 +157,23 @@ def equivariance_report(
     return EquivarianceReport(group, logits, features, layers)
 
 
+def in_float64(model: _Module) -> _Module:
+    """A copy of a model in float64 and evaluation mode, on the CPU, to measure it.
+
+    Raises:
+        ValueError: If torch cannot copy it, as where a weight is computed from others and was not yet without gradient.
+    """
+    try:
+        return copy.deepcopy(model).to("cpu", torch.float64).eval()
+    except RuntimeError as error:
+        if "deepcopy" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(model).__name__} cannot be copied ({str(error).partition('.')[0]}): after pruning or "
+            "torch.nn.utils.weight_norm run it once under torch.no_grad(), or call torch.nn.utils.prune.remove"
+        ) from error
+
+
 def group_of(model: nn.Module) -> Group | None:
     """The network's own group, its attribute ``group``; None if it has none.
 
@@ -166,6 +186,12 @@ def group_of(model: nn.Module) -> Group | None:
             f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {found!r}"
         )
     return found
+
+
+def module_group(module: nn.Module) -> Group | None:
+    """The group of a layer or network of this package, its attribute ``group``; None if it has none, or another one."""
+    group = getattr(module, "group", None)
+    return group if isinstance(group, Group) else None
 
 
 def without_parallel(model: nn.Module) -> nn.Module:
@@ -358,17 +384,14 @@ def _act(x: Tensor, group: Group, g: int, own: Group, sides: Sequence[int] | Non
     return transform(x, own, element, "regular")
 
 
-def is_subgroup(group: Group, other: Group) -> bool:
-    """Whether all elements of a group are in another one."""
-    return all(other.element(group.matrix(g)) is not None for g in group.elements)
+def is_subgroup(group: Group, other: Group, on_grid: bool = False) -> bool:
+    """Whether all elements of a group, or those that map the pixel grid onto itself, are in another one."""
+    elements = group.grid_elements if on_grid else group.elements
+    return all(other.element(group.matrix(g)) is not None for g in elements)
 
 
 def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if name and isinstance(getattr(module, "group", 0), Group)
-    }
+    layers = {name: module for name, module in model.named_modules() if name and module_group(module)}
     inputs: dict[str, Any] = {}
     handles = [
         module.register_forward_hook(partial(_keep_input, inputs, name), with_kwargs=True)

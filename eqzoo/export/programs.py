@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .._common import __version__, atomic, interleaved_times
-from ..equivariance import element_errors, without_parallel
+from ..equivariance import element_errors, in_float64, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
 from ..models._builder import per_channel
@@ -248,7 +248,7 @@ class _Network:
         if min(sides) < 1:
             raise ValueError(f"the sides of images are at least one pixel, got {' x '.join(map(str, sides))}")
         about = metadata(model, sides)
-        double = copy.deepcopy(model).to("cpu", torch.float64).to(memory_format=torch.contiguous_format).eval()
+        double = in_float64(model).to(memory_format=torch.contiguous_format)
         generator = torch.Generator().manual_seed(seed)
         images = torch.randn(max(_BATCHES), model.in_chans, *sides, generator=generator, dtype=torch.float64)
         expected = torch.cat([double(image) for image in images.split(1)])

@@ -27,7 +27,7 @@ class FusedSequential(nn.Sequential):
 
     def forward(self, input: Tensor, residual: Tensor | None = None, act: nn.Module | None = None) -> Tensor:  # noqa: A002
         layers = list(self)
-        while layers and type(layers[-1]) is nn.Identity and not _is_watched(layers[-1]):
+        while layers and type(layers[-1]) is nn.Identity and not _has_hooks(layers[-1]):
             layers.pop()
         x, place = input, 0
         while place < len(layers) - 1:
@@ -76,7 +76,12 @@ def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor
 def _fuses(norm: nn.Module, act: nn.Module) -> bool:
     if not isinstance(norm, GroupBatchNorm2d) or type(act) is not nn.ReLU:
         return False
-    return not (_is_watched(norm) or _is_watched(act) or act._forward_pre_hooks)
+    return not (_is_watched(norm) or _has_hooks(act))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether somebody looks at this module, its input included."""
+    return _is_watched(module) or bool(module._forward_pre_hooks)
 
 
 def _is_watched(module: nn.Module) -> bool:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..ops._transforms import is_observed
+
 __all__ = ["KeepsBanks", "kept"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -22,8 +24,9 @@ class KeepsBanks(nn.Module):
     the same version, in the same memory; and because writing through ``.data`` or numpy changes no version, about a
     thousand of their numbers are compared as well. On a GPU, where that would wait for it, filters are kept only of
     parameters that require no gradient, and a write through ``.data`` there needs a call of `train` or `eval`. Modules
-    that are pruned or parametrized keep nothing. `train`, ``.to()`` and its like drop everything. Copies and pickles
-    hold nothing of it, and graphs that are compiled, exported or traced build their filters themselves.
+    that are pruned or parametrized, or have a plain tensor in place of a parameter, keep nothing. `train`, ``.to()``
+    and its like drop everything. Copies and pickles hold nothing of it, and graphs that are compiled, exported or
+    traced build their filters themselves.
     """
 
     _banks: "_Banks"
@@ -44,6 +47,8 @@ def kept(method: _Method) -> _Method:
     def build_or_keep(self: Any) -> Any:
         if self.training or torch.compiler.is_compiling() or self._forward_pre_hooks or is_parametrized(self):
             return method(self)  # pruning and weight norms compute parameters from others
+        if any(isinstance(value, Tensor) for value in self.__dict__.values()):
+            return method(self)  # a tensor in place of a parameter that was deleted, as hypernetworks do
         parameters = [p for p in self._parameters.values() if p is not None]
         if not parameters or not _may_keep(parameters):
             return method(self)
@@ -62,6 +67,8 @@ def kept(method: _Method) -> _Method:
 
 
 def _may_keep(parameters: list[nn.Parameter]) -> bool:
+    if is_observed():  # a graph that is recorded would hold what was kept as a constant
+        return False
     graph = torch.is_grad_enabled()
     for p in parameters:
         if type(p) is not nn.Parameter or (graph and p.requires_grad) or p.is_inference() or p.is_meta:

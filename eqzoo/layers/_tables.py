@@ -21,14 +21,14 @@ class KeepsTables(nn.Module):
     # The values, as an array because torch.load moves every tensor, and the buffer that has them.
     _tables: dict[str, tuple[np.ndarray[Any, Any], Tensor]]
 
-    def register_table(self, name: str, table: Tensor) -> None:
+    def register_table(self, name: str, table: Tensor | np.ndarray[Any, Any]) -> None:
         """Registers a buffer outside of the state dict.
 
         Args:
             name: Its name.
-            table: Its values, on the CPU; they are copied.
+            table: Its values, an array or a tensor on the CPU; they are copied.
         """
-        values = table.numpy().copy()
+        values = np.array(table)
         self.register_buffer(name, _buffer(values, torch.device("cpu")), persistent=False)
         self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
 

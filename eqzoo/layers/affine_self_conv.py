@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ..groups import Group, orbit
+from ..groups import Group, orbit_array
 from ..ops import AffineBank, AffineBanks, affine_attention
 from ._arguments import check_arguments, check_field
 from ._kept import KeepsBanks, kept
@@ -37,8 +37,8 @@ class AffineMap(KeepsTables, KeepsBanks):
         self.group = group
         self.psi = nn.Parameter(torch.empty(channels, group.order, kernel_size, kernel_size))
         self.beta = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
-        self.register_table("psi_index", orbit(group, kernel_size, "regular").flatten())
-        self.register_table("beta_index", orbit(group, kernel_size, "trivial").flatten())
+        self.register_table("psi_index", orbit_array(group, kernel_size, "regular").flatten())
+        self.register_table("beta_index", orbit_array(group, kernel_size, "trivial").flatten())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -267,7 +267,7 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
         self.query, self.key, self.value = (GroupConv2d(group, channels, channels, 1) for _ in range(3))
         self.rows = nn.Parameter(torch.empty(channels // 2, 1, kernel_size, 1))
         self.columns = nn.Parameter(torch.empty(channels // 2, 1, 1, kernel_size))
-        self.register_table("embedding_index", orbit(group, kernel_size, "trivial").flatten())
+        self.register_table("embedding_index", orbit_array(group, kernel_size, "trivial").flatten())
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -3,10 +3,11 @@
 import math
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..groups import Field, Group, orbit
+from ..groups import Field, Group, orbit_array
 from ..ops import attend_input, attentive_conv
 from ..ops.attentive import check_dilation
 from ._arguments import check_arguments, check_field, check_numbers
@@ -95,10 +96,9 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         self.expand = nn.Parameter(torch.empty(in_channels, hidden * poses, 1, 1)) if channel else None
         self.spatial = nn.Parameter(torch.empty(1, maps * poses, side, side))
         # On an image the channel attention has a single pose, for every group.
-        one_pose = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
-        pose_index = orbit(group, 1, field) if field == "regular" else one_pose
+        pose_index = orbit_array(group, 1, field) if field == "regular" else np.zeros((1, 1), np.int64)
         self.register_table("pose_index", pose_index)
-        self.register_table("orbit_index", orbit(group, side, field))
+        self.register_table("orbit_index", orbit_array(group, side, field))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -154,8 +154,8 @@ class _ResponseAttention(KeepsTables, KeepsBanks):
         self.reduce = nn.Parameter(torch.empty(out_channels, hidden, in_channels, poses)) if channel else None
         self.expand = nn.Parameter(torch.empty(out_channels, in_channels, hidden, poses)) if channel else None
         self.spatial = nn.Parameter(torch.empty(out_channels, 2 * poses, side, side)) if spatial else None
-        self.register_table("pose_index", orbit(group, 1, field))
-        self.register_table("orbit_index", orbit(group, side, field))
+        self.register_table("pose_index", orbit_array(group, 1, field))
+        self.register_table("orbit_index", orbit_array(group, side, field))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Field, Group, orbit
+from ..groups import Field, Group, orbit_array
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
 from ._arguments import check_arguments, check_field
@@ -71,7 +71,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         self.in_planes = in_channels * (group.order if self.in_field == "regular" else 1)
         self.weight = nn.Parameter(torch.empty(out_channels, self.in_planes // groups, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        index = orbit(group, kernel_size, self.in_field)
+        index = orbit_array(group, kernel_size, self.in_field)
         self.register_table("orbit_index", index.reshape(1, group.order, 1, -1))
         self.reset_parameters()
 

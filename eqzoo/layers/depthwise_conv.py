@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Group, orbit
+from ..groups import Group, orbit_array
 from ._arguments import check_arguments, check_field
 from ._exact import check_size, with_size_check
 from ._kept import KeepsBanks, kept
@@ -81,7 +81,7 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
         self.padding_mode: PaddingMode = padding_mode
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.register_table("orbit_index", orbit(group, kernel_size, "trivial"))
+        self.register_table("orbit_index", orbit_array(group, kernel_size, "trivial"))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

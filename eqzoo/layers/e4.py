@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Group, orbit
+from ..groups import Group, orbit_array
 from ..ops import generated_depthwise
 from ._arguments import check_arguments, check_field
 from ._kept import KeepsBanks, kept
@@ -204,8 +205,8 @@ class _RotatedTaps(KeepsTables, KeepsBanks, nn.Conv2d):
     def __init__(self, group: Group, in_channels: int, slices: int, kernel_size: int) -> None:
         super().__init__(in_channels, slices * kernel_size**2, 1)
         self.order = group.order
-        offsets = orbit(group, kernel_size, "trivial")[:, None]
-        rows = torch.arange(slices, device=offsets.device)[:, None] * kernel_size**2 + offsets
+        offsets = orbit_array(group, kernel_size, "trivial")[:, None]
+        rows = np.arange(slices)[:, None] * kernel_size**2 + offsets
         self.register_table("rows", rows.flatten())
 
     @kept

@@ -1,6 +1,6 @@
 """Restriction of fields to a subgroup: networks whose later layers are equivariant under fewer elements."""
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from ..groups import Group, transform
@@ -62,7 +62,7 @@ class GroupRestriction(KeepsTables):
         for t in group.elements:
             if t not in poses:
                 poses += [group.product(h, t) for h in elements if h is not None]
-        self.register_table("poses", torch.tensor(poses, device="cpu"))
+        self.register_table("poses", np.array(poses))
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 5 or x.shape[2] != self.source.order:

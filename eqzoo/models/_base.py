@@ -209,7 +209,9 @@ class EquivariantNet(nn.Module):
             self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
         reference = next(self.stem.parameters())
         self._can_be_fused = getattr(self, "_can_be_fused", False) or _has_layers_to_fuse(self)
-        self.head = head.to(reference.device, reference.dtype).train(self.training)
+        if any((p.device, p.dtype) != (reference.device, reference.dtype) for p in head.parameters()):
+            head = head.to(reference.device, reference.dtype)
+        self.head = head.train(self.training)
         self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
             cfg["label_names"] = None  # they name the classes of the weights
@@ -275,6 +277,11 @@ class EquivariantNet(nn.Module):
 
     def _check_images(self, x: Tensor) -> None:
         """Raises ValueError unless these are a batch of images with the network's number of channels."""
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{self._name} takes images as a tensor (B, {self.in_chans}, height, width), got {type(x).__name__}; "
+                "eqzoo.data.preprocess and normalize make them of files, torch.from_numpy of arrays"
+            )
         if x.ndim == 4 and x.shape[1] == self.in_chans:
             return
         way = ""
@@ -290,9 +297,15 @@ class EquivariantNet(nn.Module):
 
     def _check_type(self, x: Tensor, error: RuntimeError) -> None:
         """Raises TypeError where images failed that have another type of number than the network."""
+        if self._deployed and any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
+            raise ValueError(
+                f"{self._name} has torch.nn.SyncBatchNorm, which is not deployed or exported with it; load its state "
+                f"dict into a fresh eqzoo.create_model({self._name!r}, ...)"
+            ) from error
         own = next(self.parameters()).dtype
-        cast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64  # which autocast leaves alone
-        if x.dtype == own or cast or isinstance(error, torch.OutOfMemoryError):
+        if x.dtype == own or x.is_meta or isinstance(error, torch.OutOfMemoryError):
+            return
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # which autocast leaves alone
             return
         way = f"images.to({own}), or model.to({x.dtype}), makes them fit"
         if not x.is_floating_point():

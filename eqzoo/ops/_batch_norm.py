@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ._backend import WITH_BFLOAT16, cpu_function, plain
 from ._dtypes import accumulation_dtype
-from ._transforms import is_transformed
+from ._transforms import has_memory, is_observed, is_transformed
 
 __all__ = ["batch_norm"]
 
@@ -51,7 +51,8 @@ def batch_norm(
         The field, of the shape and type of x, and with its strides.
 
     Raises:
-        ValueError: If training has one number a field, or nothing to take statistics from.
+        ValueError: If training has one number a field, or nothing to take statistics from; if there are no running
+            statistics otherwise; or if the residual is of another shape or on another device than x.
 
     References:
         Batch Normalization (Ioffe and Szegedy, 2015), section 3, https://arxiv.org/abs/1502.03167
@@ -61,8 +62,15 @@ def batch_norm(
         >>> batch_norm(x, None, None, training=True, eps=0.0, residual=x, relu=True).flatten()
         tensor([0., 2.])
     """
+    if residual is not None and (residual.shape != x.shape or residual.device != x.device):
+        raise ValueError(
+            f"the residual has the shape and device of x, {tuple(x.shape)} on {x.device}, "
+            f"got {tuple(residual.shape)} on {residual.device}"
+        )
+    if not training and (running_mean is None or running_var is None):
+        raise ValueError("running_mean and running_var are needed outside of training; pass both, or training=True")
     own = _has_kernel(x, weight, bias, running_mean, running_var)
-    if not own or (residual is not None and (residual.dtype != x.dtype or residual.shape != x.shape)):
+    if not own or (residual is not None and residual.dtype != x.dtype):
         norm = batch_norm if own else _by_torch
         y = norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         y = y if residual is None else y + residual
@@ -70,7 +78,8 @@ def batch_norm(
     if training and x.numel() == x.shape[1]:
         raise ValueError(f"training needs more than one number a field to take statistics from, got {tuple(x.shape)}")
     mean, var = (None, None) if training else (running_mean, running_var)
-    run = _batch_norm if torch.compiler.is_compiling() else _Eager.apply if torch.is_grad_enabled() else _forward
+    as_operator = torch.compiler.is_compiling() or is_observed()
+    run = _batch_norm if as_operator else _Eager.apply if torch.is_grad_enabled() else _forward
     y, stats = run(x, residual, weight, bias, mean, var, eps, relu)
     if training and running_mean is not None and running_var is not None:
         batch_mean, _, batch_var = stats.detach().unbind()
@@ -255,8 +264,9 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         if grads[0] is None:
             return (None,) * 8
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
-            return _by_definition(ctx, grads[0])
+        if torch.is_grad_enabled() or not has_memory(grads[0]):  # it is to be differentiated, or mapped over many
+            with torch.enable_grad():
+                return _by_definition(ctx, grads[0])
         return _gradients(ctx, grads[0], _backward)
 
 
@@ -293,7 +303,7 @@ def _by_definition(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(grads)
 
 
-# The same for torch.compile, which takes operators as they are.
+# The same for torch.compile and dispatch modes, which take operators as they are.
 
 
 @torch.library.custom_op("eqzoo::batch_norm", mutates_args=(), tags=(torch.Tag.flexible_layout,))

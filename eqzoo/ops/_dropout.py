@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._backend import WITH_BFLOAT16, cpu_function, launch, plain
-from ._transforms import is_transformed
+from ._layout import is_last
+from ._transforms import has_memory, is_observed, is_transformed
 
 __all__ = ["dropout"]
 
@@ -49,7 +50,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     if not _has_kernel(x) or round(p * _WORDS) == _WORDS:
         return F.dropout(x, p)
     strides = x.stride() if _is_dense(x) else x.contiguous().stride()
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_observed():
         return _dropout(x, torch.randint(2**63 - 1, (), dtype=torch.int64), p, strides)
     return _Dropout.apply(x, int(torch.empty((), dtype=torch.int64).random_()), p, strides)
 
@@ -70,13 +71,10 @@ def _is_built() -> bool:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether a tensor fills its memory, in whatever order."""
-    step = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1):
-        if stride != step:
-            return False
-        step *= size
-    return True
+    """Whether a tensor fills its memory, in the order of its axes or with channels last."""
+    if x.is_contiguous():
+        return True
+    return x.is_contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x.ndim == 5 and is_last(x)
 
 
 def _drawn(x: Tensor, seed: int, p: float, strides: Sequence[int]) -> Tensor:
@@ -102,10 +100,13 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        if not has_memory(grads[0]):  # mapped over many gradients
+            ones = torch.empty_strided(grads[0].shape, ctx.options[2], dtype=grads[0].dtype).fill_(1)
+            return grads[0] * _drawn(ones, *ctx.options), None, None, None
         return _Dropout.apply(grads[0], *ctx.options), None, None, None
 
 
-# The same for torch.compile, which takes operators as they are.
+# The same for torch.compile and dispatch modes, which take operators as they are.
 
 
 @torch.library.custom_op("eqzoo::dropout", mutates_args=())

@@ -217,6 +217,8 @@ def _native_backward(
     grad: Tensor, tensors: Sequence[Tensor], kernel_size: int, num_heads: int, scale: float
 ) -> list[Tensor]:
     query, last = tensors[0], is_last(tensors[0])
+    if not len(query):  # whose memory is at no address, which the kernel takes for no values
+        return [torch.zeros_like(t) for t in tensors]
     inputs = _for_kernels(tensors)
     function = _cpu_function("affine_attention_backward", inputs)
     if function is None:

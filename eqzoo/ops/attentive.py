@@ -106,8 +106,8 @@ def _check(
     for name, (given, shape) in wanted.items():
         if given is not None and tuple(given.shape) != shape:
             raise ValueError(f"{name} is {shape}, got {tuple(given.shape)}")
-    if spatial is not None and side % 2 == 0:
-        raise ValueError(f"spatial filters have odd sides, so that maps keep their size; got {side}")
+    if spatial is not None:
+        _check_side(side)
 
 
 def check_dilation(dilation: int) -> None:
@@ -130,6 +130,13 @@ def _check_input(x: Tensor, reduce: Tensor | None, expand: Tensor | None, spatia
     for name, (given, shape) in wanted.items():
         if given is not None and tuple(given.shape) != shape:
             raise ValueError(f"{name} is {shape}, got {tuple(given.shape)}")
+    _check_side(spatial.shape[-1])
+
+
+def _check_side(side: int) -> None:
+    """Raises ValueError unless filters of the spatial attention keep the size of maps."""
+    if side % 2 == 0:
+        raise ValueError(f"spatial filters have odd sides, so that maps keep their size; got {side}")
 
 
 def attend_input(

@@ -3,10 +3,11 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..groups import Group, orbit
+from ..groups import Group, orbit_array
 from . import _group_convolution_eager as _eager
 from ._backend import (
     launch,
@@ -57,7 +58,8 @@ def group_conv2d(
         ``(B, C', |H|, height', width')``.
 
     Raises:
-        ValueError: If the group is not one of the pixel grid, or the shapes do not belong together.
+        ValueError: If the group is not one of the pixel grid, the shapes do not belong together, or stride, padding or
+            dilation is out of range.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 11
@@ -70,6 +72,10 @@ def group_conv2d(
         torch.Size([2, 8, 4, 9, 9])
     """
     _check(field, filters, bias, group)
+    if min(stride, dilation) < 1 or padding < 0:
+        raise ValueError(
+            f"stride and dilation are at least 1 pixel and padding at least 0, got {stride}, {dilation} and {padding}"
+        )
     if min(field.shape[-2:]) < 1 or min(_sizes(field, filters.shape[-1], stride, padding, dilation)) < 1:
         raise ValueError(
             f"the image is smaller than the window, or empty: {tuple(field.shape)} with padding {padding}, and filters "
@@ -366,12 +372,13 @@ def _tables(group: Group, side: int, swapped: bool) -> tuple[Tensor, Tensor]:
     The gradient of the input has ``ψ'(c, c', j, u) = ψ(c', c, j⁻¹, −R_{j⁻¹} u)``, so its κ are ``ψ(c', c, j⁻¹, −e)``.
     """
     taps = side**2
-    index = orbit(group, side, "regular")
-    reads = torch.stack([index[group.inverse(g), :taps] % taps for g in group.elements])
+    index = orbit_array(group, side, "regular")
+    reads = np.stack([index[group.inverse(g), :taps] % taps for g in group.elements])
     if swapped:
-        places = [[group.inverse(j) * taps + taps - 1 - e for j in group.elements] for e in range(taps)]
-        return reads, torch.tensor(places, device="cpu")
-    return reads, torch.stack([reads[j] + j * taps for j in group.elements], 1).contiguous()
+        places = np.array([[group.inverse(j) * taps + taps - 1 - e for j in group.elements] for e in range(taps)])
+    else:
+        places = np.stack([reads[j] + j * taps for j in group.elements], 1)
+    return torch.from_numpy(reads), torch.from_numpy(places)
 
 
 def _pixels(field: Tensor, last: bool) -> torch.Size:

@@ -83,9 +83,9 @@ def octic_gelu(ab: Tensor, e: Tensor) -> Pair:
 def octic_norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Pair:
     """Layer norm of a field of irreps: ``weight · (x − mean(x)) / s + bias`` with one s for all parts of a token.
 
-    ``s = √2/4 · sqrt(Σ var(A1, A2, B1, B2) + mean of var(E) over its components + eps)``: what the standard deviation
-    over channels and elements would be in the regular representation, up to a factor. Means and variances are over the
-    channels of a part; only A1 has a bias.
+    ``s = √2/4 · sqrt(Σ var(A1, A2, B1, B2) + mean of var(E) over its components + eps)``, as the authors' code has it.
+    The standard deviation over channels and elements in the regular representation would count the mean of E four
+    times. Means and variances are over the channels of a part; only A1 has a bias.
 
     Args:
         ab: A1, A2, B1 and B2, ``(4, B, N, c)``.
@@ -139,6 +139,8 @@ def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
 
 def split_heads(x: Tensor) -> Pair:
     """The inverse of `stack_heads`: ``(count, B, heads, N, 8d)`` to a field of ``count·heads·d`` channels a part."""
+    if x.ndim != 5 or x.shape[-1] % 8:
+        raise ValueError(f"x is (count, B, heads, N, 8d), got {tuple(x.shape)}")
     if not _fast(x):
         return _split(x)
     return _split_op(x.contiguous())

@@ -1,19 +1,12 @@
 """Inputs of inner layers, and group actions on images, maps and pixels."""
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import group_to_check
+from ..equivariance import group_to_check, is_subgroup
 from ..groups import P4, Group, transform
 
-__all__ = ["act", "as_one_image", "copies_of", "double", "fed_to", "moved", "one_of", "own_group", "subgroup"]
-
-
-def double(model: nn.Module) -> nn.Module:
-    """A copy on the CPU, in float64 and evaluation mode, so that exact layers have errors of round-off alone."""
-    return copy.deepcopy(model).to("cpu", torch.float64).eval()
+__all__ = ["act", "as_one_image", "copies_of", "fed_to", "moved", "one_of"]
 
 
 def as_one_image(image: Tensor) -> Tensor:
@@ -60,12 +53,6 @@ class _FedError(Exception):
         self.x = x
 
 
-def own_group(module: nn.Module) -> Group | None:
-    """The group of a module, or None."""
-    group = getattr(module, "group", None)
-    return group if isinstance(group, Group) else None
-
-
 def copies_of(own: Group, asked: Group | str | None) -> Group:
     """The group whose transformed copies are shown: the given one, else the network's own, else p4.
 
@@ -75,17 +62,12 @@ def copies_of(own: Group, asked: Group | str | None) -> Group:
         TypeError: If it is neither a group nor a name.
     """
     group = (own if own.order > 1 else P4) if asked is None else group_to_check(asked)
-    if own.order > 1 and not subgroup(group, own):
+    if own.order > 1 and not is_subgroup(group, own, on_grid=True):
         raise ValueError(
             f"the poses are those of {own.name}, which {group.name} does not permute; ask for {own.name} or a subgroup "
             "of it"
         )
     return group
-
-
-def subgroup(group: Group, other: Group) -> bool:
-    """Whether all elements that map the pixel grid onto itself are also in the other group."""
-    return all(other.element(group.matrix(g)) is not None for g in group.grid_elements)
 
 
 def act(maps: Tensor, own: Group, group: Group, g: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..equivariance import in_float64, module_group
 from ..groups import Group
 from ..layers import (
     AffineSelfConv2d,
@@ -21,7 +22,7 @@ from ..layers import (
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
-from ._inside import act, as_one_image, copies_of, double, fed_to, moved, one_of, own_group
+from ._inside import act, as_one_image, copies_of, fed_to, moved, one_of
 from ._responses import input_weights, response_weights
 from ._windows import group_weights, neighbor_places, window_weights
 
@@ -146,10 +147,10 @@ def attention(
         (4, (4, 5, 5), True)
     """
     name, module = _find(model, layer)
-    own = own_group(module)
+    own = module_group(module)
     assert own is not None
     group = copies_of(own, group)
-    net = double(model)
+    net = in_float64(model)
     layer_here = net.get_submodule(name)
     x = as_one_image(image) if image.ndim < 5 else image.detach().to("cpu", torch.float64)
     seen, images = [], []

@@ -8,10 +8,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..equivariance import in_float64, module_group
 from ..groups import Group
 from ..layers import GroupConv2d, LiftingConv2d
 from ..layers.conv import _OrbitConv2d
-from ._inside import act, copies_of, double, fed_to, own_group
+from ._inside import act, copies_of, fed_to
 
 __all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]
 
@@ -97,10 +98,10 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
         >>> found.maps[1].shape, found.errors[0], found.errors[1] > 0.1
         (torch.Size([6, 6]), 0.0, True)
     """
-    net = double(model)
+    net = in_float64(model)
     x = fed_to(net, layer or "", x.detach().to("cpu", torch.float64))
     module = net.get_submodule(layer or "")
-    own = own_group(module) or own_group(net) or Group(1)
+    own = module_group(module) or module_group(net) or Group(1)
     group = copies_of(own, group)
     field, trunk = (getattr(module, name, None) for name in ("feature_field", "forward_features"))
     function = partial(_maps, field or trunk or module, own=own, planes=field is None and trunk is not None)

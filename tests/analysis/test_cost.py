@@ -41,6 +41,12 @@ def test_affine_attention_counts_maps_scores_and_sums():
     assert eqzoo.multiply_adds(layer, (8, 4, 6, 6)) == field * (embeddings + maps + 2 * 25)
 
 
+def test_maps_that_are_the_identity_count_nothing():
+    """Stand-alone self-attention has none but the embedding of positions, which is added."""
+    layer, field = layers.StandAloneSelfAttention2d(P4, 8, kernel_size=5, num_heads=2), 8 * 4 * 6 * 6
+    assert eqzoo.multiply_adds(layer, (8, 4, 6, 6)) == field * (4 * 8 * 4 + 2 * 25)
+
+
 def test_full_attention_counts_every_response_once():
     layer = layers.AttentiveGroupConv2d(P4, 6, 5, 3, padding=1, attention="full", attention_size=7)
     responses = (5 * 4) * (6 * 4) * 8 * 8

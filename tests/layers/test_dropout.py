@@ -85,6 +85,21 @@ def test_fields_with_gaps_and_broadcast_gradients():
     assert not torch.equal(kept[:, :25], kept[:, 25:])
 
 
+def test_many_gradients_at_once_pass_through_the_same_mask():
+    x = torch.randn(5, 7).requires_grad_()
+    y, cotangents = dropout(x, 0.4), torch.randn(3, 5, 7)
+    (grads,) = torch.autograd.grad(y, x, cotangents, retain_graph=True, is_grads_batched=True)
+    for grad, cotangent in zip(grads, cotangents, strict=True):
+        torch.testing.assert_close(grad, torch.autograd.grad(y, x, cotangent, retain_graph=True)[0])
+
+
+def test_one_graph_serves_images_of_several_sizes():
+    torch._dynamo.reset()
+    compiled = torch.compile(Dropout(0.5), fullgraph=True, backend="eager")
+    for side in (4, 6, 7):
+        assert compiled(torch.ones(2, 3, 4, side, side)).unique().tolist() == [0.0, 2.0]
+
+
 def test_derivatives_of_any_order():
     x = torch.randn(5, 7).requires_grad_()
 

@@ -155,6 +155,20 @@ def test_pruned_and_parametrized_layers_keep_nothing():
             assert (conv(x) - before).abs().max() > 1e-3
 
 
+def test_a_tensor_in_place_of_a_parameter_is_followed():
+    """As hypernetworks set weights: the bias alone would say that nothing has changed."""
+    conv, x = GroupConv2d(P4, 6, 4, 3, padding=1).eval(), field()
+    conv.bias.requires_grad_(False)
+    del conv.weight
+    with torch.no_grad():
+        conv.weight = torch.randn(4, 24, 3, 3)
+        before = conv(x)
+        conv.weight = torch.randn(4, 24, 3, 3)
+        assert (conv(x) - before).abs().max() > 1e-3
+    conv.weight = torch.randn(4, 24, 3, 3, requires_grad=True) * 1
+    assert conv(x).requires_grad
+
+
 def test_training_mode_and_other_types_drop_them():
     conv, x = LAYERS["conv"]().eval(), field()
     with torch.no_grad():

@@ -2,15 +2,18 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import timm
 import torch
 from timm.utils import reparameterize_model
 from torch import nn
-from torch.nn.utils import parametrize
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize, prune
 
 import eqzoo
-from eqzoo.groups import P4
+from eqzoo.groups import P4, orbit_array
 
 SMALL = {
     "p4_cnn": 28,
@@ -229,3 +232,62 @@ def test_a_backbone_that_is_not_deployed_is_exported_by_torch(tmp_path):
             model, (torch.zeros(1, 3, 16, 16).float(),), tmp_path / "net.onnx", external_data=False, verbose=False
         )
     assert eqzoo.check_equivariance(tmp_path / "net.onnx", size=16).exact
+
+
+@pytest.mark.parametrize("name", ["p4_cnn", "p4_se_resnet29", "p4_asc_resnet29", "p4_e4net", "p4_alpha_f_cnn"])
+def test_a_recorded_graph_gives_what_the_network_gives(name):
+    """Kernels that write into memory by themselves, and filters that are kept, are hidden from make_fx."""
+    model = timm.create_model(name).eval()
+    side = 28 if name.endswith("_cnn") else 8
+    x = torch.randn(1, model.in_chans, side, side)
+    with torch.no_grad():
+        for _ in range(2):  # the second time filters are kept
+            wanted = model(x)
+            torch.testing.assert_close(make_fx(model)(x)(2 * x), model(2 * x))
+            torch.testing.assert_close(model(x), wanted)
+
+
+def test_networks_are_made_of_fake_tensors_and_real_ones_afterwards():
+    orbit_array.cache_clear()
+    with FakeTensorMode():
+        model = eqzoo.create_model("p4_cnn")
+        assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    eqzoo.create_model("p4_cnn", pretrained=True)
+
+
+def test_a_hook_on_an_identity_in_place_of_an_attention_is_called():
+    model, seen = timm.create_model("p4_resnet29").eval(), []
+    model.blocks[0][0].branch.se.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
+    model(torch.zeros(1, 3, 8, 8))
+    assert len(seen) == 1
+
+
+def test_a_network_with_synchronized_norms_says_how_it_is_deployed(tmp_path):
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(timm.create_model("p4_cnn")).eval()
+    with pytest.raises(
+        ValueError, match="SyncBatchNorm, which is not deployed or exported with it; load its state dict"
+    ):
+        reparameterize_model(model)(torch.zeros(1, 1, 28, 28))
+
+
+def test_a_network_that_cannot_be_copied_says_how_it_can():
+    model = timm.create_model("p4_cnn").eval()
+    prune.l1_unstructured(model.blocks[1].conv, "weight", 0.5)
+    with pytest.raises(ValueError, match=r"cannot be copied .* run it once under torch\.no_grad\(\), or call"):
+        eqzoo.equivariance_error(model)
+    with torch.no_grad():
+        model(torch.zeros(1, 1, 28, 28))
+    assert eqzoo.equivariance_error(model) < 1e-12
+
+
+@pytest.mark.parametrize("images", [np.zeros((1, 1, 28, 28), np.float32), [1.0], None], ids=["array", "list", "None"])
+def test_images_that_are_no_tensor_are_told(images):
+    with pytest.raises(TypeError, match=r"p4_cnn takes images as a tensor \(B, 1, height, width\), got "):
+        timm.create_model("p4_cnn")(images)
+
+
+def test_the_error_of_a_network_without_memory_is_its_own():
+    model = timm.create_model("p4_cnn").to("meta")
+    model.blocks[0] = nn.Linear(3, 4, device="meta")
+    with pytest.raises(RuntimeError, match="must have same reduction dim"):
+        model(torch.zeros(1, 1, 28, 28, device="meta"))

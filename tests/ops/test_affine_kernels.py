@@ -274,3 +274,10 @@ def test_errors_say_what_came():
         attend(tensors, heads=3)
     with pytest.raises(ValueError, match=r"got \(2, 4, 4, 5, 7\), \(1, 4, 4, 5, 7\), \(2, 4, 4, 5, 7\)"):
         attend([tensors[0], tensors[1][:1], *tensors[2:]])
+
+
+def test_an_empty_batch_has_gradients_of_zero():
+    """Its values lie at no address, which the kernel took for no values: gradients were what was in memory."""
+    layer = AffineSelfConv2d(P4, 8, 3)
+    layer(torch.randn(0, 8, 4, 8, 8)).sum().backward()
+    assert all(not p.grad.any() for p in layer.parameters())

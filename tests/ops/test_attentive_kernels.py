@@ -238,3 +238,9 @@ def test_the_gpu_kernels_are_the_cpu_kernels(name, monkeypatch):
         expected = _responses._sum_backward(slope, *inputs, *kept, *sizes)
         pairs = [(f, e) for f, e in zip(found, expected, strict=True) if e.numel()]
         assert_near(*zip(*pairs, strict=True), 1e-5)
+
+
+def test_even_sides_of_the_spatial_attention_are_refused():
+    matrices = torch.ones(4, 8, 1, 1), torch.ones(8, 4, 1, 1)
+    with pytest.raises(ValueError, match="odd sides, so that maps keep their size; got 2"):
+        attend_input(torch.randn(2, 8, 5, 5), *matrices, torch.randn(4, 8, 2, 2), 4)

@@ -239,3 +239,23 @@ def test_threads_give_the_same_numbers():
         torch.set_num_threads(before)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
+
+
+def test_many_gradients_at_once():
+    norm, x = GroupBatchNorm2d(P4, 3), field((2, 3, 4, 5, 5)).requires_grad_()
+    y, cotangents = norm(x, relu=True), torch.randn(3, 2, 3, 4, 5, 5)
+    inputs = [x, norm.weight, norm.bias]
+    found = torch.autograd.grad(y, inputs, cotangents, retain_graph=True, is_grads_batched=True)
+    for place, cotangent in enumerate(cotangents):
+        for all_of_them, one in zip(found, torch.autograd.grad(y, inputs, cotangent, retain_graph=True), strict=True):
+            torch.testing.assert_close(all_of_them[place], one)
+
+
+def test_what_would_be_read_beyond_memory_or_broadcast_is_refused():
+    x, vector = field((2, 3, 4, 5, 5)), torch.ones(3)
+    for mean, var in ((vector, None), (None, vector), (None, None)):
+        with pytest.raises(ValueError, match="running_mean and running_var are needed outside of training"):
+            batch_norm(x, mean, var)
+    for residual in (torch.zeros(3, 1, 3, 4, 5, 5), torch.zeros(3, 4, 5, 5), torch.zeros(x.shape, device="meta")):
+        with pytest.raises(ValueError, match="the residual has the shape and device of x"):
+            batch_norm(x, vector, vector, residual=residual)

@@ -301,3 +301,11 @@ def test_irreps_of_few_fields_pay_with_avx2(monkeypatch, flags, pays):
     assert CHOICE.faster(P4M, 24, 6, 1, 32 * 32, True) is pays
     assert not CHOICE.faster(P4, 4, 4, 3, 32 * 32, True)
     assert CHOICE.faster(P4, 16, 16, 3, 32 * 32, True)
+
+
+@pytest.mark.parametrize("backend", ["irreps", "expanded"])
+@pytest.mark.parametrize("steps", [{"stride": 0}, {"padding": -1}, {"dilation": 0}, {"dilation": -2000}], ids=str)
+def test_steps_out_of_range_are_refused(steps, backend):
+    """A kernel would read beyond the memory of the field."""
+    with use_backend(backend), pytest.raises(ValueError, match="stride and dilation are at least 1 pixel"):
+        group_conv2d(torch.randn(1, 4, 4, 6, 6), torch.randn(4, 16, 3, 3), None, P4, **steps)

@@ -171,3 +171,8 @@ def test_forward_mode_has_tangents():
     _, found = torch.func.jvp(octic_gelu, given, tangents)
     for one, more, less in zip(found, *moved, strict=True):
         torch.testing.assert_close(one, (more - less) / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+def test_heads_of_another_length_are_refused():
+    with pytest.raises(ValueError, match=r"x is \(count, B, heads, N, 8d\), got \(1, 1, 2, 3, 12\)"):
+        split_heads(torch.randn(1, 1, 2, 3, 12))
