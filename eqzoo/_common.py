@@ -23,6 +23,7 @@ __all__ = [
     "torch_benchmark",
     "usable_cores",
     "write_json",
+    "write_text",
 ]
 
 __version__ = "0.1.0"
@@ -80,7 +81,12 @@ def json_text(values: Mapping[str, Any]) -> str:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically."""
-    atomic(path, lambda temporary: temporary.write_text(json_text(values), encoding="utf-8", newline="\n"))
+    write_text(path, json_text(values))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically, with the same bytes on all systems."""
+    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, Any]:

@@ -61,7 +61,10 @@ def test_leaves_import_groups_alone():
     rooms = [set(imported_rooms(path)) for path in (PACKAGE / "equivariance").glob("*.py")]
     assert set().union(*rooms) == {"groups"}
     assert not set(imported_rooms(PACKAGE / "hub.py"))
-    assert {other for path in (PACKAGE / "data").glob("*.py") for other in imported_rooms(path)} <= {"_common", "groups"}
+    assert {other for path in (PACKAGE / "data").glob("*.py") for other in imported_rooms(path)} <= {
+        "_common",
+        "groups",
+    }
 
 
 def test_there_are_no_other_sub_packages():

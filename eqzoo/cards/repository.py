@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._common import atomic, json_text
+from .._common import atomic, json_text, write_text
 from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
@@ -186,7 +186,7 @@ def make_repo(
             (folder / ONNX_NAME).unlink(missing_ok=True)
         atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(data))
         for name, text in texts.items():
-            atomic(folder / name, lambda path, text=text: path.write_text(text, "utf-8", newline="\n"))  # type: ignore[misc]
+            write_text(folder / name, text)
         for name in set(_CURVES) - texts.keys():
             (folder / name).unlink(missing_ok=True)
     except OSError as error:

@@ -257,7 +257,7 @@ def _comparison(folder: Path, report: Mapping[str, Any]) -> dict[str, Any] | Non
 def _write_pages(report: dict[str, Any], folder: Path) -> None:
     """Writes report.json, report.md and its figures."""
     figures = write_figures(report, folder)
-    atomic(folder / PAGE_NAME, lambda path: path.write_text(markdown(report, figures), "utf-8", newline="\n"))
+    write_text(folder / PAGE_NAME, markdown(report, figures))
     write_json(folder / REPORT_NAME, report)
 
 

@@ -457,8 +457,9 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
     assert native_sides("PCAM") == (96, 96)
     assert native_sides("Flowers102") is None
     assert native_sides(tmp_path) is None
+    (tmp_path / "a class").mkdir()
     for i, size in enumerate([(30, 20), (22, 33), (40, 21)]):
-        Image.new("L", size).save(tmp_path / f"{i}.png")
+        Image.new("L", size).save(tmp_path / "a class" / f"{i}.png")
     assert native_sides(tmp_path) == (21, 33)
 
 
