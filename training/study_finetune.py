@@ -41,7 +41,8 @@ from eqzoo.engine import Recipe, best_row, top1, train
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.engine.comparison import baseline_network, baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe
-from eqzoo.engine.finetuning import image_statistics, initial_network
+from eqzoo.engine.finetuning import initial_network
+from eqzoo.engine.finetuning_images import image_statistics
 from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.processor import has_bfloat16
 from eqzoo.engine.run_directory import RunDirectory

@@ -19,6 +19,7 @@ from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
 from eqzoo.engine.defaults import first_cycle
+from eqzoo.engine.run_directory import RunDirectory
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,9 +57,12 @@ def main(argv: list[str] | None = None) -> None:
     try:
         recipe = changed(load_recipe(args.recipe), args)
         splits = splits_of(recipe, args)
+        if num_classes(splits) < 2:
+            raise ValueError(f"{recipe.dataset} has images of one class; two or more are needed")
         if is_own(recipe.dataset):
             recipe = fitted(recipe, splits)
         run_dir = args.output or Path("runs") / run_name(args.recipe, recipe) / f"seed{recipe.seed}"
+        RunDirectory(run_dir).check_is_free()
         train(recipe, lambda: build_network(recipe), splits, run_dir, args.device, args.workers, args.track)
     except (OSError, ValueError, FloatingPointError) as error:
         raise SystemExit(f"train.py: {error}") from error

@@ -12,7 +12,7 @@ from .._common import setting_text
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
-from ..models.registry import module_of
+from ..models.registry import module_of, own_module
 from .dataset_texts import DATASETS, DataSet, dataset
 
 __all__ = ["render_card", "render_table"]
@@ -107,7 +107,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
 def _front_matter(r: dict[str, Any], config: dict[str, Any], data: DataSet) -> str:
     name = r["dataset"]["name"]
     front = ModelCardData(
-        license=config["pretrained_cfg"].get("license", "mit"),
+        license=config["pretrained_cfg"].get("license"),
         library_name="eqzoo",
         pipeline_tag="image-classification",
         tags=["image-classification", "equivariance", r["group"], "timm"],
@@ -189,27 +189,10 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
         f"{timm if channels in MODES else ''} {classes}"
     )
     file = "image.png" if channels in MODES else "images.npz"
-    shell = f"From a shell:\n\n    eqzoo predict {file} --model {shlex.quote(best)}\n\n"
-    return f"""## Use
-
-With [eqzoo](https://github.com/eqzoo/eqzoo) installed:
-
-```python
-{_read(best, channels, height, width)}
-probabilities = model(x).softmax(1)[0]
-print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.get("label_names"))
-```
-
-With timm, once eqzoo is imported:
-
-```python
-import eqzoo
-import timm
-
-{timm_lines}
-```
-
-With torch.hub, which needs the dependencies of eqzoo but not eqzoo itself:
+    own = own_module(config["architecture"])
+    variable, line = (f"EQZOO_NETWORKS={own} ", f"import {own}  # defines the network\n") if own else ("", "")
+    shell = f"From a shell:\n\n    {variable}eqzoo predict {file} --model {shlex.quote(best)}\n\n"
+    hub_lines = f"""With torch.hub, which needs the dependencies of eqzoo but not eqzoo itself:
 
 ```python
 import torch
@@ -217,7 +200,28 @@ import torch
 model = torch.hub.load("eqzoo/eqzoo", "create_model", {_quoted(best)}, pretrained=True, trust_repo=True).eval()
 ```
 
-{shell}{images}"""
+"""
+    with_own = f", and the module {own}, which defines the network and is not part of eqzoo" if own else ""
+    return f"""## Use
+
+With [eqzoo](https://github.com/eqzoo/eqzoo) installed{with_own}:
+
+```python
+{line}{_read(best, channels, height, width)}
+probabilities = model(x).softmax(1)[0]
+print(probabilities.topk({min(3, config["num_classes"])}), model.pretrained_cfg.get("label_names"))
+```
+
+With timm, once eqzoo is imported:
+
+```python
+{line}import eqzoo
+import timm
+
+{timm_lines}
+```
+
+{"" if own else hub_lines}{shell}{images}"""
 
 
 def _quoted(text: str) -> str:
@@ -348,7 +352,7 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
-    time = time if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds"
+    time = time if hours >= 1 / 30 else f"{max(2, round(3600 * hours))} seconds"
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
     took = "The epochs of this run took" if _goes_on(r) else "Trained in"

@@ -83,16 +83,15 @@ def with_label_names(results: dict[str, Any], names: Sequence[str]) -> dict[str,
     return results | {"label_names": list(names)} | ({"classes": renamed} if rows else {})
 
 
-def license_of_start(run: Path) -> dict[str, str]:
-    """The ``license`` of a fine-tuned run, which is that of the weights that it started from; of others nothing."""
+def license_of_start(run: Path) -> dict[str, str | None]:
+    """The ``license`` of a fine-tuned run, which is that of the weights that it started from; None for others."""
     path = run / CONFIG_NAME
     if not path.is_file():
-        return {}
+        return {"license": None}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license")
+        return {"license": json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license")}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no configuration of a checkpoint; {_way_to_new_results(run)}") from error
-    return {"license": found} if found else {}
 
 
 def is_repo_folder(run: Path) -> bool:
@@ -165,12 +164,13 @@ def make_repo(
         results: Their results, with what was said of the checkpoint besides.
         repo_id: The Hub repo that the card should name; None if it is not known.
         replace: Whether other weights that are in the folder may be replaced.
-        place: The folder that the card should name; None for the name of ``folder``.
+        place: The folder that the card should name; None for the name of the repo or, without one, of ``folder``.
         ours: Whether it is a checkpoint of this package.
         said: A paragraph on its recipe, for the card.
 
     Raises:
-        ValueError: If something is missing or does not belong together, or the folder has other weights.
+        ValueError: If something is missing or does not belong together, or the folder has other weights, or files of
+            other kinds that would be overwritten.
         OSError: If the folder cannot be written.
     """
     config = published_config(results, weights)
@@ -178,7 +178,14 @@ def make_repo(
     others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
     if others and not replace:
         raise ValueError(f"{folder} holds other weights; --replace puts these in their place, or name another folder")
-    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)
+    there = [name for name in REPO_FILES if (folder / name).exists()]
+    if there and WEIGHTS_NAME not in there:
+        raise ValueError(
+            f"{folder} has {', '.join(there)}, which would be overwritten, and no {WEIGHTS_NAME} that they are of; "
+            "name another folder"
+        )
+    place = place or (repo_id or "").rpartition("/")[2] or folder.resolve().name
+    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place, ours, said)
     data = weights.read_bytes()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +231,7 @@ def push_repo(
         repo_id: ``<owner>/<repo>``, which is made if need be. The card that is uploaded names it.
         replace: Whether other weights on the Hub may be replaced.
         private: Whether a repo that is made is private.
-        place: The folder that the card should name; None for the name of ``folder``.
+        place: The folder that the card should name; None for the name of the repo.
         ours: Whether it is a checkpoint of this package.
         said: A paragraph on its recipe, for the card.
 
@@ -241,7 +248,9 @@ def push_repo(
     _check_onnx(folder)
     files: dict[str, Path | bytes] = {name: folder / name for name in REPO_FILES if (folder / name).is_file()}
     # The card names the repo that it is in, which need not be the one that the local card names.
-    texts = repo_texts(results, config, weights.stat().st_size, repo_id, place or folder.resolve().name, ours, said)
+    texts = repo_texts(
+        results, config, weights.stat().st_size, repo_id, place or repo_id.rpartition("/")[2], ours, said
+    )
     files[CARD_NAME] = texts[CARD_NAME].encode()
     return push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
 

@@ -285,7 +285,9 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--output", metavar="OUT", help="the folder to make (default: the name of the checkpoint)")
     sub.add_argument("--checkpoint", metavar="TEXT", help="its name (default: <network>.<data>, by the images' folder)")
-    sub.add_argument("--license", metavar="TEXT", help="of the weights, as the Hub names it (default: of their start)")
+    sub.add_argument(
+        "--license", metavar="TEXT", help="of the weights, as the Hub names it (default: of their start, else none)"
+    )
     sub.add_argument("--base-model", metavar="REPO", help="the Hub repo of the weights that the network started from")
     sub.add_argument(
         "--label-names", nargs="+", metavar="TEXT", help="the classes, if they have no names yet, in order"

@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> Answer:
     check_name(said.get("checkpoint", results["checkpoint"]), "--checkpoint")
     if "label_names" in said:
         results = with_label_names(results, said.pop("label_names"))
+    if (start := results.get("base_model")) and said.get("base_model", start) != start:
+        raise ValueError(f"the run started from {start}, so --base-model {said['base_model']} does not go with it")
     results |= license_of_start(source) | said
     repo_id = f"{args.push}/{results['checkpoint']}" if args.push else None
     folder = source if finished else Path(args.output or results["checkpoint"])
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> Answer:
         if folder.resolve() == source.resolve():
             raise ValueError(f"{folder} is the folder of the run itself; name another one with --output DIR")
         make_repo(evaluated_weights(source, results), folder, results, repo_id, args.replace)
-        lines.append(f"made {folder}")
+        lines.append(f"made {folder}{'' if results['license'] else ', without a license; --license names one'}")
     if args.onnx:
         try:
             lines.append(export_beside(folder))

@@ -192,7 +192,7 @@ def images_below(folder: Path) -> list[Path]:
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in IMG_EXTENSIONS
-        and path.is_file()
+        and not path.is_dir()  # a link that leads nowhere is a file that cannot be read
         and not any(map(_hidden, path.relative_to(folder).parts))
     )
 

@@ -14,7 +14,7 @@ from ..data import AnySplit, Split
 from ..data.images import DARK, NEARLY_ALL, dark_images, darker_images
 from ..groups import P4M, transform
 from ..models import EquivariantNet
-from .digests import image_codes
+from .digests import SPLIT_NAMES, image_codes
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ _STRONGER = {
         ", or, if they mean the same reflected, augment them more with --augment affine",
     ),
 }
+_SMALL = 0.1  # a small share of images to hold out
 _STRONGEST = ", or, if they mean the same rotated and reflected, augment them more with --augment affine"
 
 
@@ -81,9 +82,8 @@ def summary(
         settings: The content of finetune.json.
         speed: What was measured.
     """
-    names = {"train": "training", "valid": "validation", "test": "test"}
     counts = splits["train"].labels.bincount()
-    images = ", ".join(f"{len(split):,} {names[name]}" for name, split in splits.items())
+    images = ", ".join(f"{len(split):,} {SPLIT_NAMES[name]}" for name, split in splits.items())
     spread = f"{int(counts.min()):,} to {int(counts.max()):,}" if counts.min() < counts.max() else f"{counts[0]:,}"
     made = chosen(recipe, splits)
     shape = " x ".join(map(str, settings["input_size"]))
@@ -128,7 +128,7 @@ def advice_before(
     """
     return [
         *_nested(inner, splits["train"], bool(drawn) and not by_source),
-        *_few(splits["train"], drawn),
+        *_few(splits, drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
         *cut_off(native),
@@ -238,15 +238,27 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
     )
 
 
-def _few(train: AnySplit, drawn: Collection[str]) -> Iterator[str]:
+def _few(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> Iterator[str]:
+    train = splits["train"]
     counts = train.labels.bincount().tolist()
     few = [label for label, count in enumerate(counts) if count < FEW_IMAGES]
     if few:
         names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
         more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        options = " ".join(f"--{name} 0.1" for name in ("valid", "test") if name in drawn)
+        options = " ".join(
+            f"--{name} {_SMALL:g}" for name in ("valid", "test") if name in drawn and name in _reducible(splits)
+        )
         other = f", or hold out fewer with {options}" if options else ""
         yield f"fewer than {FEW_IMAGES} training images of {names}{more}: add images{other}"
+
+
+def _reducible(splits: Mapping[str, AnySplit]) -> set[str]:
+    """The splits that have more images of a class than if `_SMALL` of all images were held out; each keeps one."""
+    counts = {name: split.labels.bincount(minlength=1) for name, split in splits.items()}
+    classes = len(counts["train"])
+    found = [torch.nn.functional.pad(count, (0, classes - len(count))) for count in counts.values()]
+    least = (_SMALL * torch.stack(found).sum(0)).round().clamp(min=1)
+    return {name for name, count in zip(counts, found, strict=True) if (count > least).any()}
 
 
 def _imbalanced(train: AnySplit) -> Iterator[str]:

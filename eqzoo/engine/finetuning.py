@@ -1,8 +1,6 @@
 """Fine-tuning on the user's images: training, evaluation, and a checkpoint that everything else loads."""
 
-import math
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,26 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch import nn
 
 from ..analysis.sizes import check_side, weightless
-from ..data import (
-    DATASETS,
-    AnySplit,
-    batches,
-    channels_found,
-    check,
-    check_apart,
-    complete_splits,
-    files_left_out,
-    folders_in_classes,
-    image_sources,
-    native_sides,
-    num_classes,
-    read_images,
-    source_counts,
-)
+from ..data import AnySplit, files_left_out, folders_in_classes, native_sides, num_classes
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models._builder import loaded_checkpoint
@@ -37,10 +19,11 @@ from ..models.loading import instantiate
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
-from .defaults import AUTOMATIC, fine_tuning_recipe, keeps_statistics
+from .defaults import AUTOMATIC, fine_tuning_recipe
 from .digests import image_codes, split_digest
 from .epochs import is_finished
 from .finetuning_checks import check_call, check_values
+from .finetuning_images import data_argument, data_label, image_statistics, own_images
 from .loop import train
 from .processor import limited_threads
 from .recipe import Recipe
@@ -50,7 +33,7 @@ from .run_directory import RunDirectory
 from .speed import recorded_speed
 from .state import freeze as freeze_modules
 
-__all__ = ["FineTuned", "finetune", "image_statistics", "initial_network", "trunk"]
+__all__ = ["FineTuned", "finetune", "initial_network", "trunk"]
 
 
 @dataclass(frozen=True)
@@ -150,17 +133,11 @@ def finetune(
     check_side(source, side)
     if not isinstance(freeze, bool):
         freeze_modules(weightless(source), tuple(freeze))
-    found, mixed = channels_found(data) if channels is None else (channels, [])
-    images = _images(data, side, found, data_dir, download)
-    sources = {} if split_by is None else _sources(split_by, data, images)
-    apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
-    splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
-    drawn = splits.keys() - images.keys()
-    by_source = [_by_source(split_by, source_counts(splits, images, sources))] if sources else []
-    del images  # the splits are copies
+    images = own_images(data, side, channels, valid_fraction, test_fraction, split_by, data_dir, download)
+    splits = images.splits
     if against is not None:
         check_baseline(against, splits["train"].shape)
-    label = _label(data)
+    label = data_label(data)
     directory = RunDirectory(Path(output))
     settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze), workers) | {
         "minutes": minutes
@@ -197,9 +174,9 @@ def finetune(
         directory.check(plan)
         native = native_sides(data)
         inner = folders_in_classes(data)
-        chosen = {"sized": size is not None, "by_source": bool(sources)}
-        advice = advice_before(splits, blank, native, side, balance, drawn, inner, before, **chosen)
-        advice += [*advice_on_time(minutes, speed, splits), *mixed, *files_left_out(data)]
+        chosen = {"sized": size is not None, "by_source": bool(images.sources)}
+        advice = advice_before(splits, blank, native, side, balance, images.drawn, inner, before, **chosen)
+        advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
             later.append(
@@ -209,7 +186,7 @@ def finetune(
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
             )
-        _say(*summary(plan, splits, settings, speed), *by_source, *later, *advice)
+        _say(*summary(plan, splits, settings, speed), *images.sources, *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
@@ -228,7 +205,7 @@ def finetune(
         # What was measured here may be measured otherwise on another machine.
         usual = {"precision": "float32", "channels_last": False}
         made_by = given | {key: value for key, value in measured.items() if value != usual.get(key)}
-        line = command(settings["name"], _given(data), options, made_by)
+        line = command(settings["name"], data_argument(data), options, made_by)
         report = write_report(
             cast(EquivariantNet, model),
             plan,
@@ -240,28 +217,12 @@ def finetune(
             made_by=line,
             advice=advice,
             image_side=native[0] if native else None,
-            notes=[f"{line[0].upper()}{line[1:]}." for line in by_source],
+            notes=[f"{line[0].upper()}{line[1:]}." for line in images.sources],
             against=against,
             formats={key: given[key] for key in AUTOMATIC if key in given},
             device=device,
         )
     return FineTuned(model, report, directory.path)
-
-
-def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str, AnySplit]) -> dict[str, list[str]]:
-    """What the images of each split come from, of a folder; of others those of the training images alone."""
-    of_files = isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir()
-    parts = images if of_files else ["train"]
-    found = {part: image_sources(split_by, data, images[part]) for part in parts}
-    check_apart(found)
-    return found
-
-
-def _by_source(split_by: object, counts: Mapping[str, int]) -> str:
-    uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
-    parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
-    by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
-    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 
 
 def _with_tag(source: ModelSource) -> ModelSource:
@@ -284,29 +245,6 @@ def trunk(model: EquivariantNet) -> tuple[str, ...]:
         for name, child in model.named_children()
         if any(True for _ in child.parameters()) and not any(module is last for module in child.modules())
     )
-
-
-def image_statistics(
-    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False, workers: int = 0
-) -> tuple[list[float], list[float]]:
-    """The mean and the standard deviation of each channel that images are normalized by, for pixel values in 0 to 1.
-
-    Those of the training images; but those that belong to the weights, if the run starts from trained ones and the
-    network is frozen or has no batch norms.
-
-    Args:
-        blank: The network, without weights.
-        train: The training images.
-        started: Whether the run starts from trained weights.
-        frozen: Whether parts of the network are not trained.
-        workers: The processes that read images that are not in memory.
-    """
-    cfg, channels = blank.pretrained_cfg, train.shape[0]
-    fits = len(cfg["mean"]) in (1, channels) and blank.in_chans == channels
-    if started and fits and (frozen or keeps_statistics(blank)):
-        mean, std = list(cfg["mean"]), list(cfg["std"])
-        return mean * (channels // len(mean)), std * (channels // len(std))
-    return _statistics(train, workers)
 
 
 def initial_network(source: ModelSource, args: Mapping[str, Any], settings: Mapping[str, Any]) -> nn.Module:
@@ -335,40 +273,6 @@ def _new_classifier(source: ModelSource, cfg: Mapping[str, Any], settings: Mappi
     names, trained = list(settings["label_names"]), list(cfg.get("label_names") or ())
     numbered = names == [str(label) for label in range(len(names))]
     return bool(settings["start"]) and (trained != names or (numbered and not source.config))
-
-
-def _images(
-    data: str | os.PathLike[str] | Mapping[str, AnySplit],
-    side: int,
-    channels: int | None,
-    data_dir: str | os.PathLike[str],
-    download: bool,
-) -> Mapping[str, AnySplit]:
-    """The splits that there are, resized."""
-    if not isinstance(data, Mapping):
-        return read_images(data, side, channels, data_dir, download)
-    check(data, "data")
-    if tuple(data["train"].shape[1:]) != (side, side):
-        raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
-    return data
-
-
-def _label(data: object) -> str:
-    """The name of a data set in letters, digits and dashes, as in the name of a checkpoint."""
-    if isinstance(data, Mapping):
-        return "own"
-    path = Path(cast(str, data))
-    last = path.resolve().name if path.is_dir() else Path(str(data).rpartition(":")[2]).name.removesuffix(".npz")
-    label = re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-") or "own"
-    return f"own-{label}" if path.exists() and label in DATASETS else label  # another set than that of the name
-
-
-def _given(data: object) -> str:
-    """The data in a command; files and folders without their parent folders."""
-    if isinstance(data, Mapping):
-        return "own"
-    path = Path(cast(str, data))
-    return path.resolve().name if path.exists() else str(data)
 
 
 def _settings(
@@ -419,26 +323,6 @@ def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: b
         print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
         return None
     return name if source.config or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"
-
-
-def _statistics(split: AnySplit, workers: int) -> tuple[list[float], list[float]]:
-    """The mean and the standard deviation of each channel, for pixel values in 0 to 1, of at most 2,000 images."""
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:2000].sort().values
-    channels, height, width = split.shape
-    count = len(order) * height * width
-    total = squares = torch.zeros(channels, dtype=torch.int64)
-    for images in batches(split, order.split(50), workers):
-        values = images.cpu().transpose(0, 1).flatten(1).long()
-        total, squares = total + values.sum(1), squares + (values * values).sum(1)
-    # In whole numbers, which are exact.
-    variances = [
-        (count * b - a * a) / (count * (count - 1)) for a, b in zip(total.tolist(), squares.tolist(), strict=True)
-    ]
-    # The standard deviation of a constant channel would be zero.
-    return (
-        [round(a / count / 255, 4) for a in total.tolist()],
-        [max(round(math.sqrt(v) / 255, 4), 1e-2) for v in variances],
-    )
 
 
 def _say(*lines: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,10 @@ def write_figures(report: dict[str, Any], folder: Path) -> list[str]:
         }
     except ImportError:
         return []
-    for name, figure in figures.items():
-        atomic(folder / name, lambda path, figure=figure: figure.savefig(path, format="png", dpi=130))  # type: ignore[misc]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names of classes in any script
+        for name, figure in figures.items():
+            atomic(folder / name, lambda path, figure=figure: figure.savefig(path, format="png", dpi=130))  # type: ignore[misc]
     return list(figures)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common import atomic
+from .._common import atomic, write_text
 from ..analysis.rotation import inputs, sample
 from ..data import AnySplit
 from ..data.user_data import FOLDERS
@@ -131,7 +131,11 @@ def write_report(
     preprocessing = {key: settings[key] for key in ("input_size", "mean", "std")}
     config = checkpoint_config(
         model,
-        model.pretrained_cfg | preprocessing | {"tag": settings["data"]},
+        # Weights that started from none have no license but what their owner gives them.
+        model.pretrained_cfg
+        | preprocessing
+        | {"tag": settings["data"]}
+        | ({} if settings["start"] else {"license": None}),
         model_args=recipe.model_args,
         label_names=names,
         group=model.group.name,

@@ -271,8 +271,7 @@ class RunDirectory:
                 raise ValueError(f"{self.path} holds a run on other images or weights ({said}); name another folder")
             return
         else:
-            found = ", ".join(self._files()[:5])
-            raise ValueError(f"{self.path} holds other files ({found}); name a new folder")
+            raise self._occupied()
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(path, settings)
 
@@ -315,6 +314,14 @@ class RunDirectory:
         if not isinstance(codes, np.ndarray) or codes.dtype != np.uint64 or codes.ndim != 1:
             raise ValueError(f"{path} holds no list of 64-bit codes; restore it or remove it")
         return codes
+
+    def check_is_free(self) -> None:
+        """Raises ValueError if the folder holds other files, and no run."""
+        if not self.recipe.exists() and not self.is_unused():
+            raise self._occupied()
+
+    def _occupied(self) -> ValueError:
+        return ValueError(f"{self.path} holds other files ({', '.join(self._files()[:5])}); name a new folder")
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""

@@ -21,7 +21,7 @@ from . import (  # noqa: F401  registers them
 )
 from ._builder import known
 
-__all__ = ["list_models", "list_pretrained", "module_of"]
+__all__ = ["list_models", "list_pretrained", "module_of", "own_module"]
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -69,5 +69,28 @@ def _import_own() -> None:
 
 
 def module_of(model: str) -> str:
-    """The file of the network, without its ending."""
-    return timm.model_entrypoint(model).__module__.rpartition(".")[2]
+    """The file of the network, without its ending.
+
+    Raises:
+        ValueError: If there is no such network.
+    """
+    return _module(model).rpartition(".")[2]
+
+
+def own_module(model: str) -> str:
+    """The module of a network of the user's own; empty for one of this package.
+
+    Raises:
+        ValueError: If there is no such network.
+    """
+    found = _module(model)
+    return "" if found.startswith(f"{__package__}.") else found
+
+
+def _module(model: str) -> str:
+    _import_own()
+    if not timm.is_model(model):
+        raise ValueError(
+            f"{model} is no network here; if it is one of your own, import its module, or name it in EQZOO_NETWORKS"
+        )
+    return str(timm.model_entrypoint(model).__module__)

@@ -589,6 +589,13 @@ def test_a_name_that_is_no_text(tmp_path):
         read_images(tmp_path / "mine", 8)
 
 
+def test_a_link_that_leads_nowhere_is_a_broken_file(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18)])
+    (tmp_path / "mine" / "train" / "class 0" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"1 of 19 files cannot be read.*gone\.png"):
+        read_images(tmp_path / "mine", 8)
+
+
 def test_too_little_memory_is_no_fault_of_the_files(tmp_path, monkeypatch):
     """The files were named as unreadable, with the advice to remove them."""
     save_folder(tmp_path / "mine", [("train", 18)])

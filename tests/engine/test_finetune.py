@@ -38,6 +38,7 @@ from eqzoo.data import (
 from eqzoo.engine import finetuning, loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
+from eqzoo.engine.finetuning_images import data_label
 from eqzoo.engine.metrics import scores
 from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
@@ -251,6 +252,9 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
     config = json.loads((published / "config.json").read_text())
     assert config["eqzoo"]["image_side"] == 32
     assert run(capsys, "publish", tuned.folder)[:2] == (0, "made p4_cnn.my-shapes\n")  # the same again
+    (tmp_path / "notes").mkdir()
+    for name in ("README.md", "config.json"):
+        (tmp_path / "notes" / name).write_text("mine")
     for words, said in (
         (("p4_cnn.my-shapes",), "p4_cnn.my-shapes is a finished folder; there is nothing to do with it without --push"),
         (("p4_cnn.my-shapes", "--license", "mit"), "its card is written; --license goes with the run itself"),
@@ -294,9 +298,10 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
 def test_a_folder_with_the_name_of_a_public_data_set_is_another_set(tmp_path):
     """Its card would describe the public one."""
     (tmp_path / "eurosat").mkdir()
-    assert finetuning._label(tmp_path / "eurosat") == "own-eurosat"
-    assert finetuning._label("eurosat") == "eurosat"
-    assert finetuning._label(tmp_path / "cells") == "cells"
+    assert data_label(tmp_path / "eurosat") == "own-eurosat"
+    assert data_label("eurosat") == "eurosat"
+    assert data_label(tmp_path / "cells") == "cells"
+    assert data_label("Zellen füllen ünï.npz") == "zellen-fullen-uni"
 
 
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
@@ -471,7 +476,7 @@ def test_a_command_has_all_that_differs_from_its_defaults():
 
 def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
-    monkeypatch.setattr("eqzoo.engine.finetuning.read_images", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr("eqzoo.engine.finetuning_images.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr is a finite number above 0"),
         ({"epochs": 0}, "epochs is a whole number of at least 1, got 0"),

@@ -19,7 +19,7 @@ from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
 from eqzoo.data.images import dark_images
-from eqzoo.engine import best_row, finetuning, loop, metrics, processor, report_files, speed
+from eqzoo.engine import best_row, finetuning, finetuning_images, loop, metrics, processor, report_files, speed
 from eqzoo.engine.advice import advice_after, advice_before, advice_on_time, duplicates
 from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
@@ -152,7 +152,7 @@ def test_statistics_are_those_of_all_pixels(streamed):
     if streamed:
         split = Streamed(images.__getitem__, torch.arange(130), split.labels, (3, 5, 7))
     values = images.double().transpose(0, 1).flatten(1) / 255
-    mean, std = finetuning._statistics(split, 0)
+    mean, std = finetuning_images._statistics(split, 0)
     assert mean == [round(v, 4) for v in values.mean(1).tolist()]
     assert std == [*(round(v, 4) for v in values.std(1).tolist()[:2]), 0.01]
 
@@ -360,7 +360,13 @@ def test_advice_on_images():
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False)
     assert few == "fewer than 20 training images of 'a' (19): add images"
     (few,) = advice_before(fine | {"train": split_of(19, 60)}, model, None, 28, balance=False, drawn=["test"])
-    assert few.endswith("add images, or hold out fewer with --test 0.1")
+    assert few.endswith("add images")  # there are no images to hold out fewer of
+    drawn = {"train": split_of(19, 60), "valid": split_of(3, 15), "test": split_of(1, 1)}
+    (few,) = advice_before(drawn, model, None, 28, balance=False, drawn=["valid", "test"])
+    assert few.endswith("add images, or hold out fewer with --valid 0.1")
+    drawn |= {"valid": split_of(2, 6)}  # what a tenth gives: the same advice again would change nothing
+    (few,) = advice_before(drawn, model, None, 28, balance=False, drawn=["valid", "test"])
+    assert few.endswith("add images")
     (nested,) = advice_before(fine, model, None, 28, balance=False, inner=["p1", "p2", "p3", "p4"])
     assert nested == (
         "class folders hold folders of images ('p1', 'p2', 'p3', ...): the classes are the outer folders ('a', 'b')"

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -191,6 +192,14 @@ def test_without_test_images_there_is_nothing_to_evaluate(images, run, capsys):
     words = ["p4_cnn.rotmnist", "--dataset", "cells", "--data-dir", str(images), "--output", str(images / "trained")]
     train.main([*words, "--device", "cpu", "--workers", "0", "--epochs", "1", "--set", "batch_size=4"])
     assert capsys.readouterr().out == "trained; there are no test images\n"
+    (images / "notes").mkdir()
+    (images / "notes" / "plan.txt").write_text("mine")
+    with pytest.raises(SystemExit, match=r"notes holds other files \(plan\.txt\); name a new folder"):
+        train.main([*words[:-1], str(images / "notes"), "--set", "batch_size=4"])
+    shutil.rmtree(images / "cells" / "train" / "b")
+    with pytest.raises(SystemExit, match="cells has images of one class; two or more are needed"):
+        train.main([*words[:-1], str(images / "other"), "--set", "batch_size=4"])
+    shutil.copytree(images / "cells" / "train" / "a", images / "cells" / "train" / "b")
     with pytest.raises(SystemExit, match="cells has no test images to evaluate on: add them"):
         evaluate.main([str(run.path), "--data-dir", str(images)])
 

@@ -1,0 +1,160 @@
+"""The images of a fine-tuning: read, divided into splits, and their statistics."""
+
+import math
+import os
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from ..data import (
+    DATASETS,
+    AnySplit,
+    batches,
+    channels_found,
+    check,
+    check_apart,
+    complete_splits,
+    image_sources,
+    read_images,
+    source_counts,
+)
+from ..models import EquivariantNet
+from .defaults import keeps_statistics
+
+__all__ = ["OwnImages", "data_argument", "data_label", "image_statistics", "own_images"]
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """The user's images.
+
+    Args:
+        splits: ``train``, ``valid`` and ``test``, without those of which nothing is held out.
+        drawn: The splits that were drawn from the training images.
+        colors: A line where some images are gray and others in color, and no number of channels was given.
+        sources: A line on the sources that the images come from, if they were split by these.
+    """
+
+    splits: Mapping[str, AnySplit]
+    drawn: frozenset[str]
+    colors: Sequence[str]
+    sources: Sequence[str]
+
+
+def own_images(
+    data: str | os.PathLike[str] | Mapping[str, AnySplit],
+    side: int,
+    channels: int | None,
+    valid_fraction: float | None,
+    test_fraction: float | None,
+    split_by: str | Sequence[object] | None,
+    data_dir: str | os.PathLike[str],
+    download: bool,
+) -> OwnImages:
+    """Reads the images and draws the splits that are missing; the arguments are those of `eqzoo.finetune`."""
+    found, colors = channels_found(data) if channels is None else (channels, [])
+    images = _read(data, side, found, data_dir, download)
+    sources = {} if split_by is None else _sources(split_by, data, images)
+    apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
+    splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
+    lines = [_by_source(split_by, source_counts(splits, images, sources))] if sources else []
+    return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, lines)
+
+
+def _read(
+    data: str | os.PathLike[str] | Mapping[str, AnySplit],
+    side: int,
+    channels: int | None,
+    data_dir: str | os.PathLike[str],
+    download: bool,
+) -> Mapping[str, AnySplit]:
+    """The splits that there are, resized."""
+    if not isinstance(data, Mapping):
+        return read_images(data, side, channels, data_dir, download)
+    check(data, "data")
+    if tuple(data["train"].shape[1:]) != (side, side):
+        raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
+    return data
+
+
+def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str, AnySplit]) -> dict[str, list[str]]:
+    """What the images of each split come from, of a folder; of others those of the training images alone."""
+    of_files = isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir()
+    parts = images if of_files else ["train"]
+    found = {part: image_sources(split_by, data, images[part]) for part in parts}
+    check_apart(found)
+    return found
+
+
+def _by_source(split_by: object, counts: Mapping[str, int]) -> str:
+    uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
+    parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
+    by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
+    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
+
+
+def data_label(data: object) -> str:
+    """The name of a data set in letters, digits and dashes, as in the name of a checkpoint."""
+    if isinstance(data, Mapping):
+        return "own"
+    path = Path(cast(str, data))
+    last = path.resolve().name if path.is_dir() else Path(str(data).rpartition(":")[2]).name.removesuffix(".npz")
+    plain = unicodedata.normalize("NFKD", last.lower()).encode("ascii", "ignore").decode()  # é as e
+    label = re.sub(r"[^a-z0-9_-]+", "-", plain).strip("-") or "own"
+    return f"own-{label}" if path.exists() and label in DATASETS else label  # another set than that of the name
+
+
+def data_argument(data: object) -> str:
+    """The data in a command; files and folders without their parent folders."""
+    if isinstance(data, Mapping):
+        return "own"
+    path = Path(cast(str, data))
+    return path.resolve().name if path.exists() else str(data)
+
+
+def image_statistics(
+    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False, workers: int = 0
+) -> tuple[list[float], list[float]]:
+    """The mean and the standard deviation of each channel that images are normalized by, for pixel values in 0 to 1.
+
+    Those of the training images; but those that belong to the weights, if the run starts from trained ones and the
+    network is frozen or has no batch norms.
+
+    Args:
+        blank: The network, without weights.
+        train: The training images.
+        started: Whether the run starts from trained weights.
+        frozen: Whether parts of the network are not trained.
+        workers: The processes that read images that are not in memory.
+    """
+    cfg, channels = blank.pretrained_cfg, train.shape[0]
+    fits = len(cfg["mean"]) in (1, channels) and blank.in_chans == channels
+    if started and fits and (frozen or keeps_statistics(blank)):
+        mean, std = list(cfg["mean"]), list(cfg["std"])
+        return mean * (channels // len(mean)), std * (channels // len(std))
+    return _statistics(train, workers)
+
+
+def _statistics(split: AnySplit, workers: int) -> tuple[list[float], list[float]]:
+    """The mean and the standard deviation of each channel, for pixel values in 0 to 1, of at most 2,000 images."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:2000].sort().values
+    channels, height, width = split.shape
+    count = len(order) * height * width
+    total = squares = torch.zeros(channels, dtype=torch.int64)
+    for images in batches(split, order.split(50), workers):
+        values = images.cpu().transpose(0, 1).flatten(1).long()
+        total, squares = total + values.sum(1), squares + (values * values).sum(1)
+    # In whole numbers, which are exact.
+    variances = [
+        (count * b - a * a) / (count * (count - 1)) for a, b in zip(total.tolist(), squares.tolist(), strict=True)
+    ]
+    # The standard deviation of a constant channel would be zero.
+    return (
+        [round(a / count / 255, 4) for a in total.tolist()],
+        [max(round(math.sqrt(v) / 255, 4), 1e-2) for v in variances],
+    )
