@@ -53,10 +53,11 @@ def hub(road):
 @pytest.fixture
 def client(road, tmp_path):
     """A client that is logged in, publishes into a tree of its own, and has an empty cache."""
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "README.md").write_text(
-        "<!-- results: rendered by training/publish.py --><!-- end of results -->"
-    )
+    (tmp_path / "tree" / "docs").mkdir(parents=True)
+    for name in ("README.md", "docs/results.md"):
+        (tmp_path / "tree" / name).write_text(
+            "<!-- results: rendered by training/publish.py --><!-- end of results -->"
+        )
     road[1].run(f"""
 os.environ["HF_TOKEN"] = {TOKEN!r}
 publish.ROOT = pathlib.Path({str(tmp_path / "tree")!r})

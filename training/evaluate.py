@@ -2,7 +2,7 @@
 
 Several runs of one recipe, which differ by their seeds, give a mean and a standard deviation; the weights of the run
 with the best validation accuracy are the ones that are evaluated in full. Writes `results.json` into the folder of that
-run: what the card, the README's table and the Hub show comes from there. `eqzoo finetune` evaluates its runs itself.
+run: what the card, the tables and the Hub show comes from there. `eqzoo finetune` evaluates its runs itself.
 """
 
 import argparse

@@ -1,11 +1,12 @@
 """Makes the Hub repo folder of an evaluated run: `python training/publish.py runs/p4_cnn.rotmnist/seed0`.
 
 Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors, config.json, results.json, the card
-README.md and its curves; and renders the tables of results in README.md. `eqzoo publish` makes such a folder of the
-user's own checkpoint. Nothing leaves the machine without `--push OWNER`, which makes the repo `OWNER/<checkpoint>` if
-need be and uploads what differs in one commit. A folder that is already made can be given in place of a run, to be
-pushed. `--render` renders all cards and tables anew, from the results.json they have; `--render --time` measures the
-throughput of all checkpoints before, one after the other, so that the cards agree on the machine and its load.
+README.md and its curves; and renders the tables of results in README.md and docs/results.md. `eqzoo publish` makes such
+a folder of the user's own checkpoint. Nothing leaves the machine without `--push OWNER`, which makes the repo
+`OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can be given in
+place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have; `--render
+--time` measures the throughput of all checkpoints before, one after the other, so that the cards agree on the machine
+and its load.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from eqzoo.cards import (
     published_config,
     push_repo,
     read_results,
+    render_summary,
     render_table,
     repo_texts,
 )
@@ -119,7 +121,7 @@ def _time_all() -> None:
 
 
 def rendered() -> dict[Path, str]:
-    """Every text that is rendered from results.json: the files beside the weights, and README.md with its tables."""
+    """Every text that is rendered from results.json: the files beside the weights, and the pages with tables."""
     folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
     results = {folder: json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8")) for folder in folders}
     texts = {}
@@ -128,10 +130,10 @@ def rendered() -> dict[Path, str]:
         config = published_config(result, weights)
         found = repo_texts(result, config, weights.stat().st_size, _own_repo(result), **_of_zoo(result, folder))
         texts |= {folder / name: text for name, text in found.items()}
-    readme = (ROOT / CARD_NAME).read_text(encoding="utf-8")
-    before, _, rest = readme.partition(START)
-    _, _, after = rest.partition(END)
-    texts[ROOT / CARD_NAME] = f"{before}{START}\n{render_table(list(results.values()))}\n{END}{after}"
+    for page, render in ((ROOT / CARD_NAME, render_summary), (ROOT / "docs" / "results.md", render_table)):
+        before, _, rest = page.read_text(encoding="utf-8").partition(START)
+        _, _, after = rest.partition(END)
+        texts[page] = f"{before}{START}\n{render(list(results.values()))}\n{END}{after}"
     return texts
 
 
@@ -160,7 +162,9 @@ def _push(folder: Path, repo_id: str, replace: bool, private: bool) -> None:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or finished folders to push")
-    parser.add_argument("--render", action="store_true", help="render all cards and the tables of README.md anew")
+    parser.add_argument(
+        "--render", action="store_true", help="render all cards, and the tables of README.md and docs/results.md anew"
+    )
     parser.add_argument("--time", action="store_true", help="with --render: measure the throughput of all before")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
     parser.add_argument("--private", action="store_true", help="a repo that --push creates is private, not public")

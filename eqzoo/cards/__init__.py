@@ -1,6 +1,6 @@
 """What a published checkpoint consists of besides its weights: config.json, model card, curves, tables."""
 
-from .card import distilled, full_size_accuracies, render_card, render_table
+from .card import distilled, full_size_accuracies, render_card
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
 from .curves_svg import draw_rotation_curve, draw_training_curve
 from .repository import (
@@ -18,6 +18,7 @@ from .repository import (
     repo_texts,
     with_label_names,
 )
+from .tables import render_summary, render_table
 
 __all__ = [
     "CARD_NAME",
@@ -39,6 +40,7 @@ __all__ = [
     "push_repo",
     "read_results",
     "render_card",
+    "render_summary",
     "render_table",
     "repo_texts",
     "weights_dtype",

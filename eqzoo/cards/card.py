@@ -13,23 +13,14 @@ from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 from ..models.registry import module_of, own_module
-from .dataset_texts import DATASETS, DataSet, dataset
+from .dataset_texts import DataSet, dataset
 
-__all__ = ["render_card", "render_table"]
+__all__ = ["counts_of", "distilled", "error_text", "full_size_accuracies", "mean_error", "render_card", "wrapped"]
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
 _STEPS = {1: 360, 2: 180, 4: 90}  # degrees between the rotations of the pixel grid, by their number
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
-
-
-def render_table(results: list[dict[str, Any]]) -> str:
-    """The tables of results in README.md, one for each data set and a row for each checkpoint."""
-    order = list(DATASETS)
-    names = sorted(
-        {r["dataset"]["name"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name)
-    )
-    return "\n\n".join(_dataset_table(name, [r for r in results if r["dataset"]["name"] == name]) for name in names)
 
 
 def render_card(
@@ -56,52 +47,14 @@ def render_card(
     sections = [
         f"---\n{_front_matter(r, config, data)}\n---",
         f"# {r['checkpoint']}",
-        _opening(r, config, data, paper),
+        _opening(r, config, data, paper, "started from earlier weights" in recipe_text),
         _use(r["checkpoint"], config, data, repo_id, folder, ours),
         f"## Results\n\n{_results(r, data, row, size)}",
         f"## Training\n\n{_training(r, recipe_text)}",
-        f"## Limits and intended use\n\n{_wrap(f'{data.use} {_rotations(r)}')}",
+        f"## Limits and intended use\n\n{wrapped(f'{data.use} {_rotations(r)}')}",
         f"## Citation\n\n{_citation(paper)}",
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
-    data, counts = dataset(name), [_counts(r) for r in results]
-    columns = [
-        "checkpoint",
-        "group",
-        "parameters",
-        "test error",
-        "paper",
-        "same class at all 90° rotations",
-        "error under p4",
-    ]
-    differ = any(row != counts[0] for row in counts)
-    columns += ["images: train, valid, test"] if differ else []
-    words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
-    lines = [
-        f"### {data.title}",
-        "",
-        f"{_wrap(f'Trained and tested on {data.text.format(**words)}.')}",
-        "",
-        f"| {' | '.join(columns)} |",
-        f"|{'---|' * len(columns)}",
-    ]
-    for r, count in zip(results, counts, strict=True):
-        row = rows().get(r["checkpoint"])
-        cells = [
-            f"[{r['checkpoint']}](model_cards/{r['checkpoint']})",
-            r["group"],
-            f"{r['parameters']:,}",
-            _error(r, 2) + (f" ({r['seeds']} seeds)" if r["seeds"] > 1 else "") + distilled(r),
-            f"{row.error_text} %" if row and row.error_text else "",
-            f"{r['same_class_at_all_quarter_rotations']:.2f} %",
-            f"{r['equivariance_error_p4']:.0e}",
-        ]
-        cells += ["; ".join(count.values())] if differ else []
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def _front_matter(r: dict[str, Any], config: dict[str, Any], data: DataSet) -> str:
@@ -129,12 +82,15 @@ def _front_matter(r: dict[str, Any], config: dict[str, Any], data: DataSet) -> s
     return str(front.to_yaml())
 
 
-def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Paper | None) -> str:
+def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Paper | None, earlier: bool) -> str:
     there = any(name.partition(".")[0] == config["architecture"] for name in rows())
     of = f" {'of' if there else 'after'} {paper.short}, [{paper.title}]({paper.url})," if paper else ""
     base = r.get("base_model")
-    tuned = f" It was fine-tuned from [{base}](https://huggingface.co/{base})." if base else ""
-    return _wrap(f"`{config['architecture']}`{of} trained on {data.text.format(**_counts(r))}.{tuned} {_promise(r)}")
+    which = " earlier weights of" * earlier
+    tuned = f" It was fine-tuned from{which} [{base}](https://huggingface.co/{base})." if base else ""
+    return wrapped(
+        f"`{config['architecture']}`{of} trained on {data.text.format(**counts_of(r))}.{tuned} {_promise(r)}"
+    )
 
 
 def _promise(r: dict[str, Any]) -> str:
@@ -182,8 +138,11 @@ def _use(name: str, config: dict[str, Any], data: DataSet, repo_id: str | None, 
     mean, std = (", ".join(f"{value:g}" for value in cfg[key]) for key in ("mean", "std"))
     of = f"; {data.images}" if data.images else ""
     classes = f"The {config['num_classes']} classes: {', '.join(labels)}." if labels else ""
-    timm = " timm's create_transform is as exact on square images; on others its crop is rounded to whole pixels."
-    images = _wrap(
+    timm = (
+        " On square images timm's create_transform gives the same invariance; on others it rounds the crop to whole "
+        "pixels, so that a rotated image gets slightly other ones."
+    )
+    images = wrapped(
         f"Images are {channels} x {height} x {width} (channels, height, width){of}. Their values, 0 to 255, are "
         f"divided by 255 and normalized by mean {mean} and standard deviation {std}, both by eqzoo.data.normalize."
         f"{timm if channels in MODES else ''} {classes}"
@@ -251,7 +210,7 @@ x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"],
 def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:
     row = row if row and row.error_text else None  # the paper prints no number of some networks
     printed = f"{row.error_text} %" if row else ""
-    several = r["seeds"] > 1 and r.get("test_error_std") is not None
+    several = _has_spread(r)
     seed = f", seed {r['recipe']['seed']}" if "seed" in r["recipe"] else ""
     rows = [
         (
@@ -262,7 +221,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
     ]
     if several:
         errors = ", ".join(f"{error:.2f}" for error in r["test_errors"])
-        rows.append((f"mean ± standard deviation of {r['seeds']} seeds ({errors})", _error(r, 3), printed))
+        rows.append((f"mean ± standard deviation of {r['seeds']} seeds ({errors})", error_text(r, 3), printed))
     if (macro := r.get("macro_f1")) is not None:
         rows.append((f"macro F1, the mean over classes, {r['dataset']['test']:,} {data.noun}", f"{macro:.3f} %", ""))
     validated = bool(r["dataset"].get("valid"))
@@ -328,7 +287,7 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         "and logits and of the elements of the group that map the pixel grid to itself, in float64; "
         f"`eqzoo.equivariance_error({call})` measures it."
     )
-    return f"{table}\n\n{_wrap(f'{note}{chosen}{half} {definition}')}{image}{_classes(r, data)}"
+    return f"{table}\n\n{wrapped(f'{note}{chosen}{half} {definition}')}{image}{_classes(r, data)}"
 
 
 def _classes(r: dict[str, Any], data: DataSet) -> str:
@@ -358,7 +317,7 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     took = "The epochs of this run took" if _goes_on(r) else "Trained in"
     drawn = full_size_accuracies(r)
     curve = f"\n\n![Accuracy of {r['checkpoint']} over the epochs](training_curve.svg)" if drawn else ""
-    return f"""{_wrap(f"{said}{took} {time} on {r['machine']}; {versions}.")}
+    return f"""{wrapped(f"{said}{took} {time} on {r['machine']}; {versions}.")}
 
     {r["command"]}{curve}
 
@@ -385,17 +344,25 @@ def _paper(architecture: str) -> Paper | None:
     return PAPERS[keys[0]] if keys else paper_of(architecture, module_of(architecture))
 
 
-def _counts(r: dict[str, Any]) -> dict[str, str]:
+def counts_of(r: dict[str, Any]) -> dict[str, str]:
+    """The numbers of training, validation and test images, as they are printed."""
     counts = {split: r["dataset"].get(split) for split in ("train", "valid", "test")}
     return {split: f"{count:,}" if count else "no" for split, count in counts.items()}
 
 
-def _error(r: dict[str, Any], digits: int) -> str:
+def error_text(r: dict[str, Any], digits: int) -> str:
     """The test error, with the spread over seeds where there are several."""
-    if r["seeds"] > 1 and r.get("test_error_std") is not None:
-        mean = sum(r["test_errors"]) / len(r["test_errors"])
-        return f"{mean:.{digits}f} ± {r['test_error_std']:.{digits}f} %"
-    return f"{r['test_error']:.{digits}f} %"
+    spread = f" ± {r['test_error_std']:.{digits}f}" if _has_spread(r) else ""
+    return f"{mean_error(r):.{digits}f}{spread} %"
+
+
+def mean_error(r: dict[str, Any]) -> float:
+    """The test error in percent, the mean over seeds where there are several."""
+    return sum(r["test_errors"]) / len(r["test_errors"]) if _has_spread(r) else float(r["test_error"])
+
+
+def _has_spread(r: dict[str, Any]) -> bool:
+    return r["seeds"] > 1 and r.get("test_error_std") is not None
 
 
 def full_size_accuracies(r: dict[str, Any]) -> list[float]:
@@ -417,7 +384,8 @@ def _goes_on(r: dict[str, Any]) -> bool:
     return str(r["recipe"].get("start")).startswith(RUN_PREFIX)
 
 
-def _wrap(text: str) -> str:
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 

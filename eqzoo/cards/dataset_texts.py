@@ -72,7 +72,7 @@ DATASETS = {
         "with haematoxylin and eosin; the class says whether the middle 32 x 32 pixels hold tumour tissue",
         "For research on methods alone: it is no medical device and must not be used to diagnose. It has seen one "
         "stain and the scanners of the two hospitals of the Camelyon16 challenge; on other stains, scanners or tissues "
-        "its answers mean nothing until they are measured.",
+        "it is not to be relied on before it has been measured there.",
         "1aurent/PatchCamelyon",
         same_as_hub=True,
         images="patches at 10x magnification, 0.97 micrometres a pixel",
@@ -84,8 +84,8 @@ DATASETS = {
         "from Sentinel-2, drawn class by class with a fixed seed; the class is one of ten kinds of land use. There is "
         "no official split, and neighboring tiles may be in different parts",
         "Made to start fine-tuning from on images from above, and to show equivariance. It has seen European land at "
-        "10 m a pixel under a clear sky; at other resolutions, seasons or regions its answers mean nothing until they "
-        "are measured.",
+        "10 m a pixel under a clear sky; at other resolutions, seasons or regions it is not to be relied on before it "
+        "has been measured there.",
         images="satellite tiles at 10 m a pixel, in natural color",
     ),
     "chula_rbc12": DataSet(
@@ -95,8 +95,8 @@ DATASETS = {
         "labeled centers of red blood cells; the class is one of eleven kinds. The parts "
         "differ in their smears: runs of ten consecutive smears stay together",
         "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
-        "diagnose. It has seen the smears of one laboratory, one microscope and camera; on others its answers mean "
-        "nothing until they are measured.",
+        "diagnose. It has seen the smears of one laboratory, one microscope and camera; on others it is not to be "
+        "relied on before it has been measured there.",
         images="single red blood cells in the center of a crop, stained and taken as in the data set",
     ),
 }

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 
-_Module = TypeVar("_Module", bound=nn.Module)
 _ROUND_OFF = 1e-8  # a larger error, in float64, is not round-off alone
 
 
@@ -157,7 +156,7 @@ def equivariance_report(
     return EquivarianceReport(group, logits, features, layers)
 
 
-def in_float64(model: _Module) -> _Module:
+def in_float64(model: nn.Module) -> nn.Module:
     """A copy of a model in float64 and evaluation mode, on the CPU, to measure it.
 
     Raises:

@@ -39,7 +39,10 @@ _OPSETS = range(18, 24)  # torch's exporter writes 18, and onnxscript converts i
 
 
 class ExportError(RuntimeError):
-    """An exported file does not agree with its network; the message says where. The file is deleted."""
+    """An exported file does not agree with its network; the message says where.
+
+    No file is written, and an existing one stays.
+    """
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,7 @@ class _Network:
         if min(sides) < 1:
             raise ValueError(f"the sides of images are at least one pixel, got {' x '.join(map(str, sides))}")
         about = metadata(model, sides)
-        double = in_float64(model).to(memory_format=torch.contiguous_format)
+        double = cast(EquivariantNet, in_float64(model)).to(memory_format=torch.contiguous_format)
         generator = torch.Generator().manual_seed(seed)
         images = torch.randn(max(_BATCHES), model.in_chans, *sides, generator=generator, dtype=torch.float64)
         expected = torch.cat([double(image) for image in images.split(1)])

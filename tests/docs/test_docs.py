@@ -224,11 +224,6 @@ def test_the_readme_is_short():
 def test_the_readme_names_what_equivariance_costs():
     """Against plain networks with as many parameters, in training steps and on the cards of the example."""
     text = " ".join((ROOT / "README.md").read_text().split())
-    plain, ours = (
-        json.loads((ROOT / "model_cards" / name / "results.json").read_text())["throughput"]["images_per_second"]
-        for name in ("z2_resnet29.eurosat", "p4m_resnet29.eurosat")
-    )
-    assert f"{plain / ours:.1f} times as many tiles a second ({plain} and {ours}, " in text
     ratios, without = {}, {}
     for kind in ("", "_bfloat16"):
         report = json.loads((ROOT / "docs" / "benchmarks" / f"twins_cpu{kind}.json").read_text())
@@ -237,6 +232,10 @@ def test_the_readme_names_what_equivariance_costs():
                 ratios[row["subject"] + kind] = f"{row['ms'] / row['ms against']:.1f}"
                 without[row["subject"] + kind] = f"{row[OPERATORS]:.1f}"
     p4, p4m = "p4_resnet29", "p4m_resnet29"
+    rows = json.loads((ROOT / "docs" / "benchmarks" / "twins_cpu.json").read_text())["rows"]
+    (small,) = (row for row in rows if (row["subject"], row["task"]) == (p4m, "inference"))
+    (times,) = re.findall(r"predicts (\S+) times as many tiles a second", text)  # of 64 x 64; the benchmark has 32 x 32
+    assert float(times) >= small["ms"] / small["ms against"]
     costs = text.partition("## What it costs")[2].partition(" ## ")[0]
     for kind, name in (("", "float32"), ("_bfloat16", "bfloat16")):
         assert f"| CPU with AVX-512, {name} | {ratios[p4 + kind]} | {ratios[p4m + kind]} |" in costs

@@ -20,6 +20,7 @@ from eqzoo.cards import (
     draw_training_curve,
     published_config,
     render_card,
+    render_summary,
     render_table,
     repository,
 )
@@ -52,7 +53,9 @@ def cards(tmp_path, monkeypatch):
     """A tree of its own, so that nothing of the project is written."""
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
-    (tmp_path / "README.md").write_text(f"before\n{publish.START}\n{publish.END}\nafter\n")
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/results.md"):
+        (tmp_path / name).write_text(f"before\n{publish.START}\n{publish.END}\nafter\n")
     return tmp_path / "model_cards"
 
 
@@ -101,10 +104,11 @@ def test_a_run_becomes_a_folder_that_loads(tmp_path, cards, capsys):
     for builder in (eqzoo.create_model, timm.create_model):
         model = builder(f"local-dir:{folder}", pretrained=True)
         torch.testing.assert_close(model.head.weight, load_file(SHIPPED / "model.safetensors")["head.weight"].double())
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "2.24 ± 0.05 % (3 seeds) | 2.048 ± 0.045 %" in text
+    for name, row in (("docs/results.md", "2.24 ± 0.05 % (3 seeds) | 2.048 ± 0.045 %"), ("README.md", "2.24 ± 0.05 %")):
+        text = (tmp_path / name).read_text()
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
+        assert row in text
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     publish.main([run])
     publish.main(["--render"])
@@ -411,13 +415,28 @@ def test_a_card_shows_classes_of_unequal_sizes(tmp_path):
 def test_tables_are_grouped_by_data_set():
     models = [("p4_allcnn", "cifar10"), ("p4_cnn", "rotmnist"), ("z2_cnn", "zebras"), ("z2_allcnn", "cifar10")]
     text = render_table([results_of(model, dataset) for model, dataset in models])
-    headings = [line for line in text.splitlines() if line.startswith("### ")]
-    assert headings == ["### Rotated MNIST, regenerated", "### CIFAR-10", "### zebras"]
-    cifar = text.partition("### CIFAR-10")[2].partition("### zebras")[0]
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["## Rotated MNIST, regenerated", "## CIFAR-10", "## zebras"]
+    cifar = text.partition("## CIFAR-10")[2].partition("## zebras")[0]
     assert [line.split("]")[0] for line in cifar.splitlines() if line.startswith("| [")] == [
         "| [p4_allcnn.cifar10",
         "| [z2_allcnn.cifar10",
     ]
+
+
+def test_the_summary_has_the_best_equivariant_and_the_best_plain_checkpoint():
+    several = {"seeds": 2, "test_errors": [1.0, 2.0], "test_error_std": 0.71}
+    found = [
+        results_of("p4_allcnn", "cifar10", test_error=3.0, group="p4"),
+        results_of("p4_allcnn", "cifar10", "p4_allcnn.cifar10_aug", test_error=1.0, group="p4", **several),
+        results_of("z2_allcnn", "cifar10", test_error=2.0, group="z2"),
+        results_of("z2_allcnn", "cifar10", "z2_allcnn.cifar10_aug", test_error=1.9, group="z2", distilled=True),
+        results_of("p4_cnn", "rotmnist", test_error=2.5, group="p4", seeds=1),
+    ]
+    digits, photographs = render_summary(found).splitlines()[2:]
+    best, plain = (f"[{name}.cifar10_aug](model_cards/{name}.cifar10_aug)" for name in ("p4_allcnn", "z2_allcnn"))
+    assert photographs == f"| CIFAR-10 | {best} | 1.50 ± 0.71 % (2 seeds) | {plain} | 1.90 % (distilled) |"
+    assert digits == ("| Rotated MNIST, regenerated | [p4_cnn.rotmnist](model_cards/p4_cnn.rotmnist) | 2.50 % |  |  |")
 
 
 def test_networks_that_learned_from_others_are_marked(tmp_path):

@@ -1,0 +1,90 @@
+"""Tables of results: all checkpoints, and the best of each data set."""
+
+from typing import Any
+
+from ..models.papers import rows
+from .card import counts_of, distilled, error_text, mean_error, wrapped
+from .dataset_texts import DATASETS, dataset
+
+__all__ = ["render_summary", "render_table"]
+
+_TREE = "https://github.com/eqzoo/eqzoo/tree/main/"  # docs/ is a site too, which does not hold the cards
+
+
+def render_table(results: list[dict[str, Any]]) -> str:
+    """The tables of docs/results.md, one for each data set and a row for each checkpoint."""
+    return "\n\n".join(_dataset_table(name, rows) for name, rows in _by_dataset(results))
+
+
+def render_summary(results: list[dict[str, Any]]) -> str:
+    """The table of README.md: for each data set the equivariant and the plain checkpoint of the lowest test error.
+
+    Which is the lowest is read off the test images; the text beside the table says so.
+    """
+    lines = [
+        "| trained and tested on | equivariant | test error | plain | test error |",
+        "|---|---|---|---|---|",
+    ]
+    for name, of_set in _by_dataset(results):
+        cells = [dataset(name).title]
+        for plain in (False, True):
+            found = [r for r in of_set if (r["group"] == "z2") == plain]
+            best = min(found, key=mean_error, default=None)
+            cells += [_link(best, ""), f"{error_text(best, 2)}{_seeds(best)}{distilled(best)}"] if best else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The results of each data set, in the order of `DATASETS`."""
+    order = list(DATASETS)
+    names = sorted(
+        {r["dataset"]["name"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name)
+    )
+    return [(name, [r for r in results if r["dataset"]["name"] == name]) for name in names]
+
+
+def _link(r: dict[str, Any], root: str) -> str:
+    return f"[{r['checkpoint']}]({root}model_cards/{r['checkpoint']})"
+
+
+def _seeds(r: dict[str, Any]) -> str:
+    return f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""
+
+
+def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
+    data, counts = dataset(name), [counts_of(r) for r in results]
+    columns = [
+        "checkpoint",
+        "group",
+        "parameters",
+        "test error",
+        "paper",
+        "same class at all 90° rotations",
+        "error under p4",
+    ]
+    differ = any(row != counts[0] for row in counts)
+    columns += ["images: train, valid, test"] if differ else []
+    words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
+    lines = [
+        f"## {data.title}",
+        "",
+        f"{wrapped(f'Trained and tested on {data.text.format(**words)}.')}",
+        "",
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+    ]
+    for r, count in zip(results, counts, strict=True):
+        row = rows().get(r["checkpoint"])
+        cells = [
+            _link(r, _TREE),
+            r["group"],
+            f"{r['parameters']:,}",
+            error_text(r, 2) + _seeds(r) + distilled(r),
+            f"{row.error_text} %" if row and row.error_text else "",
+            f"{r['same_class_at_all_quarter_rotations']:.2f} %",
+            f"{r['equivariance_error_p4']:.0e}",
+        ]
+        cells += ["; ".join(count.values())] if differ else []
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
