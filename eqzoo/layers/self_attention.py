@@ -229,7 +229,10 @@ class _SelfAttention2d(AttentionHeads2d):
         window = self._window(x.shape[-2], x.shape[-1])
         return self.merge(self._attend(self.split(x), self.position(window), window))
 
-    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None = None) -> Tensor:
+    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int]) -> Tensor:
+        return self._with_poses(qkv, position, window, None)
+
+    def _with_poses(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None) -> Tensor:
         return local_group_attention(qkv, position, pose, kernel_size=window, scale=self.scale, dropout=self.dropout)
 
     def _window(self, height: int, width: int) -> tuple[int, int]:
@@ -365,14 +368,13 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         super().reset_parameters(scale)
         self.pose.reset_parameters()
 
-    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None = None) -> Tensor:
+    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int]) -> Tensor:
         pose = self.pose(self.pose_table).movedim(-1, -3)
-        attend = super()._attend
         if self.pose_index == "exact":
-            return attend(qkv, position, window, pose)
+            return self._with_poses(qkv, position, window, pose)
         # The pose term depends on the output pose v, so no scores are shared: one attention for each v.
-        elements = self.group.elements
-        return torch.cat([attend(qkv, position[:, v : v + 1], window, pose[v]) for v in elements], 3)
+        parts = [self._with_poses(qkv, position[:, v : v + 1], window, pose[v]) for v in self.group.elements]
+        return torch.cat(parts, 3)
 
     def fuse(self) -> nn.Module:
         """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""

@@ -12,10 +12,6 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "common.h"
 
 namespace {
@@ -78,7 +74,7 @@ inline void store(bfloat16 *to, pack<float, N> value) {
     pack<uint32_t, N> bits;
     std::memcpy(&bits, &value, sizeof bits);
     const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const auto wide = value != value ? (bits >> 16) | 0x40u : rounded;
+    const auto wide = value != value ? bits * 0 + 0x7fc0u : rounded;
     pack<uint16_t, N> half;
     if constexpr (N == 1) {
         half = static_cast<uint16_t>(wide);
@@ -103,14 +99,6 @@ inline void each(int64_t from, int64_t to, F f) {
     int64_t i = from;
     for (; i + N <= to; i += N) f(std::integral_constant<int, N>{}, i);
     for (; i < to; i++) f(std::integral_constant<int, 1>{}, i);
-}
-
-inline int64_t thread() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
 }
 
 inline int64_t team() {

@@ -9,6 +9,9 @@
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 // The widest vectors of the processor that this is compiled for.
 #if defined(__AVX512F__)
@@ -97,6 +100,15 @@ class FlushSubnormals {
     FlushSubnormals(const FlushSubnormals &) = delete;
     FlushSubnormals &operator=(const FlushSubnormals &) = delete;
 };
+
+// The number of this thread.
+inline int64_t thread() {
+#ifdef _OPENMP
+    return omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
 
 // Divides n tasks among threads, the same tasks for the same slot in every run, so that sums are reproducible.
 template <typename F> inline void share(int64_t n, int64_t threads, F work) {

@@ -8,10 +8,6 @@
 #include <type_traits>
 #include <vector>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "common.h"
 
 namespace {
@@ -51,15 +47,6 @@ inline void blocks(int64_t pixels, F f) {
     for (; p + U * lanes<T> <= pixels; p += U * lanes<T>) f(V(), std::integral_constant<int, U>{}, p);
     for (; p + lanes<T> <= pixels; p += lanes<T>) f(V(), std::integral_constant<int, 1>{}, p);
     if (p < pixels) f(V(), std::integral_constant<int, 1>{}, pixels - lanes<T>);
-}
-
-// The number of this thread.
-inline int64_t thread() {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
 }
 
 struct Shape {

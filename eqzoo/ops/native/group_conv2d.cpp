@@ -349,11 +349,7 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
         T *to[I::components];
         int64_t steps[I::components];
         for (int j = 0; j < I::components; j++) to[j] = grads + panels.sum_of(j, steps + j);
-#ifdef _OPENMP
-        T *own = sums + omp_get_thread_num() * panels.size;
-#else
-        T *own = sums;
-#endif
+        T *own = sums + thread() * panels.size;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * most, pixels = std::min(most, total - begin);

@@ -5,27 +5,15 @@
 #include <memory>
 #include <utility>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "common.h"
 #include "shuffle.h"
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int vector_bytes = 64;
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int rows_of_two = 12, rows_of_one = 24;  // accumulators of 2 or 1 vectors that stay in 32 registers
-#elif defined(__AVX__)
-constexpr int vector_bytes = 32;
-constexpr int rows_of_two = 6, rows_of_one = 12;
-#elif defined(__aarch64__)
-constexpr int vector_bytes = 16;
-constexpr int rows_of_two = 12, rows_of_one = 24;
 #else
-constexpr int vector_bytes = 16;
-constexpr int rows_of_two = 6, rows_of_one = 12;
+constexpr int rows_of_two = 6, rows_of_one = 12;  // in 16 registers
 #endif
 
 constexpr int64_t tile = 96;         // pixels at a time, a multiple of all numbers of rows

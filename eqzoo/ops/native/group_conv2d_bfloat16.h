@@ -554,11 +554,7 @@ void correlate_filters(const bfloat16 *field, const bfloat16 *grad, const bfloat
         const bfloat16 **places = kept.places.reserve(size * (s.taps() + 1)), **grad_places = places + size * s.taps();
         const FlushSubnormals flush;
         const Registers registers;
-#ifdef _OPENMP
-        float *own = sums + omp_get_thread_num() * sizes.size * block;
-#else
-        float *own = sums;
-#endif
+        float *own = sums + thread() * sizes.size * block;
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < count; t++) {
             const int64_t begin = t * size, pixels = std::min(size, total - begin), filled = padded(pixels, 32);
