@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
+from ..data.images import MODES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
@@ -20,7 +21,6 @@ __all__ = ["counts_of", "distilled", "error_text", "full_size_accuracies", "mean
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
 _STEPS = {1: 360, 2: 180, 4: 90}  # degrees between the rotations of the pixel grid, by their number
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 
 
 def render_card(

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from .arrays import from_arrays, npz
+from .chula_rbc12 import SIDE as CELL_SIDE
 from .chula_rbc12 import chula_rbc12
+from .eurosat import SIDE as TILE_SIDE
 from .eurosat import eurosat
 from .external import fetched
 from .folder import MEMORY_LIMIT, image_folder
@@ -231,6 +233,6 @@ SIDES = {  # of their images, in pixels
     "cifar10": 32,
     "cifar100": 32,
     "pcam": 96,
-    "eurosat": 64,
-    "chula_rbc12": 80,
+    "eurosat": TILE_SIDE,
+    "chula_rbc12": CELL_SIDE,
 }

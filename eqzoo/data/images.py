@@ -12,6 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 __all__ = [
+    "MODES",
     "DARK",
     "NEARLY_ALL",
     "dark_images",
@@ -23,7 +24,7 @@ __all__ = [
     "preprocess",
 ]
 
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
 _WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
 _TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
@@ -159,7 +160,7 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
             the values of black and white are unknown; or if a TIFF has bands that are neither colors nor opacity, which
             Pillow leaves out.
     """
-    if channels not in _MODES:
+    if channels not in MODES:
         raise ValueError(
             f"images are read with 1, 3 or 4 channels, got {channels}; pass other images as a .npz file or as tensors"
         )
@@ -178,7 +179,7 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
     if image.mode not in ("1", "L", "P", "RGB", "RGBA"):  # Pillow converts all others by way of RGB
         image = image.convert("RGB" if image.mode not in ("LA", "La", "PA", "RGBa") else "RGBA")
-    values = np.array(image.convert(_MODES[channels]))
+    values = np.array(image.convert(MODES[channels]))
     planes = torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1)
     return planes.contiguous().float()  # in this order large images take less memory
 
@@ -262,7 +263,7 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
             the pages of a stack or the frames of an animation, of which Pillow shows the first. Smaller copies behind
             it are no error.
     """
-    if channels not in _MODES:
+    if channels not in MODES:
         raise ValueError(
             f"image files are read with 1, 3 or 4 channels, and {channels} were asked for; images of others are arrays "
             "in a .npz file, which eqzoo predict, evaluate and finetune read, or tensors in Python"

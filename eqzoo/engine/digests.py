@@ -8,9 +8,18 @@ import numpy as np
 
 from ..data import AnySplit, Split
 
-__all__ = ["SPLIT_NAMES", "image_codes", "settings_differences", "split_differences", "split_digest", "split_digests"]
+__all__ = [
+    "SPLIT_NAMES",
+    "USES",
+    "image_codes",
+    "settings_differences",
+    "split_differences",
+    "split_digest",
+    "split_digests",
+]
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
+USES = {"train": "train", "valid": "choose the epoch", "test": "test"}  # what the images of a split are for
 
 
 def split_digest(split: AnySplit) -> str:

@@ -25,6 +25,7 @@ from ..data import (
 )
 from ..models import EquivariantNet
 from .defaults import keeps_statistics
+from .digests import USES
 
 __all__ = ["OwnImages", "data_argument", "data_label", "image_statistics", "own_images"]
 
@@ -92,8 +93,7 @@ def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str
 
 
 def _by_source(split_by: object, counts: Mapping[str, int]) -> str:
-    uses = {"train": "to train", "valid": "to choose the epoch", "test": "to test"}
-    parts = ", ".join(f"{count:,} {uses[part]}" for part, count in counts.items())
+    parts = ", ".join(f"{count:,} to {USES[part]}" for part, count in counts.items())
     by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
     return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 

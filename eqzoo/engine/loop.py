@@ -17,13 +17,14 @@ from tqdm import tqdm
 
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
+from ..models.loading import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
 from .processor import check_device, emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
-from .run_directory import RunDirectory, weights_file
+from .run_directory import RunDirectory
 from .state import MisfitError, TrainingState
 
 __all__ = ["accelerator_of", "train"]

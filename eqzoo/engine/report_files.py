@@ -18,7 +18,7 @@ from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
 from .advice import advice_after, chosen
 from .comparison import train_baseline
-from .digests import SPLIT_NAMES
+from .digests import SPLIT_NAMES, USES
 from .epochs import best_row
 from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, evaluation_bar, predict_split, split_logits, top1
 from .predictions_file import each_prediction, write_predictions
@@ -80,7 +80,6 @@ def write_report(
     folder, rows, names = directory.path, directory.rows(), settings["label_names"]
     best = best_row(rows)
     sizes = {name: len(part) for name, part in splits.items()}
-    uses = {"train": "train", "valid": "choose the epoch", "test": "test"}
     notes = list(notes)
     if split != "test":
         notes.append(
@@ -112,7 +111,7 @@ def write_report(
         "start": settings["start"],
         "classes_count": len(names),
         "input_size": settings["input_size"],
-        "images": {uses[name]: count for name, count in sizes.items()},
+        "images": {USES[name]: count for name, count in sizes.items()},
         "epochs": len(rows),  # patience may end a run before those of its recipe
         "selected_epoch": best["epoch"],
         "evaluated_on": f"{SPLIT_NAMES[split]} images",

@@ -17,12 +17,12 @@ import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from .._common import atomic, json_text, write_json
 from ..hub import WEIGHTS_NAME as MODEL_NAME
 from ..hub import sha256_of
+from ..models.loading import weights_file
 from .digests import settings_differences
 from .epochs import best_row, is_finished, patience_is_over
 from .other_recipe import check_same
@@ -35,7 +35,6 @@ __all__ = [
     "SETTINGS_NAME",
     "FinishedRun",
     "RunDirectory",
-    "weights_file",
     "write_json",
 ]
 
@@ -419,11 +418,6 @@ class FinishedRun:
 def _digest(rows: list[dict[str, Any]]) -> str | None:
     """The SHA-256 of best.safetensors by the rows; None if they have none, as those of earlier versions."""
     return best_row(rows).get("weights_sha256") if rows else None
-
-
-def weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
-    """The content of a safetensors file of these weights; the same weights give the same bytes."""
-    return safetensors_bytes({name: value.detach().cpu().contiguous() for name, value in state_dict.items()})
 
 
 _STATE_ERRORS = (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error)

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
 import torch
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from ..equivariance import element_errors, in_float64, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
 from ..models._builder import per_channel
+from ..models.loading import weights_file
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx
 
@@ -220,8 +220,7 @@ def _configuration(model: EquivariantNet, size: Any) -> dict[str, Any]:
 
 def weights_sha256(model: nn.Module) -> str:
     """The SHA-256 of the safetensors file, without metadata, to which this package saves the weights."""
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    return hashlib.sha256(safetensors.torch.save(state)).hexdigest()
+    return hashlib.sha256(weights_file(model.state_dict())).hexdigest()
 
 
 @dataclass(frozen=True)

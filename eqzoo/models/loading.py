@@ -1,22 +1,23 @@
-"""Builds networks by name, and loads their weights."""
+"""Builds networks by name, and loads their weights; the bytes of a weights file."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import timm
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from timm.models import clean_state_dict
-from torch import nn
+from torch import Tensor, nn
 
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError
 from ._base import EquivariantNet
 from ._builder import check_group, misfit
 from .resolve import ModelSource, resolve
 
-__all__ = ["LoadedNetwork", "create_model", "instantiate", "load_network"]
+__all__ = ["LoadedNetwork", "create_model", "instantiate", "load_network", "weights_file"]
 
 
 def create_model(
@@ -181,3 +182,8 @@ def _load(model: nn.Module, source: ModelSource) -> None:
             f"{file} does not fit {source.name}; name the network that it is of, with the num_classes, in_chans and "
             f"other arguments that it was saved with{way} ({misfit(error)})"
         ) from error
+
+
+def weights_file(state_dict: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file of these weights; the same weights give the same bytes."""
+    return save({name: value.detach().cpu().contiguous() for name, value in state_dict.items()})

@@ -17,7 +17,8 @@ import eqzoo
 from eqzoo.cards import read_results
 from eqzoo.data import DATASETS, Split
 from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
-from eqzoo.engine.run_directory import RunDirectory, weights_file
+from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.models.loading import weights_file
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
