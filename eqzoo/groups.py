@@ -268,7 +268,7 @@ def orbit(group: Group, kernel_size: int, field: Field) -> Tensor:
     Raises:
         ValueError: If the group does not act on the pixel grid.
     """
-    return torch.tensor(orbit_array(group, kernel_size, field).tolist(), device="cpu")
+    return torch.as_tensor(orbit_array(group, kernel_size, field).copy(), device="cpu")
 
 
 @cache
@@ -281,14 +281,16 @@ def orbit_array(group: Group, kernel_size: int, field: Field) -> np.ndarray[Any,
             "PointwiseConv2d, which take any group"
         )
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
-    index = np.arange(math.prod(shape)).reshape(shape)
+    places = np.arange(math.prod(shape)).reshape(shape)
 
     def moved(g: int) -> np.ndarray[Any, Any]:
         quarters, reflected = group.quarter_rotations(g)
-        x = index if field == "trivial" else index[_permuted(group, g)]
+        x = places if field == "trivial" else places[_permuted(group, g)]
         return np.rot90(x[..., ::-1] if reflected else x, quarters, (-2, -1)).reshape(-1)
 
-    return np.stack([moved(g) for g in group.elements])
+    index = np.stack([moved(g) for g in group.elements])
+    index.setflags(write=False)  # it is kept
+    return index
 
 
 def _cos_sin(r: int, n: int) -> tuple[float, float]:

@@ -16,7 +16,6 @@ JSON.
 
 import argparse
 import copy
-import json
 import os
 import platform
 import statistics
@@ -52,7 +51,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 import eqzoo
-from eqzoo._common import atomic, interleaved_times
+from eqzoo._common import interleaved_times, write_json, write_text
 from eqzoo.analysis import instructions, machine
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
@@ -98,8 +97,8 @@ def main() -> None:
         args.output.mkdir(parents=True, exist_ok=True)
         precision = "" if args.dtype == "float32" else f"_{args.dtype}"
         path = args.output / f"{args.suite}_{args.device}{precision}.json"
-        atomic(path, lambda temporary: temporary.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8"))
-        atomic(path.with_suffix(".md"), lambda temporary: temporary.write_text(render(report) + "\n", encoding="utf-8"))
+        write_json(path, report)
+        write_text(path.with_suffix(".md"), render(report) + "\n")
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

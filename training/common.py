@@ -14,7 +14,7 @@ import timm
 import torch
 from recipes import RECIPES, Entry
 
-from eqzoo._common import atomic
+from eqzoo import _common
 from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
 from eqzoo.data.folder import folder_colors
@@ -163,9 +163,9 @@ def spread(values: Sequence[float]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file atomically, with the folders above it."""
+    """Writes a text file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _common.write_text(path, text)
 
 
 def weights_sha256(name: str) -> str:

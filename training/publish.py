@@ -19,7 +19,7 @@ from typing import Any
 
 from common import is_recipe_of, load_recipe, recipe_names, recipe_text
 
-from eqzoo._common import atomic, write_json
+from eqzoo._common import write_json, write_text
 from eqzoo.analysis import throughput
 from eqzoo.cards import (
     CARD_NAME,
@@ -75,7 +75,7 @@ def _publish(args: argparse.Namespace) -> None:
     if args.render or any(not is_repo_folder(run) for run in args.run):
         for path, text in rendered().items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                atomic(path, lambda temporary, text=text: temporary.write_text(text, encoding="utf-8"))
+                write_text(path, text)
                 print(path.relative_to(ROOT))
 
 

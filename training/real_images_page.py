@@ -1,4 +1,4 @@
-"""The page of the study of land and cells: its tables and its curves."""
+"""The page of the study of satellite tiles and blood cells: its tables and its curves."""
 
 import statistics
 from pathlib import Path
@@ -11,7 +11,7 @@ from eqzoo._common import atomic
 
 NOUNS = {"accuracy": "accuracy", "macro_f1": "macro F1"}
 
-_INTRODUCTION = """# Land and cells: accuracy over the number of training images
+_INTRODUCTION = """# Satellite tiles and blood cells: accuracy over the number of training images
 
 Does equivariance pay on images without a canonical orientation? `p4_resnet29` and its plain twin `z2_resnet29`, with
 about as many parameters, are fine-tuned from their weights of CIFAR-10 on a part of the training images of EuroSAT

@@ -12,7 +12,7 @@ from typing import Any
 import timm
 
 import eqzoo
-from eqzoo._common import atomic
+from eqzoo._common import write_text
 from eqzoo.cards import distilled
 from eqzoo.models.papers import PAPERS, Row, rows
 
@@ -27,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     text = page()
     if args.output:
-        atomic(args.output, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text(args.output, text)
     else:
         print(text)
 

@@ -30,7 +30,7 @@ from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
-from .diagnosis import diagnose, mixed_groups, other_laws, stride_mismatch, suspects
+from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 
 __all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
@@ -247,14 +247,14 @@ def _module(
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
-    mixed = mixed_groups(network, own, asked)
+    mixed, lost = mixed_groups(network, own), lost_elements(network, own, asked)
     try:
         report = equivariance_report(network, x, asked) if own is not None else None
     except ValueError:
-        if not mixed:
+        if not mixed + lost:
             raise
         report = None  # a layer does not take the fields of the network's group; its output is measured
-        notes.append(f"Layers were not measured: {mixed[0]}.")
+        notes.append(f"Layers were not measured: {(mixed + lost)[0]}.")
     logits = report.logits if report else element_errors(network, x, asked)
     features = report.features if report else {}
     layers = report.layers if report else {}
@@ -268,7 +268,7 @@ def _module(
         diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
     elif broken and not diagnosis:
         diagnosis = other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
-        diagnosis = diagnosis or suspects(network, layers)
+        diagnosis = diagnosis or lost or suspects(network, layers)
     if not broken:
         parts = {f"the layer {name}": error for name, error in layers.items()}
         parts["the last features"] = max(features.values(), default=0.0)

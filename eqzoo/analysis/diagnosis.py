@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..equivariance import element_errors, is_subgroup, module_group
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
+__all__ = ["diagnose", "lost_elements", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
 
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
@@ -54,31 +54,36 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     return tuple(_sentence(kind, layers) for kind, layers in found.items())
 
 
-def mixed_groups(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
-    """What says so if a layer has another group than the network and does not fit it.
+def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
+    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell.
 
-    Its group is of equal order, so that shapes do not tell, or it has not all elements that are checked. Of a network
-    without a group, layers are compared with the first one.
-
-    Args:
-        network: The network.
-        own: Its group; None if it has none.
-        asked: The group that is checked.
+    Of a network without a group, if it has another one than the first layer.
     """
+    for said, group, its in _other_groups(network, own):
+        if group.order == its.order > 1:
+            return (f"{said}, of equal order, so that shapes fit; fields of two groups do not mix",)
+    return ()
+
+
+def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
+    """What says so if the group of a layer has not all elements that are checked, and that of the network has."""
+    for said, group, _ in _other_groups(network, own):
+        if not is_subgroup(asked, group, on_grid=True):
+            return (f"{said}; {group.name} has not all elements of {asked.name}",)
+    return ()
+
+
+def _other_groups(network: nn.Module, own: Group | None) -> Iterator[tuple[str, Group, Group]]:
+    """The layers whose group is not that of the network, or of its first layer: in words, their group and that one."""
     layers = {
         name: (module, group) for name, module in network.named_modules() if name and (group := module_group(module))
     }
     first = next(iter(layers), "")
-    whose, own = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
+    whose, its = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
     for name, (module, group) in layers.items():
-        if own is None or group == own:
-            continue
-        said = f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {own.name}"
-        if group.order == own.order > 1:
-            return (f"{said}, of equal order, so that shapes fit; fields of two groups do not mix",)
-        if not is_subgroup(asked, group):
-            return (f"{said}; {group.name} has not all elements of {asked.name}",)
-    return ()
+        if its is not None and group != its:
+            said = f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {its.name}"
+            yield said, group, its
 
 
 def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:

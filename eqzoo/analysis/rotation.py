@@ -123,9 +123,10 @@ def finite(logits: Tensor) -> Tensor:
     """The logits ``(..., classes)``; those of NaN have no largest one, and `torch.argmax` would give the first class.
 
     Raises:
-        ValueError: If they are not finite.
+        ValueError: If one is not a number or infinite; -inf, by which classes are masked, is allowed beside others.
     """
-    broken = int((~logits.isfinite()).any(-1).sum())
+    largest = logits.amax(-1)  # NaN if one of them is
+    broken = int((~largest.isfinite()).sum())
     if broken:
         raise ValueError(
             f"the output of the network is not finite for {broken:,} of {logits[..., 0].numel():,} images; its weights "

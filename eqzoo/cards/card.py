@@ -311,7 +311,9 @@ def _training(r: dict[str, Any], recipe_text: str) -> str:
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"
-    time = time if hours >= 1 / 30 else f"{max(2, round(3600 * hours))} seconds"
+    time = (
+        time if hours >= 1 / 30 else f"{3600 * hours:.0f} seconds" if 3600 * hours >= 1.5 else "less than two seconds"
+    )
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     said = f"{recipe_text} " if recipe_text else ""
     took = "The epochs of this run took" if _goes_on(r) else "Trained in"

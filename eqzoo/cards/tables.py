@@ -13,7 +13,7 @@ _TREE = "https://github.com/eqzoo/eqzoo/tree/main/"  # docs/ is a site too, whic
 
 def render_table(results: list[dict[str, Any]]) -> str:
     """The tables of docs/results.md, one for each data set and a row for each checkpoint."""
-    return "\n\n".join(_dataset_table(name, rows) for name, rows in _by_dataset(results))
+    return "\n\n".join(_dataset_table(name, of_set) for name, of_set in _by_dataset(results))
 
 
 def render_summary(results: list[dict[str, Any]]) -> str:

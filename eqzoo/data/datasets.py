@@ -177,6 +177,8 @@ class _H5Reader:
         if self.process != os.getpid():
             import h5py
 
+            if self.pixels is not None:  # inherited from the process that this one was forked from, with its file
+                self.pixels.file.close()
             self.pixels, self.process = h5py.File(self.path)["x"], os.getpid()
         return torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
 

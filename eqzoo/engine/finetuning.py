@@ -137,8 +137,8 @@ def finetune(
     splits = images.splits
     if against is not None:
         check_baseline(against, splits["train"].shape)
-    label = data_label(data)
     directory = RunDirectory(Path(output))
+    label = directory.settings().get("data") or data_label(data)  # a run that is resumed keeps its name
     settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze), workers) | {
         "minutes": minutes
     }

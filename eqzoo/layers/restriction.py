@@ -1,5 +1,7 @@
 """Restriction of fields to a subgroup: networks whose later layers are equivariant under fewer elements."""
 
+from typing import Any
+
 import numpy as np
 from torch import Tensor, nn
 
@@ -79,7 +81,8 @@ class GroupRestriction(KeepsTables):
 
     def fuse(self) -> nn.Module:
         """The equivalent layer on planes, ``(B, C·|G|, height, width)``, which it permutes."""
-        return _PlaneRestriction(self.source.order, self.group.order, self.poses)
+        poses, _ = self._tables["poses"]
+        return _PlaneRestriction(self.source.order, self.group.order, poses).to(self.poses.device)
 
     def extra_repr(self) -> str:
         return f"{self.source.name}, {self.group.name}"
@@ -90,12 +93,11 @@ class _PlaneRestriction(KeepsTables):
 
     poses: Tensor
 
-    def __init__(self, order: int, suborder: int, poses: Tensor) -> None:
+    def __init__(self, order: int, suborder: int, poses: np.ndarray[Any, Any]) -> None:
         super().__init__()
         self.order = order
         self.suborder = suborder
-        self.register_table("poses", poses.cpu())
-        self.to(poses.device)
+        self.register_table("poses", poses)
 
     def forward(self, x: Tensor) -> Tensor:
         return _restrict(x.unflatten(1, (-1, self.order)), self.poses, self.suborder).flatten(1, 2)

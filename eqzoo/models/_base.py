@@ -297,13 +297,15 @@ class EquivariantNet(nn.Module):
 
     def _check_type(self, x: Tensor, error: RuntimeError) -> None:
         """Raises TypeError where images failed that have another type of number than the network."""
+        if x.is_meta or isinstance(error, torch.OutOfMemoryError):
+            return
         if self._deployed and any(isinstance(module, nn.SyncBatchNorm) for module in self.modules()):
             raise ValueError(
                 f"{self._name} has torch.nn.SyncBatchNorm, which is not deployed or exported with it; load its state "
                 f"dict into a fresh eqzoo.create_model({self._name!r}, ...)"
             ) from error
         own = next(self.parameters()).dtype
-        if x.dtype == own or x.is_meta or isinstance(error, torch.OutOfMemoryError):
+        if x.dtype == own:
             return
         if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # which autocast leaves alone
             return

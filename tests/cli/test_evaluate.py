@@ -62,6 +62,13 @@ def test_a_network_without_finite_outputs_has_no_accuracy(digits):
     with pytest.raises(ValueError, match="not finite for 3 of 3 images"):
         eqzoo.rotation_curve(model, x, torch.zeros(3, dtype=torch.long))
 
+    def masked(x):  # a class that is left out
+        return torch.tensor([[0.5, -torch.inf]]).expand(len(x), 2)
+
+    network = torch.nn.Module()
+    network.forward = masked
+    assert eqzoo.rotation_curve(network, x, torch.zeros(3, dtype=torch.long), [0]) == [100.0]
+
 
 def test_metrics_are_those_counted_by_hand(capsys, digits):
     code, out, _ = run(capsys, "evaluate", "p4_cnn", digits)

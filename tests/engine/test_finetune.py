@@ -530,6 +530,17 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
         assert torch.equal(value, again.model.state_dict()[name]), name
 
 
+def test_a_run_that_has_another_name_for_its_images_is_resumed(tmp_path):
+    images = save_shapes(tmp_path / "eurosat", (6, 6, 6))
+    first = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, batch_size=4, device="cpu")
+    assert first.report["data"] == "own-eurosat"
+    for name in ("finetune.json", "recipe.json"):
+        path = tmp_path / "out" / name
+        path.write_text(path.read_text().replace("own-eurosat", "eurosat"))  # as it was called before
+    again = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, batch_size=4, device="cpu")
+    assert again.report["data"] == "eurosat"
+
+
 def test_a_second_command_leaves_a_fine_tuning_that_has_just_begun_as_it_is(tmp_path, monkeypatch):
     x, y = arrays(30)
     splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}

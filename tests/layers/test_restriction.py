@@ -8,7 +8,15 @@ from torch import nn
 import eqzoo
 from eqzoo.equivariance import equivariance_report
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral, transform
-from eqzoo.layers import GlobalPool, GroupBatchNorm2d, GroupConv2d, GroupRestriction, LiftingConv2d
+from eqzoo.layers import (
+    GlobalPool,
+    GroupBatchNorm2d,
+    GroupConv2d,
+    GroupPool,
+    GroupRestriction,
+    LiftingConv2d,
+    LiftingSelfAttention2d,
+)
 from eqzoo.layers._layout import is_channels_last
 
 PAIRS = [(P4M, P4), (P4M, Z2M), (P4M, dihedral(2)), (P4M, cyclic(2)), (P4M, Z2), (P4, cyclic(2)), (cyclic(8), P4)]
@@ -72,10 +80,25 @@ def test_a_network_is_equivariant_under_the_subgroup_alone(subgroup):
     assert "Layers were not measured" in wrong.notes[-1]
 
 
+def test_a_harmless_layer_of_another_group_is_not_blamed():
+    """Negative controls: what breaks these networks is a plain convolution."""
+    for first, harmless in (
+        ([LiftingConv2d(P4, 3, 4, 3, padding=1), GroupPool(P4)], LiftingConv2d(Z2, 4, 4, 1)),
+        ([LiftingSelfAttention2d(cyclic(8), 3, 4, 3, num_heads=1), GroupPool(cyclic(8))], LiftingConv2d(P4, 4, 4, 1)),
+    ):
+        net = nn.Sequential(*first, harmless, nn.Flatten(1, 2), nn.Conv2d(4 * harmless.group.order, 4, 3))
+        net.input_size = (3, 8, 8)
+        assert not (report := eqzoo.check_equivariance(net, group="p4")).exact
+        assert len(report.diagnosis) == 1
+        assert report.diagnosis[0].startswith("likely filters that are not symmetric: 4")
+
+
 def test_a_fused_and_an_exported_network_give_the_same(tmp_path):
     net, x = network(own=P4).eval(), torch.randn(2, 3, 12, 12)
     fused = timm.utils.reparameterize_model(net)
     torch.testing.assert_close(fused(x), net(x))
+    layer = GroupRestriction(P4M, P4)
+    assert torch.equal(layer.to("meta").fuse().to_empty(device="cpu").poses, GroupRestriction(P4M, P4).poses)
     runtime = pytest.importorskip("onnxruntime")
     file = tmp_path / "network.onnx"
     torch.onnx.export(net.float(), (x.float(),), file, dynamo=True, input_names=["image"])

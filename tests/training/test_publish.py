@@ -424,6 +424,15 @@ def test_tables_are_grouped_by_data_set():
     ]
 
 
+def test_cards_of_networks_that_started_from_earlier_weights_say_so():
+    """As the text of their recipes has it: the link leads to other weights."""
+    for name in ("p4_resnet29.chula_rbc12", "z2_resnet29.chula_rbc12", "p4_resnet29.eurosat", "z2_resnet29.eurosat"):
+        card = " ".join((ROOT / "model_cards" / name / "README.md").read_text().split())
+        assert "It was fine-tuned from earlier weights of [eqzoo/" in card
+    card = (ROOT / "model_cards" / "p4m_resnet29.chula_rbc12" / "README.md").read_text()
+    assert "earlier weights of [eqzoo/" not in " ".join(card.split())
+
+
 def test_the_summary_has_the_best_equivariant_and_the_best_plain_checkpoint():
     several = {"seeds": 2, "test_errors": [1.0, 2.0], "test_error_std": 0.71}
     found = [
