@@ -14,7 +14,7 @@ import timm
 import torch
 from recipes import RECIPES, Entry
 
-from eqzoo import _common
+from eqzoo._common import write_text as write_text_file
 from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
 from eqzoo.data.folder import folder_colors
@@ -165,7 +165,7 @@ def spread(values: Sequence[float]) -> str:
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically, with the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _common.write_text(path, text)
+    write_text_file(path, text)
 
 
 def weights_sha256(name: str) -> str:

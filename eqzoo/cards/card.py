@@ -49,7 +49,7 @@ def render_card(
         f"# {r['checkpoint']}",
         _opening(r, config, data, paper, "started from earlier weights" in recipe_text),
         _use(r["checkpoint"], config, data, repo_id, folder, ours),
-        f"## Results\n\n{_results(r, data, row, size)}",
+        f"## Results\n\n{_results(r, data, row, size, ours)}",
         f"## Training\n\n{_training(r, recipe_text)}",
         f"## Limits and intended use\n\n{wrapped(f'{data.use} {_rotations(r)}')}",
         f"## Citation\n\n{_citation(paper)}",
@@ -207,7 +207,7 @@ images = torch.randint(0, 256, (1, {channels}, {height}, {width}))  # in place o
 x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"], torch.float32)"""
 
 
-def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> str:
+def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int, ours: bool) -> str:
     row = row if row and row.error_text else None  # the paper prints no number of some networks
     printed = f"{row.error_text} %" if row else ""
     several = _has_spread(r)
@@ -276,9 +276,10 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int) -> st
         if r.get("weights_dtype", "float32") != "float32"
         else ""
     )
+    parts = ", and of earlier parts of this one where the text below has such errors" * ours
     chosen = (
         f"The epoch was chosen on the validation {data.noun}. The test {data.noun} chose nothing: they were read at "
-        "the end of each recipe that was tried, and of earlier parts of this one where the text below has such errors."
+        f"the end of {'each recipe that was tried' if ours else 'the training'}{parts}."
         if validated
         else f"No {data.noun} were held out for validation: the weights are those of the last epoch."
     )

@@ -13,7 +13,7 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What `eqzoo.engine.metrics.classifier_metrics` found, a row for each metric of all classes."""
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
     rows = [
-        ["accuracy", f"{found['accuracy']:.2f} %"],
+        ["accuracy", f"{found['accuracy']:.2f} %{_interval(found)}"],
         [f"mean recall of {which}", f"{found['balanced_accuracy']:.2f} %"],
         [f"mean F1 of {which}", f"{found['macro_f1']:.2f} %"],
     ]
@@ -28,6 +28,12 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
         ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %{of_curve}"],
         ["same prediction at all 90° rotations", f"{kept:.2f} %{of_kept}"],
     ]
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    """The confidence interval of the accuracy; reports of before have none."""
+    low, high = found.get("accuracy_interval") or (None, None)
+    return "" if low is None else f" (95 % interval {low:.1f} to {high:.1f} %)"
 
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:

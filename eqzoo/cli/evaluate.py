@@ -50,4 +50,8 @@ def run(args: argparse.Namespace) -> Answer:
         parts.append(table(threshold_rows(thresholds), right=range(1, 6)))
     if confusion := confusion_rows(data):
         parts.append(table(confusion, right=range(1, len(confusion[0]))))
+    if thresholds:
+        parts.append(
+            "The accuracy, scores and confusion are those of the most probable class, whatever the thresholds."
+        )
     return Answer("\n\n".join([*parts, *data["notes"]]), data)

@@ -82,6 +82,7 @@ def _text(report: dict[str, Any], folder: str) -> str:
         ["started from", report["start"] or "random weights"],
         ["images", ", ".join(f"{count:,} to {use}" for use, count in report["images"].items())],
         ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
+        *([["validation accuracy of it", f"{valid:.2f} %"]] if (valid := report["valid_accuracy"]) is not None else []),
         ["evaluated on", report["evaluated_on"]],
         *metric_rows(report),
         *_recalls(report["classes"]),

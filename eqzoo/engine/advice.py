@@ -110,6 +110,7 @@ def advice_before(
     trained: np.ndarray | None = None,
     sized: bool = False,
     by_source: bool = False,
+    trained_side: int | None = None,
 ) -> list[str]:
     """What the images call for, a line each.
 
@@ -125,14 +126,16 @@ def advice_before(
             they are known.
         sized: Whether the user chose the side.
         by_source: Whether splits were drawn by whole sources, such as patients.
+        trained_side: The side before they were resized of the images that the initial weights were trained on; None if
+            it is unknown.
     """
     return [
-        *_nested(inner, splits["train"], bool(drawn) and not by_source),
+        *([] if by_source else _nested(inner, splits["train"], bool(drawn))),
         *_few(splits, drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
         *cut_off(native),
-        *([] if sized or native is None else _larger(model, native[0], side)),
+        *([] if sized or native is None or native[0] == trained_side else _larger(model, native[0], side)),
         *_duplicated(splits),
         *_trained_before(splits, trained),
     ]

@@ -57,12 +57,13 @@ def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iter
 def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
     """What differs between two finetune.json, in words.
 
-    Images that were scaled to another size, or read with other channels, cannot be compared.
+    Images that were scaled to another size, read with other channels or split by another source cannot be compared.
     """
-    scaled = there.get("input_size") != here.get("input_size")
+    there = {"split_by": here.get("split_by"), **there}  # a run of before has no such entry
+    other = any(there.get(key) != here.get(key) for key in ("input_size", "split_by"))
     for key in here:
         before, now = there.get(key), here[key]
-        if scaled and key in ("data_sha256", "mean", "std"):
+        if other and key in ("data_sha256", "mean", "std"):
             continue
         if key == "data_sha256":
             yield from split_differences(before or {}, now)

@@ -16,6 +16,7 @@ from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models._builder import loaded_checkpoint
 from ..models.loading import instantiate
+from ..models.registry import list_pretrained
 from ..models.resolve import ModelSource, resolve
 from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
@@ -139,9 +140,9 @@ def finetune(
         check_baseline(against, splits["train"].shape)
     directory = RunDirectory(Path(output))
     label = directory.settings().get("data") or data_label(data)  # a run that is resumed keeps its name
-    settings = _settings(source, blank, label, splits, directory, pretrained, bool(freeze), workers) | {
-        "minutes": minutes
-    }
+    by = split_by if split_by is None or isinstance(split_by, str) else "listed"
+    settings = {"split_by": by} | _settings(source, blank, label, splits, directory, pretrained, bool(freeze), workers)
+    settings |= {"minutes": minutes}
     if freeze and settings["start"] is None:
         raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
     given = {key: value for key, value in recipe.items() if value is not None}
@@ -174,14 +175,18 @@ def finetune(
         directory.check(plan)
         native = native_sides(data)
         inner = folders_in_classes(data)
+        trained_side = source.image_side if settings["start"] else None
         chosen = {"sized": size is not None, "by_source": bool(images.sources)}
-        advice = advice_before(splits, blank, native, side, balance, images.drawn, inner, before, **chosen)
+        advice = advice_before(
+            splits, blank, native, side, balance, images.drawn, inner, before, trained_side=trained_side, **chosen
+        )
         advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
         if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
             later.append(
                 f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
             )
+        later += _other_weights(name, settings["start"])
         if is_finished(plan, directory.rows()):
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
@@ -223,6 +228,14 @@ def finetune(
             device=device,
         )
     return FineTuned(model, report, directory.path)
+
+
+def _other_weights(name: str | os.PathLike[str], start: str | None) -> list[str]:
+    """A line where a name without a tag took the weights of one data set and there are those of others."""
+    if not isinstance(name, str) or not start or "." in name:
+        return []
+    others = [found for found in list_pretrained(f"{name}.*") if found != start]
+    return [f"{name} takes the weights of {start}; there are {', '.join(others)} as well"] if others else []
 
 
 def _with_tag(source: ModelSource) -> ModelSource:

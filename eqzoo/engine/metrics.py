@@ -1,5 +1,6 @@
 """Metrics of a classifier: accuracy, scores by class, accuracy on rotated images."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "scores",
     "split_logits",
     "top1",
+    "wilson_interval",
 ]
 
 # Larger batches are slower on a CPU, where the activations between two layers no longer fit its caches.
@@ -237,7 +239,8 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
         logits: ``(n, classes)``, for the area under the curve; None leaves it out.
 
     Returns:
-        ``accuracy``; ``balanced_accuracy``, the mean recall of the classes that have images; ``macro_f1``, the mean F1
+        ``accuracy``, and its ``accuracy_interval`` by `wilson_interval`, as if each image stood alone;
+        ``balanced_accuracy``, the mean recall of the classes that have images; ``macro_f1``, the mean F1
         of the same; ``classes``, for each its precision, recall, F1 and number of images, None where it is undefined;
         and ``confusion``, counts by true and predicted class. With ``logits`` also the ``auc`` of each class, the
         probability that an image of it is given a higher probability of the class than an image of another class,
@@ -260,6 +263,7 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
     present = [row for row in classes if row["images"]]
     found = {
         "accuracy": percent(correct.sum(), matrix.sum()),
+        "accuracy_interval": wilson_interval(int(correct.sum()), int(matrix.sum())),
         "balanced_accuracy": round(sum(row["recall"] for row in present) / len(present), DIGITS),
         "macro_f1": round(sum(row["f1"] for row in present) / len(present), DIGITS),
         "classes": classes,
@@ -300,3 +304,25 @@ def _auc(score: Tensor, positive: Tensor) -> float | None:
 def percent(part: Tensor, whole: Tensor) -> float | None:
     """A share in percent; None of nothing."""
     return round(100 * float(part) / float(whole), DIGITS) if whole else None
+
+
+def wilson_interval(hits: int, count: int) -> list[float] | None:
+    """The 95 % confidence interval of a share, in percent; None of nothing.
+
+    With z = 1.96 and the share p of n: ``(p + z²/2n ± z √(p (1 − p)/n + z²/4n²)) / (1 + z²/n)``. It is not empty where
+    all are hits. It takes the n for independent: of images of few patients the true one is wider.
+
+    References:
+        Probable Inference, the Law of Succession, and Statistical Inference (Wilson, 1927)
+        https://doi.org/10.1080/01621459.1927.10502953
+
+    Example:
+        >>> wilson_interval(24, 24)
+        [86.2, 100.0]
+    """
+    if not count:
+        return None
+    share, z = hits / count, 1.959964
+    middle, half = share + z**2 / (2 * count), z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low, high = ((middle + sign * half) / (1 + z**2 / count) for sign in (-1, 1))
+    return [round(100 * max(0.0, low), 1), round(100 * min(1.0, high), 1)]

@@ -53,6 +53,10 @@ def markdown(report: dict[str, Any], figures: Sequence[str] = ()) -> str:
         "| | |",
         "|---|---|",
         f"| accuracy | {report['accuracy']:.2f} % |",
+        "| 95 % confidence interval of it, as if each image stood alone | {} to {} % |".format(
+            *report["accuracy_interval"]
+        ),
+        f"| accuracy of the kept epoch on the validation images | {_shown(report['valid_accuracy'], 2)} |",
         f"| mean recall of the classes | {report['balanced_accuracy']:.2f} % |",
         f"| mean F1 of the classes | {report['macro_f1']:.2f} % |",
         f"| mean area under the ROC curve, each class against the others | {_shown(report['macro_auc'], 2)} |",

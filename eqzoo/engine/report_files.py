@@ -119,6 +119,7 @@ def write_report(
         "advice": advice,
         **metrics,
         "training_accuracy": round(training_accuracy, DIGITS),
+        "valid_accuracy": best["valid_accuracy"],
         "equivariance_error": error,
         "training_seconds": training_seconds,
         "speed": speed.as_dict(),

@@ -267,7 +267,9 @@ class RunDirectory:
             self.recipe.unlink(missing_ok=True)
         elif path.is_file():
             if said := "; ".join(settings_differences(self.settings(), settings)):
-                raise ValueError(f"{self.path} holds a run on other images or weights ({said}); name another folder")
+                raise ValueError(
+                    f"{self.path} holds a run with other images, weights or settings ({said}); name another folder"
+                )
             return
         else:
             raise self._occupied()

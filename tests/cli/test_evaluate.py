@@ -77,7 +77,7 @@ def test_metrics_are_those_counted_by_hand(capsys, digits):
     rows = dict(re.split(r"  +", line) for line in totals.splitlines())
     assert rows["network"] == "p4_cnn"
     assert rows["images"] == f"6 of {digits}"
-    assert rows["accuracy"] == "83.33 %"
+    assert rows["accuracy"] == "83.33 % (95 % interval 43.6 to 97.0 %)"  # of 6 images
     assert rows["mean recall of the classes that have images"] == "83.33 %"  # 100 % of the sevens, 2 of 3 fours
     assert rows["same prediction at all 90° rotations"] == "100.00 %, of 6 images"
     found = [re.split(r"  +", line.strip()) for line in classes.splitlines()]

@@ -39,7 +39,7 @@ from eqzoo.engine import finetuning, loop, report_files, speed
 from eqzoo.engine import report as pages
 from eqzoo.engine.finetuning import trunk
 from eqzoo.engine.finetuning_images import data_label
-from eqzoo.engine.metrics import scores
+from eqzoo.engine.metrics import scores, wilson_interval
 from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
 from eqzoo.engine.run_directory import RunDirectory
@@ -372,13 +372,13 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     args = [str(moved) if arg == str(tuned.images) else arg for arg in tuned.args]
     code, _, err = run(capsys, *args)
     assert code == 2
-    assert "holds a run on other images or weights (the validation images differ); name" in err
+    assert "holds a run with other images, weights or settings (the validation images differ); name" in err
     code, _, err = run(capsys, *tuned.args, "--test", "0")
     assert code == 2
     assert "the training images differ; the validation images differ; there are no test images, and there" in err
     code, _, err = run(capsys, *tuned.args, "--size", "32")  # at which the same images cannot be compared
     assert code == 2
-    assert "other images or weights (input_size was [1, 28, 28] and is [1, 32, 32]); name" in err
+    assert "other images, weights or settings (input_size was [1, 28, 28] and is [1, 32, 32]); name" in err
     code, _, err = run(capsys, *tuned.args, "--precision", "bfloat16")
     assert code == 2
     assert "holds a run with precision float32, not bfloat16; resume it without the option" in err
@@ -797,6 +797,42 @@ def test_scores_are_those_counted_by_hand():
     assert found["balanced_accuracy"] == pytest.approx((200 / 3 + 50 + 0) / 3, abs=1e-6)
     shown = scores(torch.zeros(82, dtype=torch.long), torch.tensor([0] * 72 + [1] * 10), "ab")["accuracy"]
     assert f"{shown:.2f}" == "87.80"  # 72 of 82 are 87.8049 %; of 87.805 it would be 87.81
+
+
+def test_the_interval_of_an_accuracy_is_wilson_s():
+    """By its equation: the shares from which the one found is z standard deviations away."""
+    for hits, count in ((83, 100), (5, 6), (1, 30)):
+        low, high = (value / 100 for value in wilson_interval(hits, count))
+        for share in (low, high):
+            assert abs(hits / count - share) == pytest.approx(1.96 * (share * (1 - share) / count) ** 0.5, abs=2e-3)
+    assert wilson_interval(24, 24) == [86.2, 100.0]
+    assert wilson_interval(0, 24) == [0.0, 13.8]
+    assert wilson_interval(0, 0) is None
+
+
+def test_another_way_to_split_is_named_and_not_the_images(tmp_path):
+    """Their parts differ then, and the images look as if they had changed."""
+    images = save_shapes(tmp_path / "images", (8, 8, 8))
+    options = {"epochs": 1, "batch_size": 4, "device": "cpu"}
+    eqzoo.finetune("p4_cnn", images, tmp_path / "out", split_by=r"\d\d", **options)
+    said = r"other images, weights or settings \(split_by was '\\\\d\\\\d' and is None\); name another folder"
+    with pytest.raises(ValueError, match=said):
+        eqzoo.finetune("p4_cnn", images, tmp_path / "out", **options)
+    settings = tmp_path / "out" / "finetune.json"
+    before = json.loads(settings.read_text())
+    del before["split_by"]
+    settings.write_text(json.dumps(before))  # a run of before goes on
+    eqzoo.finetune("p4_cnn", images, tmp_path / "out", split_by=r"\d\d", **options)
+
+
+def test_a_name_without_a_tag_tells_of_its_other_weights():
+    assert finetuning._other_weights("p4_resnet29", "p4_resnet29.cifar10") == [
+        "p4_resnet29 takes the weights of p4_resnet29.cifar10; there are p4_resnet29.chula_rbc12, p4_resnet29.eurosat "
+        "as well"
+    ]
+    assert finetuning._other_weights("p4_resnet29.eurosat", "p4_resnet29.eurosat") == []
+    assert finetuning._other_weights("p4_cnn", "p4_cnn.rotmnist") == []
+    assert finetuning._other_weights("p4_resnet29", None) == []
 
 
 def test_the_area_under_the_curve_is_that_of_all_pairs():
