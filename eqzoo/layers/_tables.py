@@ -28,7 +28,7 @@ class KeepsTables(nn.Module):
             name: Its name.
             table: Its values, an array or a tensor on the CPU; they are copied.
         """
-        values = np.array(table)
+        values = (table.numpy() if isinstance(table, Tensor) else table).copy()
         self.register_buffer(name, _buffer(values, torch.device("cpu")), persistent=False)
         self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
 

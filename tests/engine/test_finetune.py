@@ -261,6 +261,11 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         (("p4_cnn.my-shapes", "--push", "me"), "not logged in to the Hub"),
         ((tuned.folder, "--output", tuned.folder), "is the folder of the run itself; name another one with --output"),
         ((tuned.folder, "--private"), "--private is for a repo that is made by --push OWNER"),
+        (
+            (tuned.folder, "--base-model", "me/x"),
+            "the run started from eqzoo/p4_cnn.rotmnist, so --base-model me/x does",
+        ),
+        ((tuned.folder, "--output", "notes"), "notes has config.json, README.md, which would be overwritten, and no"),
         ((tuned.folder, "--label-names", "cross", "blob", "bar"), "the classes have names already, 'bar' and others"),
         (
             (tuned.folder, "--checkpoint", "../x"),

@@ -93,6 +93,22 @@ def test_a_harmless_layer_of_another_group_is_not_blamed():
         assert report.diagnosis[0].startswith("likely filters that are not symmetric: 4")
 
 
+def test_a_group_that_has_the_elements_of_the_grid_loses_none():
+    """A linear layer on pixels breaks this network; p4 has all elements of r8 that are checked."""
+    r8 = cyclic(8)
+    net = nn.Sequential(
+        LiftingSelfAttention2d(r8, 3, 4, 3, num_heads=1),
+        GroupPool(r8),
+        LiftingConv2d(P4, 4, 4, 1),
+        GroupPool(P4),
+        nn.Flatten(),
+        nn.Linear(4 * 64, 2),
+    )
+    net.input_size = (3, 8, 8)
+    (said,) = eqzoo.check_equivariance(net, group=r8).diagnosis
+    assert "mix pixels in a fixed order" in said
+
+
 def test_a_fused_and_an_exported_network_give_the_same(tmp_path):
     net, x = network(own=P4).eval(), torch.randn(2, 3, 12, 12)
     fused = timm.utils.reparameterize_model(net)
