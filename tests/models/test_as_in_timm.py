@@ -291,3 +291,6 @@ def test_the_error_of_a_network_without_memory_is_its_own():
     model.blocks[0] = nn.Linear(3, 4, device="meta")
     with pytest.raises(RuntimeError, match="must have same reduction dim"):
         model(torch.zeros(1, 1, 28, 28, device="meta"))
+    with pytest.raises(RuntimeError) as error:
+        model(torch.zeros(1, 1, 28, 28, dtype=torch.float32, device="meta"))
+    assert "autocast" not in str(error.value)
