@@ -50,8 +50,9 @@ def run(args: argparse.Namespace) -> Answer:
         parts.append(table(threshold_rows(thresholds), right=range(1, 6)))
     if confusion := confusion_rows(data):
         parts.append(table(confusion, right=range(1, len(confusion[0]))))
-    if thresholds:
-        parts.append(
-            "The accuracy, scores and confusion are those of the most probable class, whatever the thresholds."
-        )
+    if chosen := data.get("by_thresholds"):
+        parts.append("Above, the class is the most probable one; with the thresholds, as eqzoo predict gives it:")
+        parts.append(table(metric_rows(chosen), flexible={1}))
+        if confusion := confusion_rows(chosen):
+            parts.append(table(confusion, right=range(1, len(confusion[0]))))
     return Answer("\n\n".join([*parts, *data["notes"]]), data)

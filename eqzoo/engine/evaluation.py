@@ -17,11 +17,11 @@ from ..export.predictor import load_predictor
 from ..models import EquivariantNet
 from .advice import cut_off, darker_note, other_side
 from .digests import image_codes
-from .metrics import STEPS, classifier_metrics
+from .metrics import STEPS, classifier_metrics, scores
 from .predictions_file import each_prediction
 from .processor import check_device
 from .run_directory import RunDirectory
-from .thresholds import check_thresholds, threshold_scores
+from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
 __all__ = ["evaluate"]
 
@@ -77,7 +77,8 @@ def evaluate(
         list of the ``file`` of each image, below the folder, or its number where images have no files, its ``class``,
         the ``prediction`` and the ``probabilities`` of the classes; and ``thresholds``, a list of the ``name``,
         ``threshold``, ``recall`` (sensitivity), ``specificity`` and ``precision`` in percent, and the number of images
-        ``found``, of each class that has one. All other metrics are those of the most probable class.
+        ``found``, of each class that has one; and, unless all have one, ``by_thresholds``, the accuracy, scores and
+        confusion of the classes that `eqzoo predict` gives with them. All others are those of the most probable class.
 
     Raises:
         ValueError: If an argument is invalid, the network has no classifier or takes images that are not square, or the
@@ -149,7 +150,10 @@ def evaluate(
     if rotated is None:
         notes += _shortened(found, min(most, len(images)))
     if thresholds:
-        found["thresholds"] = threshold_scores(logits.double().softmax(1), images.labels.cpu(), classes, thresholds)
+        probabilities, labels = logits.double().softmax(1), images.labels.cpu()
+        found["thresholds"] = threshold_scores(probabilities, labels, classes, thresholds)
+        if len(thresholds) < len(classes):
+            found["by_thresholds"] = scores(labels, chosen_classes(probabilities, classes, thresholds), classes)
     if predictions:
         found["predictions"] = list(each_prediction(images, logits, classes))
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found

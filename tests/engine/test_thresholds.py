@@ -77,10 +77,14 @@ def test_predict_and_evaluate_use_them(capsys, digits):
 
     for threshold, found in ((second * 0.99, 2), ((first + second) / 2, 1)):
         args = ("evaluate", "p4_cnn", digits, "--rotated", 0, "--threshold", f"7={threshold}")
-        (row,) = json.loads(run(capsys, *args, "--json")[1])["thresholds"]
+        data = json.loads(run(capsys, *args, "--json")[1])
+        (row,) = data["thresholds"]
+        assert sum(counts[7] for counts in data["by_thresholds"]["confusion"]) == found
+        assert sum(counts[7] for counts in data["confusion"]) == 1
         assert (row["found"], row["recall"], row["specificity"]) == (found, 100, 100 * (2 - found))
         out = run(capsys, *args)[1]
         assert "found where the probability is at least" in out
+        assert "with the thresholds, as eqzoo predict gives it:" in out
         assert f"{threshold:g}" in out
 
 
@@ -113,4 +117,5 @@ def test_all_classes_with_thresholds_leave_none(capsys, digits):
         thresholds=dict.fromkeys("0123456789", 0.5),
     )
     assert len(found["thresholds"]) == 10
+    assert "by_thresholds" not in found
     assert "leave --threshold out" in run(capsys, "evaluate", "p4_cnn", digits, "--csv", "--threshold", "7=0.5")[2]
