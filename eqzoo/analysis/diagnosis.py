@@ -66,7 +66,7 @@ def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
 
 
 def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
-    """What says so if the group of a layer has not all elements that are checked, and that of the network has."""
+    """What says so if the group of a layer, another one than that of the network, lacks elements that are checked."""
     for said, group, _ in _other_groups(network, own):
         if not is_subgroup(asked, group, on_grid=True):
             return (f"{said}; {group.name} has not all elements of {asked.name}",)

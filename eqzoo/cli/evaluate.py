@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> Answer:
     if confusion := confusion_rows(data):
         parts.append(table(confusion, right=range(1, len(confusion[0]))))
     if chosen := data.get("by_thresholds"):
-        parts.append("Above, the class is the most probable one; with the thresholds, as eqzoo predict gives it:")
+        parts.append(
+            "The accuracy and the confusion above are of the most probable class; with the thresholds they are:"
+        )
         parts.append(table(metric_rows(chosen), flexible={1}))
         if confusion := confusion_rows(chosen):
             parts.append(table(confusion, right=range(1, len(confusion[0]))))

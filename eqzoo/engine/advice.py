@@ -109,7 +109,7 @@ def advice_before(
     inner: Sequence[str] = (),
     trained: np.ndarray | None = None,
     sized: bool = False,
-    by_source: bool = False,
+    by_source: str | None = None,
     trained_side: int | None = None,
 ) -> list[str]:
     """What the images call for, a line each.
@@ -125,12 +125,12 @@ def advice_before(
         trained: ``(n,)`` uint64, the `image_codes` of the images that the initial weights were trained on, as far as
             they are known.
         sized: Whether the user chose the side.
-        by_source: Whether splits were drawn by whole sources, such as patients.
+        by_source: How the sources are named that splits were drawn by, such as patients; None if they were not.
         trained_side: The side before they were resized of the images that the initial weights were trained on; None if
             it is unknown.
     """
     return [
-        *([] if by_source else _nested(inner, splits["train"], bool(drawn))),
+        *([] if by_source == "folder" else _nested(inner, splits["train"], bool(drawn) and not by_source)),
         *_few(splits, drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),

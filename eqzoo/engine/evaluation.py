@@ -152,7 +152,9 @@ def evaluate(
     if thresholds:
         probabilities, labels = logits.double().softmax(1), images.labels.cpu()
         found["thresholds"] = threshold_scores(probabilities, labels, classes, thresholds)
-        if len(thresholds) < len(classes):
+        if len(thresholds) == len(classes):
+            notes.append("All classes have a threshold, so that no class is chosen by them.")
+        else:
             found["by_thresholds"] = scores(labels, chosen_classes(probabilities, classes, thresholds), classes)
     if predictions:
         found["predictions"] = list(each_prediction(images, logits, classes))

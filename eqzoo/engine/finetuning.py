@@ -176,9 +176,18 @@ def finetune(
         native = native_sides(data)
         inner = folders_in_classes(data)
         trained_side = source.image_side if settings["start"] else None
-        chosen = {"sized": size is not None, "by_source": bool(images.sources)}
         advice = advice_before(
-            splits, blank, native, side, balance, images.drawn, inner, before, trained_side=trained_side, **chosen
+            splits,
+            blank,
+            native,
+            side,
+            balance,
+            drawn=images.drawn,
+            inner=inner,
+            trained=before,
+            sized=size is not None,
+            by_source=by,
+            trained_side=trained_side,
         )
         advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []

@@ -119,7 +119,7 @@ def write_report(
         "advice": advice,
         **metrics,
         "training_accuracy": round(training_accuracy, DIGITS),
-        "valid_accuracy": best["valid_accuracy"],
+        "valid_accuracy": None if best["valid_accuracy"] is None else round(best["valid_accuracy"], DIGITS),
         "equivariance_error": error,
         "training_seconds": training_seconds,
         "speed": speed.as_dict(),

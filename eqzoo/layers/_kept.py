@@ -47,7 +47,7 @@ def kept(method: _Method) -> _Method:
     def build_or_keep(self: Any) -> Any:
         if self.training or torch.compiler.is_compiling() or self._forward_pre_hooks or is_parametrized(self):
             return method(self)  # pruning and weight norms compute parameters from others
-        if Tensor in map(type, self.__dict__.values()):
+        if any(issubclass(kind, Tensor) for kind in set(map(type, self.__dict__.values()))):
             return method(self)  # a tensor in place of a parameter that was deleted, as hypernetworks do
         parameters = [p for p in self._parameters.values() if p is not None]
         if not parameters or not _may_keep(parameters):

@@ -738,8 +738,11 @@ def the_file_is_opened_anew_in_a_forked_process(reader, x):
     inherited = reader.pixels
     child = os.fork()
     if not child:
-        right = torch.equal(reader(5), torch.from_numpy(x[5]).permute(2, 0, 1))
-        os._exit(0 if right and not inherited.id.valid and reader.pixels.id.valid else 1)
+        try:
+            right = torch.equal(reader(5), torch.from_numpy(x[5]).permute(2, 0, 1))
+            os._exit(0 if right and not inherited.id.valid and reader.pixels.id.valid else 1)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert reader.pixels is inherited
     assert torch.equal(reader(3), torch.from_numpy(x[3]).permute(2, 0, 1))

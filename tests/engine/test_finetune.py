@@ -830,6 +830,33 @@ def test_another_way_to_split_is_named_and_not_the_images(tmp_path):
     eqzoo.finetune("p4_cnn", images, tmp_path / "out", split_by=r"\d\d", **options)
 
 
+def test_a_way_to_split_that_changes_nothing_is_no_other_run(tmp_path):
+    """Where the folder has all splits it is only checked."""
+    for first, part in enumerate(("train", "val", "test")):
+        for name in NAMES:
+            (folder := tmp_path / "images" / part / name / f"p{first}").mkdir(parents=True)
+            for i in range(4):
+                Image.fromarray(shape(NAMES.index(name), 10 * first + i)).save(folder / f"{i}.png")
+    options = {"epochs": 1, "batch_size": 4, "device": "cpu"}
+    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", **options)
+    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", split_by="folder", **options)
+
+
+def test_the_report_has_the_validation_accuracy_and_an_interval(tuned, capsys):
+    report = json.loads((tuned.folder / "report.json").read_text())
+    results = json.loads((tuned.folder / "results.json").read_text())
+    assert report["valid_accuracy"] == pytest.approx(100 - results["valid_error"], abs=1e-3)
+    low, high = report["accuracy_interval"]
+    assert low < report["accuracy"] <= high
+    page = (tuned.folder / "report.md").read_text()
+    assert f"as if each image stood alone | {low} to {high} % |" in page
+    assert f"on the validation images | {report['valid_accuracy']:.2f} % |" in page
+    code, out, _ = run(capsys, *(arg for arg in tuned.args if arg != "--json"))
+    assert code == 0
+    assert f"{report['accuracy']:.2f} % (95 % interval {low:.1f} to {high:.1f} %)" in out
+    assert re.search(rf"validation accuracy of it +{report['valid_accuracy']:.2f} %", out)
+
+
 def test_a_name_without_a_tag_tells_of_its_other_weights():
     assert finetuning._other_weights("p4_resnet29", "p4_resnet29.cifar10") == [
         "p4_resnet29 takes the weights of p4_resnet29.cifar10; there are p4_resnet29.chula_rbc12, p4_resnet29.eurosat "

@@ -405,7 +405,8 @@ def test_advice_that_would_change_nothing_is_not_given():
     fine, model = {"train": split_of(40, 60), "valid": split_of(9, 9)}, weightless("p4_cnn")
     assert "try --size 56" in advice_before(fine, model, (56, 56), 28, balance=False)[0]
     assert advice_before(fine, model, (56, 56), 28, balance=False, trained_side=56) == []  # as the weights were trained
-    assert advice_before(fine, model, None, 28, balance=False, drawn=["test"], inner=["p1"], by_source=True) == []
+    assert advice_before(fine, model, None, 28, balance=False, drawn=["test"], inner=["p1"], by_source="folder") == []
+    assert advice_before(fine, model, None, 28, balance=False, drawn=["test"], inner=["p1"], by_source=r"p\\d")
 
 
 def test_advice_on_images_of_which_some_are_dark():

@@ -84,7 +84,7 @@ def test_predict_and_evaluate_use_them(capsys, digits):
         assert (row["found"], row["recall"], row["specificity"]) == (found, 100, 100 * (2 - found))
         out = run(capsys, *args)[1]
         assert "found where the probability is at least" in out
-        assert "with the thresholds, as eqzoo predict gives it:" in out
+        assert "of the most probable class; with the thresholds they are:" in out
         assert f"{threshold:g}" in out
 
 
@@ -118,4 +118,5 @@ def test_all_classes_with_thresholds_leave_none(capsys, digits):
     )
     assert len(found["thresholds"]) == 10
     assert "by_thresholds" not in found
+    assert "no class is chosen by them" in found["notes"][-1]
     assert "leave --threshold out" in run(capsys, "evaluate", "p4_cnn", digits, "--csv", "--threshold", "7=0.5")[2]

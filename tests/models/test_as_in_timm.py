@@ -268,6 +268,14 @@ def test_a_network_with_synchronized_norms_says_how_it_is_deployed(tmp_path):
         ValueError, match="SyncBatchNorm, which is not deployed or exported with it; load its state dict"
     ):
         reparameterize_model(model)(torch.zeros(1, 1, 28, 28))
+    deployed = reparameterize_model(model)
+    deployed.stem.register_forward_pre_hook(out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):  # which says nothing of its norms
+        deployed(torch.zeros(1, 1, 28, 28))
+
+
+def out_of_memory(*_):
+    raise torch.OutOfMemoryError("memory")
 
 
 def test_a_network_that_cannot_be_copied_says_how_it_can():
