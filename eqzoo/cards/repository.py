@@ -9,7 +9,7 @@ from typing import Any
 from .._common import atomic, json_text, write_text
 from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
-from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
+from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
 from ..models.loading import load_network
 from .card import full_size_accuracies, render_card
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
@@ -79,15 +79,20 @@ def with_label_names(results: dict[str, Any], names: Sequence[str]) -> dict[str,
     rows = results.get("classes") or []
     if rows and len(rows) != len(names):
         raise ValueError(f"{len(names)} names for {len(rows)} classes: {', '.join(names)}")
-    renamed = [row | {"name": name} for row, name in zip(rows, names, strict=True)] if rows else []
-    return results | {"label_names": list(names)} | ({"classes": renamed} if rows else {})
+    renamed = results | {"label_names": list(names)}
+    if rows:
+        renamed["classes"] = [row | {"name": name} for row, name in zip(rows, names, strict=True)]
+    return renamed
 
 
-def license_of_start(run: Path) -> dict[str, str | None]:
-    """The ``license`` of a fine-tuned run, which is that of the weights that it started from; None for others."""
+def license_of_start(run: Path, results: Mapping[str, Any]) -> dict[str, str | None]:
+    """The ``license`` of a run, which is that of the weights that it started from; None without any.
+
+    A fine-tuning names it in its config.json; of other runs the start is known only if it is a checkpoint of eqzoo.
+    """
     path = run / CONFIG_NAME
     if not path.is_file():
-        return {"license": None}
+        return {"license": "mit" if str(results.get("base_model")).startswith(f"{HUB_OWNER}/") else None}
     try:
         return {"license": json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"].get("license")}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

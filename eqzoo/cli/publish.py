@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> Answer:
         results = with_label_names(results, said.pop("label_names"))
     if (start := results.get("base_model")) and said.get("base_model", start) != start:
         raise ValueError(f"the run started from {start}, so --base-model {said['base_model']} does not go with it")
-    results |= license_of_start(source) | said
+    results |= license_of_start(source, results) | said
     repo_id = f"{args.push}/{results['checkpoint']}" if args.push else None
     folder = source if finished else Path(args.output or results["checkpoint"])
     lines, data = list[str](), dict[str, Any](folder=str(folder), repo=repo_id, uploaded=[])

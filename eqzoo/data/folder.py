@@ -120,7 +120,7 @@ def folder_colors(path: Path) -> tuple[int, list[str]]:
     gray = [file for file, gray in found if gray]
     kind, few, others = ("in color", colored, "gray") if len(colored) <= len(gray) else ("gray", gray, "in color")
     are = "is" if len(few) == 1 else "are"
-    first = few[0].relative_to(path).as_posix().encode("utf-8", "backslashreplace").decode()  # it may be no text
+    first = _shown(few[0].relative_to(path).as_posix())
     return 3, [
         f"{len(few):,} of the {len(found):,} images {are} {kind} ({first}{', ...' * (len(few) > 1)}) and the others "
         f"{others}: all are read as red, green and blue; if color means nothing here, add --channels 1"
@@ -244,10 +244,14 @@ def _classes(folder: Path) -> tuple[str, ...]:
     """The sorted names of the folders in a folder."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
     for name in names:
-        shown = name.encode("utf-8", "backslashreplace").decode()
-        if shown != name:
+        if (shown := _shown(name)) != name:
             raise ValueError(f"the name of the class folder {shown} in {folder} is not UTF-8; rename it")
     return tuple(names)
+
+
+def _shown(name: str) -> str:
+    """The name of a file or folder as text that can be printed: bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:

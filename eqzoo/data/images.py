@@ -12,8 +12,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 __all__ = [
-    "MODES",
     "DARK",
+    "MODES",
     "NEARLY_ALL",
     "dark_images",
     "darker_images",

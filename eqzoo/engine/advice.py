@@ -48,6 +48,7 @@ TOO_DARK = (
 _BATCH = 256
 _SOME = 0.01  # of the images
 _LATE = 1.2  # times the minutes of the user
+_SMALL = 0.1  # a small share of images to hold out
 # How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
 _STRONGER = {
     "affine": ", or augment them more with --augment affine_color",
@@ -57,7 +58,6 @@ _STRONGER = {
         ", or, if they mean the same reflected, augment them more with --augment affine",
     ),
 }
-_SMALL = 0.1  # a small share of images to hold out
 _STRONGEST = ", or, if they mean the same rotated and reflected, augment them more with --augment affine"
 
 
@@ -248,9 +248,8 @@ def _few(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> Iterator[str
     if few:
         names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
         more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        options = " ".join(
-            f"--{name} {_SMALL:g}" for name in ("valid", "test") if name in drawn and name in _reducible(splits)
-        )
+        fewer = _reducible(splits).intersection(drawn)
+        options = " ".join(f"--{name} {_SMALL:g}" for name in ("valid", "test") if name in fewer)
         other = f", or hold out fewer with {options}" if options else ""
         yield f"fewer than {FEW_IMAGES} training images of {names}{more}: add images{other}"
 

@@ -191,11 +191,12 @@ def finetune(
         )
         advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
-        if not directory.rows() and _new_classifier(source, blank.pretrained_cfg, settings):
-            later.append(
-                f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
-            )
-        later += _other_weights(name, settings["start"])
+        if not directory.rows():
+            if _new_classifier(source, blank.pretrained_cfg, settings):
+                later.append(
+                    f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
+                )
+            later += _other_weights(name, settings["start"])
         if is_finished(plan, directory.rows()):
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"

@@ -240,9 +240,9 @@ def scores(labels: Tensor, predicted: Tensor, names: Sequence[str], logits: Tens
 
     Returns:
         ``accuracy``, and its ``accuracy_interval`` by `wilson_interval`, as if each image stood alone;
-        ``balanced_accuracy``, the mean recall of the classes that have images; ``macro_f1``, the mean F1
-        of the same; ``classes``, for each its precision, recall, F1 and number of images, None where it is undefined;
-        and ``confusion``, counts by true and predicted class. With ``logits`` also the ``auc`` of each class, the
+        ``balanced_accuracy``, the mean recall of the classes that have images; ``macro_f1``, the mean F1 of the same;
+        ``classes``, for each its precision, recall, F1 and number of images, None where it is undefined; and
+        ``confusion``, counts by true and predicted class. With ``logits`` also the ``auc`` of each class, the
         probability that an image of it is given a higher probability of the class than an image of another class,
         where equal ones count half (the area under the receiver operating characteristic), None if all images are of
         the class or none, or a logit is not a number; and ``macro_auc``, their mean, None without any.

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, whole
 
-__all__ = ["check_arguments", "check_field", "check_numbers", "named"]
+__all__ = ["check_arguments", "check_field", "check_numbers", "check_poses", "named"]
 
 
 def check_arguments(group: object, **numbers: object) -> None:
@@ -61,6 +61,21 @@ def check_field(layer: nn.Module, x: Tensor, channels: int, order: int | None) -
         raise TypeError(
             f"{named(layer)} takes floating point tensors, got {x.dtype}; eqzoo.data.normalize makes them of pixels"
         )
+
+
+def check_poses(layer: nn.Module, x: Tensor, order: int) -> None:
+    """Raises an error unless a layer, which takes any number of them, is given regular fields of its group.
+
+    Args:
+        layer: The layer, for the error.
+        x: The input.
+        order: The order of the group.
+
+    Raises:
+        ValueError: If the shape is not ``(B, C, order, height, width)``.
+    """
+    if x.ndim != 5 or x.shape[2] != order:
+        raise ValueError(f"{named(layer)} takes (B, C, {order}, height, width), got {tuple(x.shape)}")
 
 
 def named(layer: nn.Module | str) -> str:

@@ -22,14 +22,14 @@ class KeepsTables(nn.Module):
     _tables: dict[str, tuple[np.ndarray[Any, Any], Tensor]]
 
     def register_table(self, name: str, table: Tensor | np.ndarray[Any, Any]) -> None:
-        """Registers a buffer outside of the state dict.
+        """Registers a buffer outside of the state dict, on PyTorch's default device as parameters are.
 
         Args:
             name: Its name.
             table: Its values, an array or a tensor on the CPU; they are copied.
         """
         values = (table.numpy() if isinstance(table, Tensor) else table).copy()
-        self.register_buffer(name, _buffer(values, torch.device("cpu")), persistent=False)
+        self.register_buffer(name, _buffer(values, torch.get_default_device()), persistent=False)
         self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments, check_numbers
+from ._arguments import check_arguments, check_numbers, check_poses
 from ._exact import SizeError, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
@@ -227,7 +227,7 @@ class GroupPool(nn.Module):
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_field(self, self.group, x)
+        check_poses(self, x, self.group.order)
         return x.amax(2) if self.reduce == "max" else x.mean(2)
 
     def fuse(self) -> nn.Module:
@@ -268,7 +268,7 @@ class GlobalPool(nn.Module):
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_field(self, self.group, x)
+        check_poses(self, x, self.group.order)
         return x.amax((2, 3, 4)) if self.reduce == "max" else x.mean((2, 3, 4))
 
     def fuse(self) -> nn.Module:
@@ -277,11 +277,6 @@ class GlobalPool(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, reduce={self.reduce!r}"
-
-
-def _check_field(module: nn.Module, group: Group, x: Tensor) -> None:
-    if x.ndim != 5 or x.shape[2] != group.order:
-        raise ValueError(f"{module} takes (B, C, {group.order}, height, width), got {tuple(x.shape)}")
 
 
 class _PlanePool(nn.Module):

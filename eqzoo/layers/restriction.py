@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..groups import Group, transform
-from ._arguments import check_arguments
+from ._arguments import check_arguments, check_poses
 from ._layout import laid_out_as
 from ._tables import KeepsTables
 
@@ -67,8 +67,7 @@ class GroupRestriction(KeepsTables):
         self.register_table("poses", np.array(poses))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 5 or x.shape[2] != self.source.order:
-            raise ValueError(f"{self} takes (B, C, {self.source.order}, height, width), got {tuple(x.shape)}")
+        check_poses(self, x, self.source.order)
         return laid_out_as(x, _restrict(x, self.poses, self.group.order))
 
     def transform_field(self, x: Tensor, g: int) -> Tensor:

@@ -50,3 +50,14 @@ def test_gradients_are_those_of_the_cpu(name):
         found[device] = torch.cat([p.grad.double().cpu().flatten() for p in model.parameters() if p.grad is not None])
     assert found["cpu"].norm() > 0
     assert (found["cuda"] - found["cpu"]).norm() < 5e-3 * found["cpu"].norm()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_networks_are_made_on_the_default_device(name):
+    model = eqzoo.create_model(name).eval()
+    with torch.device("cuda"):
+        made = eqzoo.create_model(name).eval()
+        made.load_state_dict(model.state_dict())
+        x = torch.randn(1, *model.input_size)
+        with torch.no_grad():
+            torch.testing.assert_close(made(x).cpu(), model(x.cpu()), rtol=1e-9, atol=1e-9)

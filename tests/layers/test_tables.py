@@ -46,6 +46,15 @@ def test_networks_of_the_meta_device_get_their_weights(name, assign):
     assert not [name for name, buffer in empty.named_buffers() if buffer.is_meta]
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_networks_are_made_on_the_default_device(name):
+    """Parameters were, and tables were on the CPU, so that a network made on a GPU could not run."""
+    with torch.device("meta"):
+        model = eqzoo.create_model(name)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    assert {name for name, tensor in tensors.items() if not tensor.is_meta} == set()
+
+
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")
 def test_copies_pickles_and_number_formats_keep_tables():
     layer = GroupConv2d(P4, 2, 3, 3, padding=1)

@@ -412,6 +412,15 @@ def test_a_card_shows_classes_of_unequal_sizes(tmp_path):
     assert "| class |" not in card_of(r, tmp_path)
 
 
+def test_the_license_of_a_run_is_that_of_its_start(tmp_path):
+    """A run of training/train.py has no config.json, and names the checkpoint that it started from."""
+    for start, wanted in (("eqzoo/p4_cnn.rotmnist", "mit"), ("me/p4_cnn.cells", None), (None, None)):
+        assert repository.license_of_start(tmp_path, {"base_model": start}) == {"license": wanted}
+    assert repository.license_of_start(tmp_path, {}) == {"license": None}
+    (tmp_path / "config.json").write_text('{"pretrained_cfg": {"license": "cc0-1.0"}}')
+    assert repository.license_of_start(tmp_path, {"base_model": "eqzoo/x"}) == {"license": "cc0-1.0"}
+
+
 def test_tables_are_grouped_by_data_set():
     models = [("p4_allcnn", "cifar10"), ("p4_cnn", "rotmnist"), ("z2_cnn", "zebras"), ("z2_allcnn", "cifar10")]
     text = render_table([results_of(model, dataset) for model, dataset in models])
