@@ -71,7 +71,7 @@ halves the sides again, which makes it cheaper and the maps of all stages coarse
 - **2 and 2.8 times the planes**: `planes={twice}` and `planes={eightfold}`; the latter has
   about as many parameters as timm's network.
 - **multiply-adds** are those of expanded group convolutions. Pointwise layers that are computed
-  [through the irreps of the group](speed.md#group-convolutions-through-irreps) have 12 of 64 of them.
+  [through the irreps of the group](kernels.md#group-convolutions-through-irreps) have 12 of 64 of them.
 
 All runs have AdamW with weight decay 0.01, one cosine cycle that ends with the last step after a warm-up of 15 % of the
 steps, labels smoothed by 0.1, batches of {batch} images, and layer scale that starts at 1 on both sides: the 1e-6 of

@@ -242,7 +242,7 @@ def test_the_readme_names_what_equivariance_costs():
         assert f"| CPU with AVX-512, {name} | {ratios[p4 + kind]} | {ratios[p4m + kind]} |" in costs
         row = f"without a C++ compiler, {name} | {without[p4 + kind]} | {without[p4m + kind]} |"
         assert f"| CPU with AVX-512, {row}" in costs
-    table = (ROOT / "docs" / "speed.md").read_text().partition("### Plain networks with as many parameters")[2]
+    table = (ROOT / "docs" / "speed.md").read_text().partition("## Plain networks with as many parameters")[2]
     for subject, ratio in ratios.items():
         if "bfloat16" not in subject:
             row = next(line for line in table.splitlines() if line.startswith(f"| `{subject}` |")).split(" | ")
@@ -253,7 +253,7 @@ def test_the_readme_names_what_equivariance_costs():
             )
     report = json.loads((ROOT / "docs" / "benchmarks" / "avx2" / "twins_cpu.json").read_text())
     narrow = {(row["subject"], row["task"]): row for row in report["rows"]}
-    table = table.partition("### Processors with AVX2")[2].partition("\n###")[0]
+    table = table.partition("## Processors with AVX2")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| `\w+` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE)
     assert len(rows) == len(ratios) / 2
     for subject, *found in rows:
