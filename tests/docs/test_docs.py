@@ -24,7 +24,16 @@ from tests.docs import doc_pages
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN_PROCESS = {"adding_a_model.md"}  # pages that register networks
-TEACH = {"README.md", "adding_a_model.md", "exactness.md", "export.md", "fine_tuning.md", "migration.md"}
+TEACH = {
+    "README.md",
+    "adding_a_model.md",
+    "exactness.md",
+    "export.md",
+    "fine_tuning.md",
+    "images.md",
+    "migration.md",
+    "new_images.md",
+}
 
 OPERATORS = "torch's operators alone"  # a column of the tables
 
