@@ -92,14 +92,19 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
 
 
 def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
-    """A checkpoint that is named by its folder, file or repo: its classes, and the results beside it."""
+    """A checkpoint that is named by its folder, file or repo: its classes, and the results beside it.
+
+    Its name is that of the results. Without results a folder or file has that which it was called by, because the tag
+    in config.json may be that of the checkpoint from which the network was fine-tuned.
+    """
     cfg = model.pretrained_cfg
     label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
     found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None}
     found["classes"] = list(cfg.get("label_names") or ())
     if source.folder:
-        found["where"] = str(source.weights or source.folder / WEIGHTS_NAME)
-        found["results"] = results_beside(source.folder / WEIGHTS_NAME)
+        weights = source.weights or source.folder / WEIGHTS_NAME
+        results = results_beside(weights) if weights.name == WEIGHTS_NAME else None
+        found |= {"name": results["checkpoint"] if results else source.name, "where": str(weights), "results": results}
     return found
 
 

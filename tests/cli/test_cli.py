@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 
@@ -215,6 +216,16 @@ def test_info_of_a_checkpoint_has_its_results(capsys):
     assert data["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn"))
     assert data["checkpoints"][0]["results"]["test_error"] == 1.96
     assert {"name": "stem.conv", "type": "LiftingConv2d", "output": [10, 4, 26, 26], "parameters": 90} in data["layers"]
+
+
+def test_info_calls_a_folder_without_results_by_its_name(capsys, tmp_path):
+    """Timm writes the tag of the checkpoint that the network started from."""
+    model = eqzoo.create_model("p4_cnn", pretrained=True, num_classes=3)
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    assert json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]["tag"] == "rotmnist"
+    data = json.loads(run(capsys, "info", tmp_path, "--json")[1])
+    assert [row["name"] for row in data["checkpoints"]] == [str(tmp_path)]
+    assert (data["checkpoints"][0]["results"], data["num_classes"]) == (None, 3)
 
 
 def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
