@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
 from ..data.images import MODES
+from ..engine.digests import SPLIT_NAMES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
@@ -89,8 +90,17 @@ def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Pa
     which = " earlier weights of" * earlier
     tuned = f" It was fine-tuned from{which} [{base}](https://huggingface.co/{base})." if base else ""
     return wrapped(
-        f"`{config['architecture']}`{of} trained on {data.text.format(**counts_of(r))}.{tuned} {_promise(r)}"
+        f"`{config['architecture']}`{of} trained on {data.text.format(**counts_of(r))}.{_of_sources(r)}{tuned} "
+        f"{_promise(r)}"
     )
+
+
+def _of_sources(r: dict[str, Any]) -> str:
+    """A sentence on the sources, such as patients, if the images were split by these."""
+    counts = r.get("sources", {})
+    parts = [f"those for {name} from {counts[split]:,}" for split, name in SPLIT_NAMES.items() if split in counts]
+    said = f" Images of one source, such as a patient or a slide, are in one split only: {', '.join(parts)}."
+    return said if parts else ""
 
 
 def _promise(r: dict[str, Any]) -> str:

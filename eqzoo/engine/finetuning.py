@@ -201,7 +201,7 @@ def finetune(
             later.append(
                 f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
             )
-        _say(*summary(plan, splits, settings, speed), *images.sources, *later, *advice)
+        _say(*summary(plan, splits, settings, speed), *images.source_lines, *later, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
@@ -232,7 +232,8 @@ def finetune(
             made_by=line,
             advice=advice,
             image_side=native[0] if native else None,
-            notes=[f"{line[0].upper()}{line[1:]}." for line in images.sources],
+            notes=[f"{line[0].upper()}{line[1:]}." for line in images.source_lines],
+            sources=images.sources,
             against=against,
             formats={key: given[key] for key in AUTOMATIC if key in given},
             device=device,

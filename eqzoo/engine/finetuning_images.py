@@ -38,13 +38,24 @@ class OwnImages:
         splits: ``train``, ``valid`` and ``test``, without those of which nothing is held out.
         drawn: The splits that were drawn from the training images.
         colors: A line where some images are gray and others in color, and no number of channels was given.
-        sources: A line on the sources that the images come from, if they were split by these.
+        sources: The number of sources that the images of each split come from, if they were split by these.
+        split_by: What says which images come from one source.
     """
 
     splits: Mapping[str, AnySplit]
     drawn: frozenset[str]
     colors: Sequence[str]
-    sources: Sequence[str]
+    sources: Mapping[str, int]
+    split_by: str | Sequence[object] | None = None
+
+    @property
+    def source_lines(self) -> list[str]:
+        """A line on the sources, if the images were split by these."""
+        if not self.sources:
+            return []
+        parts = ", ".join(f"{count:,} to {USES[part]}" for part, count in self.sources.items())
+        by = f" ({self.split_by})" if isinstance(self.split_by, str) else ", listed in Python as split_by"
+        return [f"the images come from {sum(self.sources.values()):,} sources{by}, each whole in one split: {parts}"]
 
 
 def own_images(
@@ -63,8 +74,8 @@ def own_images(
     sources = {} if split_by is None else _sources(split_by, data, images)
     apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
     splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
-    lines = [_by_source(split_by, source_counts(splits, images, sources))] if sources else []
-    return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, lines)
+    counts = source_counts(splits, images, sources) if sources else {}
+    return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, counts, split_by)
 
 
 def _read(
@@ -90,12 +101,6 @@ def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str
     found = {part: image_sources(split_by, data, images[part]) for part in parts}
     check_apart(found)
     return found
-
-
-def _by_source(split_by: object, counts: Mapping[str, int]) -> str:
-    parts = ", ".join(f"{count:,} to {USES[part]}" for part, count in counts.items())
-    by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
-    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}"
 
 
 def data_label(data: object) -> str:

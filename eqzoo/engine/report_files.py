@@ -50,6 +50,7 @@ def write_report(
     made_by: str,
     advice: list[str],
     notes: Sequence[str] = (),
+    sources: Mapping[str, int] | None = None,
     image_side: int | None = None,
     against: str | None = None,
     formats: Mapping[str, Any] | None = None,
@@ -68,6 +69,8 @@ def write_report(
         made_by: The command of the run.
         advice: What was said before the run.
         notes: Sentences on the images, for the report.
+        sources: The number of sources, such as patients, that the images of each split come from, if they were split
+            by these.
         image_side: The shorter side of the images before they were resized, in pixels; None if it is unknown.
         against: A network to train in the same time and to compare with; None for none.
         formats: ``precision`` and ``channels_last`` of that one; what is left out is measured.
@@ -162,7 +165,8 @@ def write_report(
             timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
             x=x,
         )
-        write_json(folder / RESULTS_NAME, results | ({"image_side": image_side} if image_side else {}))
+        of_images = {"image_side": image_side, "sources": dict(sources or {})}
+        write_json(folder / RESULTS_NAME, results | {key: value for key, value in of_images.items() if value})
     if against is None and (before := _comparison(folder, report)):
         report["against"] = before
     _write_pages(report, folder)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import eqzoo
+from eqzoo.cards import render_card
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, image_sources, source_counts
 from eqzoo.data.held_out import _held_out
@@ -188,8 +189,14 @@ def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert any(note.startswith("T" + line) and note.endswith(".") for note in report["notes"])
     assert "T" + line in (tmp_path / "out" / "report.md").read_text()
-    config = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert "--split-by folder" in config["command"]
+    results, config = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("results", "config"))
+    assert "--split-by folder" in results["command"]
+    counts = results["sources"]
+    assert (sum(counts.values()), sorted(counts)) == (8, ["test", "train", "valid"])
+    said = f"training from {counts['train']}, those for validation from {counts['valid']}, those for test from "
+    assert said in " ".join(render_card(results, config, 1000, None, "out", False).split())
+    del results["sources"]
+    assert "one source" not in render_card(results, config, 1000, None, "out", False)
     rows = [row.split(",")[:2] for row in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
     patients = {part: {file.split("/")[1] for name, file in rows if name == part} for part, _ in rows}
     assert len(patients) == 2
