@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
 from ..equivariance import unwrapped, without_parallel
+from ..ops._layout import output_side
 from ._mode import evaluation_mode
 
 __all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
@@ -183,8 +184,7 @@ def _response_sum(
 
 def _responses(x: Shape, filters: Shape, sampling: Sequence[int]) -> int:
     """The number of elements of all responses."""
-    stride, padding, dilation = sampling
-    sides = ((side + 2 * padding - dilation * (filters[2] - 1) - 1) // stride + 1 for side in x[2:])
+    sides = (output_side(side, filters[2], *sampling) for side in x[2:])
     return x[0] * filters[0] * filters[1] * math.prod(sides)
 
 

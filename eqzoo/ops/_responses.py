@@ -15,6 +15,7 @@ from torch import Tensor
 from . import _backend
 from ._chunks import chunks
 from ._higher_derivatives import derivative_of_gradients
+from ._layout import output_side
 from .reference import responses, spatial_attention
 
 __all__ = ["attended_sum", "response_peak", "response_sum"]
@@ -283,7 +284,7 @@ def _sum_fake(
     attention_dilation: int,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    height, width = (_outputs(side, filters.shape[-1], stride, padding, dilation) for side in x.shape[2:])
+    height, width = (output_side(side, filters.shape[-1], stride, padding, dilation) for side in x.shape[2:])
     batch, out = len(x), len(filters)
     # The Triton kernels compute them again, which is cheaper than keeping them; eager torch does not need them.
     keep = keep and spatial is not None and x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
@@ -416,10 +417,6 @@ def _images(x: Tensor, filters: Tensor) -> Iterator[slice]:
     return chunks(len(x), math.prod(x.shape[1:]) * len(filters), x.device)
 
 
-def _outputs(side: int, k: int, stride: int, padding: int, dilation: int) -> int:
-    return (side + 2 * padding - dilation * (k - 1) - 1) // stride + 1
-
-
 def _sizes(
     x: Tensor,
     filters: Tensor,
@@ -432,7 +429,7 @@ def _sizes(
 ) -> tuple[int, ...]:
     """The shape arguments of the C++ functions, in their order."""
     (batch, planes, *sides), (out, _, k, _) = x.shape, filters.shape
-    rows, columns = (_outputs(side, k, stride, padding, dilation) for side in sides)
+    rows, columns = (output_side(side, k, stride, padding, dilation) for side in sides)
     n = 1 if spatial is None else spatial.shape[-1]
     sampling = (stride, padding, dilation, n, attention_dilation)
     return batch, planes // poses, poses, out, k, *sides, rows, columns, *sampling

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _backend, _chunks, reference
 from ._input_attention import eager_statistics, eager_suppress, field_statistics, suppress
+from ._layout import output_side
 from ._responses import attended_sum, response_peak, response_sum
 
 __all__ = ["attend_input", "attentive_conv"]
@@ -242,7 +243,7 @@ def _window_means(x: Tensor, filters: Tensor, stride: int, padding: int, dilatio
 
 def _read_by(side: int, k: int, stride: int, padding: int, dilation: int, like: Tensor) -> Tensor:
     """Whether each tap reads each pixel of a line, ``(side, k)``, divided by the number of outputs."""
-    outputs = (side + 2 * padding - dilation * (k - 1) - 1) // stride + 1
+    outputs = output_side(side, k, stride, padding, dilation)
     first = torch.arange(side, device=like.device)[:, None] + padding
     offset = first - dilation * torch.arange(k, device=like.device)
     inside = (offset >= 0) & (offset % stride == 0) & (offset < outputs * stride)

@@ -17,7 +17,7 @@ from ._backend import (
 )
 from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
-from ._layout import empty, in_memory, is_last, laid_out, stored
+from ._layout import empty, in_memory, is_last, laid_out, output_side, stored
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 
@@ -387,7 +387,7 @@ def _pixels(field: Tensor, last: bool) -> torch.Size:
 
 
 def _sizes(field: Tensor, side: int, stride: int, padding: int, dilation: int) -> tuple[int, int]:
-    height, width = ((n + 2 * padding - dilation * (side - 1) - 1) // stride + 1 for n in field.shape[-2:])
+    height, width = (output_side(n, side, stride, padding, dilation) for n in field.shape[-2:])
     return height, width
 
 

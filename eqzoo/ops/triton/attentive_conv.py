@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from .._chunks import chunks
+from .._layout import output_side
 from . import on_own_device
 from .attentive_kernels import (
     filter_kernel,
@@ -202,7 +203,7 @@ def _attend(
 
 def _sizes(x: Tensor, filters: Tensor, poses: int, stride: int, padding: int, dilation: int) -> tuple[int, ...]:
     (batch, planes, *sides), (out, _, k, _) = x.shape, filters.shape
-    rows, columns = ((side + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for side in sides)
+    rows, columns = (output_side(side, k, stride, padding, dilation) for side in sides)
     return batch, planes // poses, k, out, rows, columns
 
 
