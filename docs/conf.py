@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 project = "eqzoo"
 copyright = "The eqzoo authors"  # noqa: A001  Sphinx's name
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxarg.ext"]
 exclude_patterns = ["demo/dist", "demo/vendor"]
 html_theme = "furo"
 html_title = "eqzoo"

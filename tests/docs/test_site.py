@@ -8,10 +8,11 @@ import sys
 import pytest
 
 import eqzoo
+from eqzoo.cli.main import parser
 from tests import forks
 from tests.conftest import ROOT
 
-for package in ("sphinx", "myst_parser", "furo"):
+for package in ("sphinx", "myst_parser", "furo", "sphinxarg"):
     pytest.importorskip(package, reason="the docs are built with pip install 'eqzoo[docs]'")
 from sphinx.cmd.build import build_main  # noqa: E402
 
@@ -61,6 +62,14 @@ def test_every_public_name_can_be_looked_up(site):
     assert not missing
     assert {"eqzoo.layers.GroupConv2d.fuse", "eqzoo.models.EquivariantNet.forward_features"} <= known
     assert not [name for name in known if re.search(r"\.(_\w+|add_note|register_buffer)$", name)]
+
+
+def test_the_page_of_commands_has_all_of_them_with_their_options(site):
+    page = re.sub(r"<[^>]+>", "", (site / "commands.html").read_text())
+    for command, of_command in parser()._subparsers._group_actions[0].choices.items():
+        assert f"eqzoo {command} [-h]" in page
+        for action in of_command._actions:
+            assert not action.option_strings or action.option_strings[-1] in page
 
 
 def test_every_package_has_a_page():
