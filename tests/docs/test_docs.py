@@ -218,8 +218,12 @@ def test_the_readme_is_short():
     assert "`p4_resnet29` gains nothing" in headline
     count = len(eqzoo.list_models())
     assert f"- **{count} networks under" in headline, f"there are {count} networks"
-    said = "at 9 times the multiply-adds of the plain twin, which has 6.29 ± 0.31 % by the same recipe (two seeds"
-    assert said in " ".join(own.split())
+    plain, ours = (
+        np.mean(json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_errors"])
+        for name in ("z2_resnet29", "p4m_resnet29")
+    )
+    said = f"times the multiply-adds of the plain twin, {plain - ours:.1f} points less by the same recipe, which"
+    assert f"at 9 {said} with two seeds each may be chance" in " ".join(own.split())
     for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29", "p4_asc_resnet29"):
         results = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())
         seeds = results.get("test_errors", [results["test_error"]])
