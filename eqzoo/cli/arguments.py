@@ -269,6 +269,12 @@ def _bench(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--rounds", type=int, default=20, help="timed runs of each network (default: 20)")
     sub.add_argument("--no-compile", action="store_true", help="skip torch.compile, which takes a minute or more")
     sub.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    sub.add_argument(
+        "--precision", choices=["float32", "bfloat16"], default="float32", help="the number format (default: float32)"
+    )
+    sub.add_argument(
+        "--channels-last", action="store_true", help="images, and with them fields, channels last in memory"
+    )
     sub.add_argument("--device", help="such as cpu or cuda (default: cuda if there is one)")
 
 

@@ -4,13 +4,15 @@ import argparse
 import copy
 import statistics
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from timm.utils import reparameterize_model
-from torch import nn
+from torch import Tensor, nn
 
 from .._common import interleaved_times
 from ..analysis.cost import machine
@@ -23,12 +25,35 @@ from ._answer import Answer, table
 __all__ = ["run"]
 
 
+@dataclass(frozen=True)
+class _Images:
+    """The images that networks are timed on.
+
+    Args:
+        device: Where they are.
+        side: Their side in pixels; None for that of each network.
+        channels_last: Whether they lie in memory channels last.
+    """
+
+    device: torch.device
+    side: int | None
+    channels_last: bool
+
+    def shape(self, model: EquivariantNet) -> tuple[int, int, int]:
+        channels, height, width = model.input_size
+        return (channels, self.side, self.side) if self.side else (channels, height, width)
+
+    def batch(self, model: EquivariantNet, size: int) -> Tensor:
+        x = torch.randn(size, *self.shape(model), device=self.device)
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+
+
 def run(args: argparse.Namespace) -> Answer:
     """Times networks as they are, deployed and compiled, in interleaved runs."""
     sizes = args.batch_sizes or [1, 32]
     if min(args.rounds, *sizes, *(n for n in (args.threads, args.size) if n is not None)) < 1:
         raise ValueError("--rounds, --batch-sizes, --size and --threads are at least 1")
-    device = _device(args.device)
+    images = _Images(_device(args.device), args.size, args.channels_last)
     threads = torch.get_num_threads()
     torch.set_num_threads(args.threads or threads)
     try:
@@ -38,19 +63,25 @@ def run(args: argparse.Namespace) -> Answer:
         if args.size:
             for name in timed:
                 check_side(resolve(name), args.size)
-        with nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)):
-            forms, notes = _forms(timed, device, [] if args.no_compile else sizes, args.size)
-            entries = [row for size in sizes for row in _clock(forms, size, device, args.rounds, args.size)]
+        half = args.precision == "bfloat16"
+        with (
+            nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)),
+            torch.autocast(images.device.type, torch.bfloat16, enabled=half),
+        ):
+            forms, notes = _forms(timed, images, [] if args.no_compile else sizes)
+            entries = [row for size in sizes for row in _clock(forms, size, images, args.rounds)]
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
     for entry in entries:
         entry |= _against(entry, entries, twins.get(entry["network"]))
     data = {
-        "machine": machine(device),
+        "machine": machine(images.device),
         "threads": used,
         "torch": torch.__version__,
         "rounds": args.rounds,
+        "precision": args.precision,
+        "channels_last": args.channels_last,
         "rows": entries,
         "notes": notes,
     }
@@ -88,14 +119,14 @@ def _twin(name: str) -> str | None:
 
 
 def _forms(
-    names: list[str], device: torch.device, sizes: list[int], side: int | None
+    names: Sequence[str], images: _Images, sizes: Sequence[int]
 ) -> tuple[dict[tuple[str, str], nn.Module], list[str]]:
     """Every network in each form, compiled for each batch size; a note for each that does not compile."""
     forms: dict[tuple[str, str], nn.Module] = {}
     notes = []
     for name in names:
         torch.manual_seed(0)
-        model: EquivariantNet = load_network(name, pretrained=False).network.to(device)
+        model: EquivariantNet = load_network(name, pretrained=False).network.to(images.device)
         forms[name, "eager"] = model
         forms[name, "deployed"] = deployed = reparameterize_model(copy.deepcopy(model))
         if not sizes:
@@ -105,7 +136,7 @@ def _forms(
         try:
             with torch.inference_mode():
                 for size in sizes:
-                    run(torch.zeros(size, *_image(model, side), device=device))
+                    run(images.batch(model, size))
             forms[name, "compiled"] = run
         except Exception as error:  # every backend raises its own: without a compiler, without Triton
             hit = isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit)
@@ -115,27 +146,21 @@ def _forms(
     return forms, notes
 
 
-def _image(model: EquivariantNet, side: int | None) -> tuple[int, int, int]:
-    channels, height, width = model.input_size
-    return (channels, side, side) if side else (channels, height, width)
-
-
 @torch.inference_mode()
-def _clock(
-    forms: dict[tuple[str, str], nn.Module], size: int, device: torch.device, rounds: int, side: int | None
-) -> list[dict[str, Any]]:
+def _clock(forms: dict[tuple[str, str], nn.Module], size: int, images: _Images, rounds: int) -> list[dict[str, Any]]:
     """Times all forms in interleaved runs, after two rounds of warm-up."""
     print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
-    images = {key: _image(cast(EquivariantNet, forms[key[0], "eager"]), side) for key in forms}
-    batches = {key: torch.randn(size, *image, device=device) for key, image in images.items()}
-    with torch.cuda.device(device if device.type == "cuda" else -1):  # the clock waits for the current GPU
+    batches = {key: images.batch(cast(EquivariantNet, forms[key[0], "eager"]), size) for key in forms}
+    with torch.cuda.device(
+        images.device if images.device.type == "cuda" else -1
+    ):  # the clock waits for the current GPU
         seconds = interleaved_times({key: partial(form, batches[key]) for key, form in forms.items()}, rounds)
     return [
         {
             "network": name,
             "form": form,
             "batch": size,
-            "image": images[name, form],
+            "image": tuple(batches[name, form].shape[1:]),
             "seconds": statistics.median(times),
             "images_per_second": size / statistics.median(times),
         }
@@ -169,5 +194,7 @@ def _text(data: dict[str, Any]) -> str:
     ]
     machine = f"{data['machine']}, torch's threads: {data['threads']}, torch {data['torch']}"
     images = sorted({" x ".join(map(str, row["image"])) for row in data["rows"]})
-    made = f"Medians of {data['rounds']} interleaved runs, images of {' and '.join(images)}; {machine}."
+    layout = "channels last" if data["channels_last"] else "contiguous"
+    how = f"images of {' and '.join(images)}, {data['precision']}, {layout}"
+    made = f"Medians of {data['rounds']} interleaved runs, {how}; {machine}."
     return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])

@@ -41,7 +41,7 @@ def compiled_calls(monkeypatch):
     torch._dynamo.reset()
 
 
-def run():
+def run(**others):
     args = argparse.Namespace(
         names=NAMES,
         against="a",
@@ -51,7 +51,10 @@ def run():
         device="cpu",
         no_compile=False,
         size=None,
+        precision="float32",
+        channels_last=False,
     )
+    vars(args).update(others)
     return bench.run(args).data
 
 
@@ -69,3 +72,26 @@ def test_a_limit_that_is_hit_is_a_note(compiled_calls):
     assert not compiled_calls
     assert {row["form"] for row in data["rows"]} == {"eager", "deployed"}
     assert data["notes"] == [f"{name} does not compile here: torch's limit of recompilations" for name in NAMES]
+
+
+def test_networks_are_timed_in_the_formats_that_are_asked_for(monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    seen = set()
+
+    class Seen(Scaled):
+        input_size = (3, 4, 4)
+
+        def forward(self, x):
+            last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+            seen.add((last, torch.nn.functional.conv2d(x, x.new_ones(1, 3, 1, 1)).dtype))
+            return x
+
+    monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Seen(name)))
+    data = run(no_compile=True)
+    assert seen == {(False, torch.float32)}
+    assert ", float32, contiguous; " in bench._text(data)
+    seen.clear()
+    data = run(no_compile=True, precision="bfloat16", channels_last=True)
+    assert seen == {(True, torch.bfloat16)}
+    assert (data["precision"], data["channels_last"]) == ("bfloat16", True)
+    assert ", bfloat16, channels last; " in bench._text(data)

@@ -298,9 +298,9 @@ def test_bench_on_other_images(capsys):
     args = ("bench", "p4_cnn", "--rounds", 1, "--batch-sizes", 1, "--no-compile", "--size", 30)
     code, out, err = run(capsys, *args)
     assert code == 0, err
-    assert "interleaved runs, images of 1 x 30 x 30; " in out
+    assert "interleaved runs, images of 1 x 30 x 30, float32, contiguous; " in out
     both = run(capsys, "bench", "z2_cnn", "z2_resnet29", *args[2:-2])[1]
-    assert ", images of 1 x 28 x 28 and 3 x 32 x 32; " in both
+    assert ", images of 1 x 28 x 28 and 3 x 32 x 32, float32, contiguous; " in both
     assert {tuple(row["image"]) for row in json.loads(run(capsys, *args, "--json")[1])["rows"]} == {(1, 30, 30)}
 
 
