@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
 from ..equivariance import unwrapped, without_parallel
-from ..ops._layout import output_side
+from ..ops._sizes import output_side
 from ._mode import evaluation_mode
 
 __all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]

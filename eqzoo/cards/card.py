@@ -98,9 +98,12 @@ def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Pa
 def _of_sources(r: dict[str, Any]) -> str:
     """A sentence on the sources, such as patients, if the images were split by these."""
     counts = r.get("sources", {})
-    parts = [f"those for {name} from {counts[split]:,}" for split, name in SPLIT_NAMES.items() if split in counts]
-    said = f" Images of one source, such as a patient or a slide, are in one split only: {', '.join(parts)}."
-    return said if parts else ""
+    known = [f"{counts[split]:,} for {name}" for split, name in SPLIT_NAMES.items() if split in counts]
+    unknown = [name for split, name in SPLIT_NAMES.items() if split not in counts and r["dataset"].get(split)]
+    if not known:
+        return ""
+    checked = f"; those of the images for {' and '.join(unknown)} are not known" if unknown else ""
+    return f" No source of images, such as a patient or a slide, is in two splits: {', '.join(known)}{checked}."
 
 
 def _promise(r: dict[str, Any]) -> str:

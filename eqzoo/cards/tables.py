@@ -30,7 +30,7 @@ def render_summary(results: list[dict[str, Any]]) -> str:
         for plain in (False, True):
             found = [r for r in of_set if (r["group"] == "z2") == plain]
             best = min(found, key=mean_error, default=None)
-            cells += [_link(best, ""), f"{error_text(best, 2)}{_seeds(best)}{distilled(best)}"] if best else ["", ""]
+            cells += [_link(best, ""), f"{error_text(best, 2)}{_marks(best)}"] if best else ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -48,8 +48,10 @@ def _link(r: dict[str, Any], root: str) -> str:
     return f"[{r['checkpoint']}]({root}model_cards/{r['checkpoint']})"
 
 
-def _seeds(r: dict[str, Any]) -> str:
-    return f" ({r['seeds']} seeds)" if r["seeds"] > 1 else ""
+def _marks(r: dict[str, Any]) -> str:
+    """Behind an error: of how many seeds it is the mean, and whether the network learned from others too."""
+    marks = [f"{r['seeds']} seeds"] * (r["seeds"] > 1) + ["distilled"] * bool(distilled(r))
+    return f" ({', '.join(marks)})" if marks else ""
 
 
 def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
@@ -80,7 +82,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             _link(r, _TREE),
             r["group"],
             f"{r['parameters']:,}",
-            error_text(r, 2) + _seeds(r) + distilled(r),
+            error_text(r, 2) + _marks(r),
             f"{row.error_text} %" if row and row.error_text else "",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",

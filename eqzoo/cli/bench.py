@@ -33,11 +33,16 @@ class _Images:
         device: Where they are.
         side: Their side in pixels; None for that of each network.
         channels_last: Whether they lie in memory channels last.
+        bfloat16: Whether networks compute in bfloat16, by autocast.
     """
 
     device: torch.device
     side: int | None
     channels_last: bool
+    bfloat16: bool
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
 
     def shape(self, model: EquivariantNet) -> tuple[int, int, int]:
         channels, height, width = model.input_size
@@ -45,7 +50,8 @@ class _Images:
 
     def batch(self, model: EquivariantNet, size: int) -> Tensor:
         x = torch.randn(size, *self.shape(model), device=self.device)
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+        # Not contiguous(), which leaves an image of one channel with strides that no field is taken from.
+        return x.to(memory_format=torch.channels_last) if self.channels_last else x
 
 
 def run(args: argparse.Namespace) -> Answer:
@@ -53,7 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
     sizes = args.batch_sizes or [1, 32]
     if min(args.rounds, *sizes, *(n for n in (args.threads, args.size) if n is not None)) < 1:
         raise ValueError("--rounds, --batch-sizes, --size and --threads are at least 1")
-    images = _Images(_device(args.device), args.size, args.channels_last)
+    images = _Images(_device(args.device), args.size, args.channels_last, args.precision == "bfloat16")
     threads = torch.get_num_threads()
     torch.set_num_threads(args.threads or threads)
     try:
@@ -63,11 +69,7 @@ def run(args: argparse.Namespace) -> Answer:
         if args.size:
             for name in timed:
                 check_side(resolve(name), args.size)
-        half = args.precision == "bfloat16"
-        with (
-            nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)),
-            torch.autocast(images.device.type, torch.bfloat16, enabled=half),
-        ):
+        with nullcontext() if args.no_compile else _recompilations(len(timed) * len(sizes)):
             forms, notes = _forms(timed, images, [] if args.no_compile else sizes)
             entries = [row for size in sizes for row in _clock(forms, size, images, args.rounds)]
         used = torch.get_num_threads()
@@ -134,7 +136,7 @@ def _forms(
         print(f"compiling {name} ...", file=sys.stderr, flush=True)
         run: Any = torch.compile(deployed, dynamic=False)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), images.autocast():
                 for size in sizes:
                     run(images.batch(model, size))
             forms[name, "compiled"] = run
@@ -151,9 +153,8 @@ def _clock(forms: dict[tuple[str, str], nn.Module], size: int, images: _Images, 
     """Times all forms in interleaved runs, after two rounds of warm-up."""
     print(f"timing {len(forms)} forms at batch {size} ...", file=sys.stderr, flush=True)
     batches = {key: images.batch(cast(EquivariantNet, forms[key[0], "eager"]), size) for key in forms}
-    with torch.cuda.device(
-        images.device if images.device.type == "cuda" else -1
-    ):  # the clock waits for the current GPU
+    gpu = images.device if images.device.type == "cuda" else -1
+    with torch.cuda.device(gpu), images.autocast():  # the clock waits for the current GPU
         seconds = interleaved_times({key: partial(form, batches[key]) for key, form in forms.items()}, rounds)
     return [
         {

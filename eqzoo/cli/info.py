@@ -104,7 +104,8 @@ def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
     if source.folder:
         weights = source.weights or source.folder / WEIGHTS_NAME
         results = results_beside(weights) if weights.name == WEIGHTS_NAME else None
-        found |= {"name": results["checkpoint"] if results else source.name, "where": str(weights), "results": results}
+        name = (results or {}).get("checkpoint", source.name)
+        found |= {"name": name, "where": str(weights), "results": results}
     return found
 
 

@@ -38,24 +38,16 @@ class OwnImages:
         splits: ``train``, ``valid`` and ``test``, without those of which nothing is held out.
         drawn: The splits that were drawn from the training images.
         colors: A line where some images are gray and others in color, and no number of channels was given.
-        sources: The number of sources that the images of each split come from, if they were split by these.
-        split_by: What says which images come from one source.
+        sources: The number of sources that the images of each split come from, if they were split by these; of splits
+            whose sources are known.
+        source_lines: A line on these, if there are any.
     """
 
     splits: Mapping[str, AnySplit]
     drawn: frozenset[str]
     colors: Sequence[str]
     sources: Mapping[str, int]
-    split_by: str | Sequence[object] | None = None
-
-    @property
-    def source_lines(self) -> list[str]:
-        """A line on the sources, if the images were split by these."""
-        if not self.sources:
-            return []
-        parts = ", ".join(f"{count:,} to {USES[part]}" for part, count in self.sources.items())
-        by = f" ({self.split_by})" if isinstance(self.split_by, str) else ", listed in Python as split_by"
-        return [f"the images come from {sum(self.sources.values()):,} sources{by}, each whole in one split: {parts}"]
+    source_lines: Sequence[str]
 
 
 def own_images(
@@ -75,7 +67,8 @@ def own_images(
     apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
     splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
     counts = source_counts(splits, images, sources) if sources else {}
-    return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, counts, split_by)
+    lines = [_by_source(split_by, counts, [part for part in splits if part not in counts])] if sources else []
+    return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, counts, lines)
 
 
 def _read(
@@ -101,6 +94,13 @@ def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str
     found = {part: image_sources(split_by, data, images[part]) for part in parts}
     check_apart(found)
     return found
+
+
+def _by_source(split_by: object, counts: Mapping[str, int], unknown: Sequence[str]) -> str:
+    parts = ", ".join(f"{count:,} to {USES[part]}" for part, count in counts.items())
+    by = f" ({split_by})" if isinstance(split_by, str) else ", listed in Python as split_by"
+    others = "".join(f"; those of the images to {USES[part]} are not known" for part in unknown)
+    return f"the images come from {sum(counts.values()):,} sources{by}, each whole in one split: {parts}{others}"
 
 
 def data_label(data: object) -> str:

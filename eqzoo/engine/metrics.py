@@ -194,7 +194,7 @@ def evaluation_bar(model: nn.Module, count: int, channels_last: bool, title: str
     """A progress bar that advances by the images that the network is given, in the memory format asked for."""
 
     def before(_: nn.Module, args: tuple[Tensor]) -> Tensor:
-        return args[0].contiguous(memory_format=torch.channels_last) if channels_last else args[0]
+        return args[0].to(memory_format=torch.channels_last) if channels_last else args[0]
 
     with progress_bar(title, count) as bar:
         hooks = [

@@ -1,13 +1,8 @@
-"""The two layouts in memory of fields that operations take and return, contiguous or channels last, and their sides."""
+"""The two layouts in memory of fields that operations take and return: contiguous, or channels last."""
 
 from torch import Tensor
 
-__all__ = ["empty", "in_memory", "is_last", "laid_out", "output_side", "stored"]
-
-
-def output_side(side: int, taps: int, stride: int, padding: int, dilation: int) -> int:
-    """The pixels along a line that a convolution returns of ``side`` pixels, with filters of ``taps`` of them."""
-    return (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+__all__ = ["empty", "in_memory", "is_last", "laid_out", "stored"]
 
 
 def is_last(field: Tensor) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _backend
 from ._chunks import chunks
 from ._higher_derivatives import derivative_of_gradients
-from ._layout import output_side
+from ._sizes import output_side
 from .reference import responses, spatial_attention
 
 __all__ = ["attended_sum", "response_peak", "response_sum"]

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _backend, _chunks, reference
 from ._input_attention import eager_statistics, eager_suppress, field_statistics, suppress
-from ._layout import output_side
 from ._responses import attended_sum, response_peak, response_sum
+from ._sizes import output_side
 
 __all__ = ["attend_input", "attentive_conv"]
 

@@ -17,7 +17,8 @@ from ._backend import (
 )
 from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
-from ._layout import empty, in_memory, is_last, laid_out, output_side, stored
+from ._layout import empty, in_memory, is_last, laid_out, stored
+from ._sizes import output_side
 
 __all__ = ["expand_filters", "group_conv2d", "through_irreps"]
 

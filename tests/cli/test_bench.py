@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from eqzoo.cli import bench
+from eqzoo.cli.main import parser
+from eqzoo.layers._layout import is_channels_last
 
 SIZES, ROUNDS = [1, 2], 1
 NAMES = list("abcde")  # times two sizes, more than dynamo's limit of 8 programs for one function
@@ -74,24 +76,43 @@ def test_a_limit_that_is_hit_is_a_note(compiled_calls):
     assert data["notes"] == [f"{name} does not compile here: torch's limit of recompilations" for name in NAMES]
 
 
-def test_networks_are_timed_in_the_formats_that_are_asked_for(monkeypatch):
+@pytest.mark.parametrize("channels", [1, 3])
+def test_networks_are_timed_in_the_formats_that_are_asked_for(monkeypatch, channels):
     torch.set_default_dtype(torch.float32)
     seen = set()
 
     class Seen(Scaled):
-        input_size = (3, 4, 4)
+        input_size = (channels, 4, 4)
 
         def forward(self, x):
-            last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-            seen.add((last, torch.nn.functional.conv2d(x, x.new_ones(1, 3, 1, 1)).dtype))
+            seen.add((is_channels_last(x), torch.nn.functional.conv2d(x, x.new_ones(1, channels, 1, 1)).dtype))
             return x
 
     monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Seen(name)))
-    data = run(no_compile=True)
+    options = ["bench", "a", "--rounds", "1", "--batch-sizes", "2", "--no-compile", "--against", "b", "--device", "cpu"]
+    answer = bench.run(parser().parse_args(options))
     assert seen == {(False, torch.float32)}
-    assert ", float32, contiguous; " in bench._text(data)
+    assert ", float32, contiguous; " in answer.text
     seen.clear()
-    data = run(no_compile=True, precision="bfloat16", channels_last=True)
+    answer = bench.run(parser().parse_args([*options, "--precision", "bfloat16", "--channels-last"]))
     assert seen == {(True, torch.bfloat16)}
-    assert (data["precision"], data["channels_last"]) == ("bfloat16", True)
-    assert ", bfloat16, channels last; " in bench._text(data)
+    assert (answer.data["precision"], answer.data["channels_last"]) == ("bfloat16", True)
+    assert ", bfloat16, channels last; " in answer.text
+
+
+def test_networks_are_compiled_in_the_number_format_and_fused_in_float32(compiled_calls, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    fused, seen = [], set()
+    monkeypatch.setattr(
+        bench, "reparameterize_model", lambda model: fused.append(torch.is_autocast_enabled("cpu")) or model
+    )
+
+    class Seen(Scaled):
+        def forward(self, x):
+            seen.add(torch.is_autocast_enabled("cpu"))
+            return x * self.factor
+
+    monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Seen(name)))
+    run(precision="bfloat16")
+    assert compiled_calls
+    assert (set(fused), seen) == ({False}, {True})

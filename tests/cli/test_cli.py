@@ -226,6 +226,12 @@ def test_info_calls_a_folder_without_results_by_its_name(capsys, tmp_path):
     data = json.loads(run(capsys, "info", tmp_path, "--json")[1])
     assert [row["name"] for row in data["checkpoints"]] == [str(tmp_path)]
     assert (data["checkpoints"][0]["results"], data["num_classes"]) == (None, 3)
+    (tmp_path / "results.json").write_text("{}")
+    assert json.loads(run(capsys, "info", tmp_path, "--json")[1])["checkpoints"][0]["name"] == str(tmp_path)
+    (tmp_path / "results.json").write_text('{"checkpoint": "p4_cnn.galaxies"}')
+    assert json.loads(run(capsys, "info", tmp_path, "--json")[1])["checkpoints"][0]["name"] == "p4_cnn.galaxies"
+    file = (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")  # not that of the results
+    assert json.loads(run(capsys, "info", file, "--json")[1])["checkpoints"][0]["name"] == str(file)
 
 
 def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):

@@ -193,10 +193,16 @@ def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
     assert "--split-by folder" in results["command"]
     counts = results["sources"]
     assert (sum(counts.values()), sorted(counts)) == (8, ["test", "train", "valid"])
-    said = f"training from {counts['train']}, those for validation from {counts['valid']}, those for test from "
-    assert said in " ".join(render_card(results, config, 1000, None, "out", False).split())
+
+    def card():
+        return " ".join(render_card(results, config, 1000, None, "out", False).split())
+
+    said = f"in two splits: {counts['train']} for training, {counts['valid']} for validation, {counts['test']} for test"
+    assert f"{said}." in card()
+    del counts["test"]
+    assert f"{counts['valid']} for validation; those of the images for test are not known." in card()
     del results["sources"]
-    assert "one source" not in render_card(results, config, 1000, None, "out", False)
+    assert "No source" not in card()
     rows = [row.split(",")[:2] for row in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
     patients = {part: {file.split("/")[1] for name, file in rows if name == part} for part, _ in rows}
     assert len(patients) == 2

@@ -403,6 +403,25 @@ def _leads(data: str, score: str, first: int, last: int | None = None, arm: str 
     return [row[0] if row[0] == row[-1] else f"{row[0]} to {row[-1]}" for row in rows]
 
 
+def test_errors_of_the_choice_are_those_of_the_checkpoints():
+    page = (ROOT / "docs" / "choosing.md").read_text()
+    table = page.partition("| network | training | validation error | test error |")[2].partition("\n\n")[0]
+    means = {}
+    for name in ("z2_resnet29", "p4_resnet29", "p4_se_resnet29", "p4m_resnet29", "p4_asc_resnet29", "p4m_asc_resnet29"):
+        results = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())
+        means[name] = np.mean(results["test_errors"])
+        spread = f" ± {results['test_error_std']:.2f}" if results["seeds"] > 1 else ""
+        row = re.search(rf"^\| `{name}`.* \| (.*) \| (.*) \|$", table, re.MULTILINE)
+        assert row[2] == f"{means[name]:.2f}{spread}", name
+        assert len(row[1].split(", ")) == results["seeds"], name
+        assert f"{results['valid_error']:.2f}" == min(row[1].split(", ")), name
+    p4m, p4 = (means[name] - means["z2_resnet29"] for name in ("p4m_resnet29", "p4_resnet29"))
+    text = " ".join(page.split())
+    assert f"`p4m_resnet29` has {-p4m:.2f} points less test error than its plain twin, at nine times" in text
+    assert f"and `p4_resnet29` {p4:.2f} points more; with two seeds each" in text
+    assert f"where `p4_resnet29` has {means['p4_resnet29']:.2f} % (mean of two seeds" in text
+
+
 def test_numbers_of_the_choice_are_those_of_the_networks_and_the_benchmark():
     page = (ROOT / "docs" / "choosing.md").read_text()
     bench = json.loads((ROOT / "docs" / "benchmarks" / "avx2" / "choosing_cpu.json").read_text())

@@ -66,10 +66,13 @@ def test_every_public_name_can_be_looked_up(site):
 
 def test_the_page_of_commands_has_all_of_them_with_their_options(site):
     page = re.sub(r"<[^>]+>", "", (site / "commands.html").read_text())
-    for command, of_command in parser()._subparsers._group_actions[0].choices.items():
-        assert f"eqzoo {command} [-h]" in page
-        for action in of_command._actions:
-            assert not action.option_strings or action.option_strings[-1] in page
+    commands = parser()._subparsers._group_actions[0].choices
+    sections = re.split(r"eqzoo (\w+) \[-h\]", page)[1:]
+    assert sections[::2] == list(commands)
+    for command, section in zip(sections[::2], sections[1::2], strict=True):
+        described = section.partition("Named Arguments")[2]
+        options = {option for action in commands[command]._actions for option in action.option_strings}
+        assert not [option for option in options - {"-h", "--help"} if option not in described], command
 
 
 def test_every_package_has_a_page():

@@ -28,6 +28,7 @@ from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
+from eqzoo.layers._layout import is_channels_last
 from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
 from tests.engine.test_finetune import arrays, save_shapes, shape
@@ -329,11 +330,13 @@ def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
     assert plan(20, 1000, 0) == (20, 20, 45)
     split = shapes(120)["train"]
     model = eqzoo.create_model("p4_cnn", pretrained=True, num_classes=3).eval()
-    seen = []
+    seen, layouts = [], []
     with torch.no_grad():
         model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+        model.stem.register_forward_pre_hook(lambda _, args: layouts.append(is_channels_last(args[0])))
         short, logits = metrics.classifier_metrics(model, split, "abc", seconds=0.0, channels_last=True)
     assert sum(seen) == 1 + 120 + 4 * 50 + 8 * 50  # one to warm up
+    assert layouts == [False] + [True] * (len(seen) - 1)  # of gray images too
     assert (short["rotated_images"], short["rotation_curve"]["images"]) == (50, 50)
     assert sum(map(sum, short["confusion"])) == 120
     assert logits.shape == (120, 3)

@@ -79,12 +79,12 @@ _PLAIN_LONGER = (
 _PLAIN_ROTATED = (
     "After Cutout each training image is rotated by 0°, 90°, 180° or 270°. The run started from the weights of "
     "z2_resnet29.cifar10, which have seen 45 epochs of images that were not rotated. It is a baseline for "
-    "p4_resnet29.cifar10, with 6.73 ± 0.20 % at each rotation: one run had 12.20 % test error on images as they are, "
-    "13.30 % over the four rotations (the weights that it started from: 6.07 and 43.66 %), the same class at all of "
-    "them for 84 % of the test images, and 11.77 % where the probabilities of the four are averaged. The validation "
-    "error, of images as they are, was lowest in epoch 11, 12.12 %, and 12.18 % in the last; the validation loss was "
-    "still falling, so longer training may help. The twelve epochs took 1.3 hours on one core, beside other work. A "
-    "first run, of six epochs from earlier weights, had 13.71 and 15.67 %. The weights are not published."
+    "p4_resnet29.cifar10, whose card has its error: one run had 12.20 % test error on images as they are, 13.30 % over "
+    "the four rotations (the weights that it started from: 6.07 and 43.66 %), the same class at all of them for 84 % "
+    "of the test images, and 11.77 % where the probabilities of the four are averaged. The validation error, of images "
+    "as they are, was lowest in epoch 11, 12.12 %, and 12.18 % in the last; the validation loss was still falling, so "
+    "longer training may help. The twelve epochs took 1.3 hours on one core, beside other work. A first run, of six "
+    "epochs from earlier weights, had 13.71 and 15.67 %. The weights are not published."
 )
 _HALF = "In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _AFTER = "run:runs/{model}.cifar10_first/seed{{seed}}"  # goes on with the weights of a first run
@@ -134,11 +134,11 @@ _GPU_SE = _SAME.format(reflections="") + (
     "of two others. What helped was not separated."
 )
 _GPU_P4M = _SAME.format(reflections=", and has no network with reflections") + (
-    "On an H200, which trained p4_asc_resnet29 at the same time, the run took 7.7 minutes. The validation error was "
-    "lowest in epoch 41, 5.48 %, and 5.60 % in the last one; the validation loss was lowest in epochs 34 and 36, "
-    "0.2299, and rose to 0.2332. That of seed 1, on an H200 beside other trainings, was lowest in epoch 37, 5.62 %, "
-    "its loss in epoch 36, 0.2298, from where it rose to 0.2386. A first recipe, of 30 epochs with batches of 256 and "
-    "weight decay 0.01, had 7.56 % validation error and 7.41 % test error."
+    "On an H200, which trained p4_asc_resnet29 at the same time, the run with seed 0 took 7.7 minutes. The validation "
+    "error was lowest in epoch 41, 5.48 %, and 5.60 % in the last one; the validation loss was lowest in epochs 34 and "
+    "36, 0.2299, and rose to 0.2332. The validation error of seed 1, on an H200 beside other trainings, was lowest in "
+    "epoch 37, 5.62 %, its loss in epoch 36, 0.2298, from where it rose to 0.2386. A first recipe, of 30 epochs with "
+    "batches of 256 and weight decay 0.01, had 7.56 % validation error and 7.41 % test error."
 )
 _TAUGHT = (
     "It is the recipe of p4_asc_resnet29 and p4m_asc_resnet29 on CIFAR-10. The paper uses SGD and 100 epochs, and "
@@ -152,17 +152,17 @@ _TAUGHT = (
 _GPU_P4_ASC = _TAUGHT.format(
     reflections="",
     teachers=(
-        "they were those with seed 0, with 6.07 and 6.59 % test error, and their mean has 4.72 % validation error; a "
-        "new run learns from the present p4_resnet29.cifar10, of seed 1, with 6.87 %"
+        "those of both seeds were the weights with seed 0, with 6.07 and 6.59 % test error, whose mean has 4.72 % "
+        "validation error; a new run learns from the present p4_resnet29.cifar10, of seed 1, with 6.87 %"
     ),
 ) + (
-    "The run took 7.4 minutes on an H200. The validation error was lowest in epoch 41, 5.70 %, and 5.74 % in the last "
-    "one; the validation loss was lowest in epoch 40, 0.2372, and 0.2383 at the end. That of seed 1, on an H200 beside "
-    "other trainings and in the last epoch on an AMD EPYC, was lowest in epoch 37, 6.08 %, its loss at the end, "
-    "0.2370. An earlier run on a CPU, without "
-    "Cutout and with batches of 64, had 9.04 % validation error and 9.56 % test error after 41 epochs without teachers "
-    "(13.89, 11.69 and 10.13 % test error at the ends of cycles of the rate before), and 7.08 and 7.69 % after 18 more "
-    "with earlier weights of the same teachers, which have 7.87 and 7.56 % test error (8.20 % after nine)."
+    "The run with seed 0 took 7.4 minutes on an H200. The validation error was lowest in epoch 41, 5.70 %, and 5.74 % "
+    "in the last one; the validation loss was lowest in epoch 40, 0.2372, and 0.2383 at the end. The validation error "
+    "of seed 1, on an H200 beside other trainings and in the last epoch on an AMD EPYC, was lowest in epoch 37, 6.08 "
+    "%, its loss at the end, 0.2370. An earlier run on a CPU, without Cutout and with batches of 64, had 9.04 % "
+    "validation error and 9.56 % test error after 41 epochs without teachers (13.89, 11.69 and 10.13 % test error at "
+    "the ends of cycles of the rate before), and 7.08 and 7.69 % after 18 more with earlier weights of the same "
+    "teachers, which have 7.87 and 7.56 % test error (8.20 % after nine)."
 )
 _GPU_P4M_ASC = _TAUGHT.format(
     reflections=", and has no network with reflections",

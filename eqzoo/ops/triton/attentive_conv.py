@@ -8,7 +8,7 @@ import triton
 from torch import Tensor
 
 from .._chunks import chunks
-from .._layout import output_side
+from .._sizes import output_side
 from . import on_own_device
 from .attentive_kernels import (
     filter_kernel,
