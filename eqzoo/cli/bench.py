@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> Answer:
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
+    if args.channels_last and not args.no_compile and 1 in sizes:
+        notes.append("Compiled for one image, networks of this package do not use channels last.")
     for entry in entries:
         entry |= _against(entry, entries, twins.get(entry["network"]))
     data = {

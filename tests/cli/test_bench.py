@@ -113,6 +113,8 @@ def test_networks_are_compiled_in_the_number_format_and_fused_in_float32(compile
             return x * self.factor
 
     monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Seen(name)))
-    run(precision="bfloat16")
+    assert run(precision="bfloat16", channels_last=True)["notes"] == [
+        "Compiled for one image, networks of this package do not use channels last."
+    ]
     assert compiled_calls
     assert (set(fused), seen) == ({False}, {True})
