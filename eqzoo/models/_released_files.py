@@ -1,12 +1,13 @@
 """Reads the ``.pth`` files that other projects release, without running any of their code."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["read_pth"]
+__all__ = ["read_pth", "some_of"]
 
 
 def read_pth(path: Path) -> Any:
@@ -26,3 +27,9 @@ def read_pth(path: Path) -> Any:
     except Exception as error:  # torch raises pickle's, zip's and its own errors here
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise ValueError(f"{path} is not a state dict that torch can read ({reason})") from error
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The first five of some names in their order, and how many there are besides."""
+    named = sorted(names)
+    return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")

@@ -33,7 +33,7 @@ from .._common import atomic
 from ..groups import Group
 from ..layers import GroupBatchNorm2d, InputAttention2d
 from . import create_model
-from ._released_files import read_pth
+from ._released_files import read_pth, some_of
 from .octic_conversion import write_octic_vit
 
 __all__ = ["SOURCES", "Source", "att_gconvs", "convert", "foreign_elements"]
@@ -158,7 +158,13 @@ def att_gconvs(path: str | os.PathLike[str], model: str, untransposed: bool = Fa
     if model not in _NETWORKS:
         raise ValueError(f"released weights of att_gconvs fit {', '.join(_NETWORKS)}; got {model!r}")
     theirs = _read(Path(path))
-    plan = _plan(create_model(model), _NETWORKS[model], untransposed)
+    network = create_model(model)
+    if theirs.keys() == network.state_dict().keys():
+        raise ValueError(
+            f"{path} has the names of weights of {model} in eqzoo itself, so that there is nothing to convert: "
+            f"eqzoo.create_model({model!r}, checkpoint_path=FILE) reads them from a safetensors file"
+        )
+    plan = _plan(network, _NETWORKS[model], untransposed)
     _check(Path(path), model, theirs, {step.key: step.shape for step in plan.values()})
     return {name: step.change(theirs[step.key]) for name, step in plan.items()}
 
@@ -258,8 +264,8 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check(path: Path, model: str, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
     faults = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "not of this network": sorted(found.keys() - wanted.keys()),
+        "missing": wanted.keys() - found.keys(),
+        "not of this network": found.keys() - wanted.keys(),
         "of another shape": [
             f"{key} {tuple(found[key].shape)} instead of {shape}"
             for key, shape in wanted.items()
@@ -267,5 +273,5 @@ def _check(path: Path, model: str, found: Mapping[str, Tensor], wanted: Mapping[
         ],
     }
     if any(faults.values()):
-        named = "; ".join(f"{fault}: {', '.join(names)}" for fault, names in faults.items() if names)
+        named = "; ".join(f"{fault}: {some_of(names)}" for fault, names in faults.items() if names)
         raise ValueError(f"{path} is no released checkpoint of {model}: {named}. Name the network that it is of")

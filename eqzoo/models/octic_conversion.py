@@ -27,7 +27,7 @@ from torch import Tensor
 from .._common import atomic, write_json
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ._builder import configured_name
-from ._released_files import read_pth
+from ._released_files import read_pth, some_of
 from .octic_vit import OcticViT
 
 __all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octic_vit"]
@@ -112,7 +112,7 @@ def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> Conve
         )
         raise ValueError(f"{path} is no file of an octic ViT: it has no {_LIFTED}{plain}")
     if broken := [name for name, value in theirs.items() if not value.isfinite().all()]:
-        raise ValueError(f"{path} has weights that are infinite or not a number: {_some(broken)}")
+        raise ValueError(f"{path} has weights that are infinite or not a number: {some_of(broken)}")
     invariant = "invariant_proj.weight" in theirs
     if invariant != (named.group.order > 1):
         kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")
@@ -165,7 +165,7 @@ def octic_vit_state(theirs: Mapping[str, Tensor], depth: int) -> dict[str, Tenso
     if "head.weight" in rest:
         state |= {name: rest.pop(name) for name in ("head.weight", "head.bias")}
     if rest:
-        raise ValueError(f"{len(rest)} weights have no place in an octic ViT of {depth} blocks: {_some(rest)}")
+        raise ValueError(f"{len(rest)} weights have no place in an octic ViT of {depth} blocks: {some_of(rest)}")
     return {name: value.contiguous() for name, value in state.items()}
 
 
@@ -226,7 +226,7 @@ def _check(path: Path, found: ConvertedOcticViT, invariant: bool) -> None:
     own = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in found.state.items()}
     if missing := own.keys() - given.keys():
-        raise ValueError(f"{path} has no weights for {_some(missing)}")
+        raise ValueError(f"{path} has no weights for {some_of(missing)}")
     for name, shape in given.items():
         if own.get(name) != shape:
             raise ValueError(f"{path}: {name} would be {shape}, and is {own.get(name)} in a network of its sizes")
@@ -271,8 +271,3 @@ def _config(found: ConvertedOcticViT, digest: str) -> dict[str, Any]:
             "weights_sha256": digest,
         },
     }
-
-
-def _some(names: Any) -> str:
-    named = sorted(names)
-    return ", ".join(named[:5]) + (f" and {len(named) - 5} more" if len(named) > 5 else "")

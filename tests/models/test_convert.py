@@ -204,6 +204,12 @@ def test_errors_name_what_does_not_fit(tmp_path):
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match="holds a list, not a state dict"):
         att_gconvs(path, "p4_cnn")
+    torch.save({f"layer.{i}": torch.zeros(1) for i in range(9)}, path)
+    with pytest.raises(ValueError, match=r"not of this network: layer\.0, .*, layer\.4 and 4 more\. Name"):
+        att_gconvs(path, "p4_cnn")
+    torch.save(eqzoo.create_model("p4_cnn").state_dict(), path)
+    with pytest.raises(ValueError, match="the names of weights of p4_cnn in eqzoo itself, so that there is nothing to"):
+        att_gconvs(path, "p4_cnn")
     for content, reason in ((b"", "EOFError"), (b"PK\x03\x04", "RuntimeError: "), (b"j\0\0\0\1", "KeyError: 16777216")):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"not a state dict that torch can read \({reason}"):
