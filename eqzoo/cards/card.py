@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
@@ -97,13 +98,18 @@ def _opening(r: dict[str, Any], config: dict[str, Any], data: DataSet, paper: Pa
 
 def _of_sources(r: dict[str, Any]) -> str:
     """A sentence on the sources, such as patients, if the images were split by these."""
-    counts = r.get("sources", {})
-    known = [f"{counts[split]:,} for {name}" for split, name in SPLIT_NAMES.items() if split in counts]
-    unknown = [name for split, name in SPLIT_NAMES.items() if split not in counts and r["dataset"].get(split)]
-    if not known:
+    counts = {split: count for split in SPLIT_NAMES if (count := r.get("sources", {}).get(split))}
+    if len(counts) < 2:
         return ""
-    checked = f"; those of the images for {' and '.join(unknown)} are not known" if unknown else ""
-    return f" No source of images, such as a patient or a slide, is in two splits: {', '.join(known)}{checked}."
+    splits, numbers = _listed([SPLIT_NAMES[split] for split in counts]), _listed([f"{n:,}" for n in counts.values()])
+    unknown = [name for split, name in SPLIT_NAMES.items() if split not in counts and r["dataset"].get(split)]
+    others = f"; the sources of the {_listed(unknown)} images are not known" if unknown else ""
+    return f" The {splits} images share no source, such as a patient or a slide: they are of {numbers}{others}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _promise(r: dict[str, Any]) -> str:

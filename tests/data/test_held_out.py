@@ -197,12 +197,14 @@ def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
     def card():
         return " ".join(render_card(results, config, 1000, None, "out", False).split())
 
-    said = f"in two splits: {counts['train']} for training, {counts['valid']} for validation, {counts['test']} for test"
-    assert f"{said}." in card()
+    train, valid, test = (counts[part] for part in ("train", "valid", "test"))
+    assert "The training, validation and test images share no source, such as a patient or a slide: " in card()
+    assert f"they are of {train}, {valid} and {test}." in card()
     del counts["test"]
-    assert f"{counts['valid']} for validation; those of the images for test are not known." in card()
-    del results["sources"]
-    assert "No source" not in card()
+    said = f"they are of {train} and {valid}; the sources of the test images are not known."
+    assert f"The training and validation images share no source, such as a patient or a slide: {said}" in card()
+    del counts["valid"]
+    assert "share no source" not in card()
     rows = [row.split(",")[:2] for row in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
     patients = {part: {file.split("/")[1] for name, file in rows if name == part} for part, _ in rows}
     assert len(patients) == 2
