@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from ..data.folder import SHOWN
 from ..engine.advice import TOO_DARK, other_side
+from ..engine.metrics import in_faster_layout
 from ..engine.processor import check_device
 from ..engine.thresholds import check_thresholds, chosen_classes
 from ..export.onnx_network import OnnxNetwork
@@ -241,7 +242,7 @@ def _predict(loaded: Predictor, x: Tensor, thresholds: Mapping[str, float]) -> _
         )
     labels, name = _labels(model), loaded.title
     device = next((weight.device for weight in model.parameters()), x.device)
-    probabilities = model.to(x.dtype)(x.to(device)).cpu().double().softmax(1)
+    probabilities = model.to(x.dtype)(in_faster_layout(model, x.to(device))).cpu().double().softmax(1)
     if not probabilities.isfinite().all():
         raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
     return _Prediction(name, labels, probabilities, thresholds)

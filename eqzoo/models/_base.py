@@ -47,6 +47,7 @@ class EquivariantNet(nn.Module):
     converts_groups: ClassVar[bool] = False  # whether weights of another group are converted when they are loaded
     blocks_are_stages: ClassVar[bool] = False  # whether ``blocks`` holds sequences of blocks
     planes_are_fields: ClassVar[bool] = True  # whether intermediate features are planes of regular fields
+    faster_channels_last: ClassVar[bool] = False  # whether it predicts faster channels last, in float32 on a CPU
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()

@@ -74,6 +74,8 @@ class AllCNN(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    faster_channels_last = True
+
     def __init__(
         self,
         group: Group = P4,

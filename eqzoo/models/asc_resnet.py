@@ -106,6 +106,7 @@ class ASCResNet(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    faster_channels_last = True
     blocks_are_stages = True
 
     def __init__(

@@ -83,6 +83,7 @@ class E4ResNet(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    faster_channels_last = True
     blocks_are_stages = True
 
     def __init__(

@@ -69,6 +69,8 @@ class ResNet44(EquivariantNet):
         torch.Size([2, 10])
     """
 
+    faster_channels_last = True
+
     def __init__(
         self,
         group: Group = P4M,

@@ -26,6 +26,7 @@ from eqzoo.cli._images import NamedImage
 from eqzoo.cli._names import network_names
 from eqzoo.cli.arguments import COMMANDS
 from eqzoo.export.predictor import Predictor
+from eqzoo.layers._layout import is_channels_last
 from eqzoo.models.loading import LoadedNetwork
 from eqzoo.models.papers import rows
 from eqzoo.models.resolve import resolve
@@ -562,6 +563,18 @@ def test_predict_has_a_line_for_each_of_several_images(capsys, digits_folder, mo
         assert values == pytest.approx(exact, rel=1e-4, abs=1e-6)
         assert values != pytest.approx(exact, rel=1e-12, abs=0)  # many images in float32, the copies of one in float64
         assert network["probability"] == network["probabilities"][network["label"]]
+
+
+def test_predict_takes_many_images_channels_last(digits_folder, monkeypatch):
+    layouts = []
+    network = eqzoo.create_model("p4_cnn", pretrained=True).eval()
+    network.stem.register_forward_pre_hook(lambda _, args: layouts.append(is_channels_last(args[0])))
+    predictor = Predictor(network, "p4_cnn", "p4_cnn")
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.predict"), "load_predictor", lambda *_: predictor)
+    assert command_line.main(["predict", str(digits_folder), "--model", "p4_cnn"]) == 0
+    assert layouts == [True]
+    assert command_line.main(["predict", str(IMAGE), "--model", "p4_cnn"]) == 0
+    assert layouts == [True, False]  # in float64
 
 
 def test_predict_prints_comma_separated_values(capsys, digits_folder):

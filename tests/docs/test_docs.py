@@ -334,8 +334,8 @@ def test_the_readme_says_whether_it_pays():
     seen = [[float(x) for x in _row(name, "accuracy", line, arm="not augmented")] for line in (2, 3)]
     (few, *more), (few_averaged, *averaged) = seen
     assert (
-        f"as they are, it is {few} more and {-max(more)} to {-min(more)} less, and against 8 averaged copies {few_averaged} "
-        f"more and {-max(averaged)} to {-min(averaged)} less."
+        f"as they are, it is {few} more and {-max(more)} to {-min(more)} less, and against 8 averaged copies "
+        f"{few_averaged} more and {-max(averaged)} to {-min(averaged)} less."
     ) in choice
     few, *more = (float(x) for x in _row(name, "accuracy", 3))
     rare = [[-float(x) for x in _row(name, "macro F1", line)] for line in (2, 3)]
@@ -354,7 +354,9 @@ def test_the_readme_says_whether_it_pays():
     headline = " ".join(text.partition("## Try it")[0].split())
     low, high = _leads("Chula RBC-12", "macro F1", 0)[2].split(" to ")
     assert f"against the averaged copies {low.strip('-')} lower to {high.strip('+')} higher" in section
-    assert f"macro F1 on the cells (the mean F1 of the classes) is {low.strip('-')} lower to {high.strip('+')}" in headline
+    assert (
+        f"macro F1 on the cells (the mean F1 of the classes) is {low.strip('-')} lower to {high.strip('+')}" in headline
+    )
     for line, words in ((0, "percentage points more accurate"), (2, "after the same minutes")):
         leads = [float(x) for name in ("EuroSAT", "Chula RBC-12") for x in _row(name, "accuracy", line)]
         assert min(leads) > 0

@@ -319,6 +319,17 @@ def test_a_report_counts_the_epochs_until_patience_ended_the_run(tmp_path, monke
     assert tune(tmp_path, epochs=9, patience=2).report["epochs"] == 3  # as it is read again
 
 
+def test_images_have_the_layout_in_which_a_network_predicts_faster():
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float32)
+    for name in ("p4m_resnet29", "z2_resnet29", "p4_allcnn", "p4_resnet18", "p4m_resnet44", "p4_cnn"):
+        assert is_channels_last(metrics.in_faster_layout(weightless(name), images)), name
+    assert is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images[:, :1]))
+    assert not is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images.double()))
+    assert not is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images.to("meta")))
+    for other in (weightless("p4_e4net"), weightless("p4m_densenet"), torch.nn.Flatten()):
+        assert not is_channels_last(metrics.in_faster_layout(other, images))
+
+
 def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
     plan = metrics._Rotations.plan
     assert plan(1000, 1000, None) == plan(1000, 1000, 28_000) == (1000, 1000, 15)
@@ -337,10 +348,15 @@ def test_a_report_takes_the_time_that_it_is_given(tmp_path, monkeypatch):
         short, logits = metrics.classifier_metrics(model, split, "abc", seconds=0.0, channels_last=True)
     assert sum(seen) == 1 + 120 + 4 * 50 + 8 * 50  # one to warm up
     assert layouts == [False] + [True] * (len(seen) - 1)  # of gray images too
+    layouts.clear()
+    metrics.classifier_metrics(model, split, "abc", channels_last=False)
+    assert not any(layouts)
     assert (short["rotated_images"], short["rotation_curve"]["images"]) == (50, 50)
     assert sum(map(sum, short["confusion"])) == 120
     assert logits.shape == (120, 3)
+    layouts.clear()
     assert len(metrics.classifier_metrics(model, split, "abc")[0]["rotation_curve"]["angles"]) == 24
+    assert all(layouts)  # as the network is faster
     monkeypatch.setattr(report_files, "_REPORT_SECONDS", 0.0)
     x = shapes(600)
     notes = eqzoo.finetune("p4_cnn", x, tmp_path / "out", epochs=1, device="cpu", test_fraction=0.5).report["notes"]
