@@ -222,7 +222,7 @@ def test_the_readme_is_short():
         np.mean(json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())["test_errors"])
         for name in ("z2_resnet29", "p4m_resnet29")
     )
-    said = f"times the multiply-adds of the plain twin, {plain - ours:.1f} points less by the same recipe, which"
+    said = f"times the multiply-adds of the plain network, {plain - ours:.1f} points less by the same recipe, which"
     assert f"at 9 {said} with two seeds each may be chance" in " ".join(own.split())
     for name in ("z2_resnet29", "p4_resnet29", "p4m_resnet29", "p4_asc_resnet29"):
         results = json.loads((ROOT / "model_cards" / f"{name}.cifar10" / "results.json").read_text())
