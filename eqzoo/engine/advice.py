@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from timm.models import is_model
-from torch import Tensor
 
 from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
 from ..data.images import DARK, NEARLY_ALL, dark_images, darker_images
-from ..groups import P4M, transform
 from ..models import EquivariantNet
-from .digests import SPLIT_NAMES, image_codes
+from .digests import SPLIT_NAMES, duplicates, image_codes
 from .recipe import Recipe
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ __all__ = [
     "chosen",
     "cut_off",
     "darker_note",
-    "duplicates",
     "other_side",
     "summary",
 ]
@@ -383,55 +380,3 @@ def _trained_before(splits: Mapping[str, AnySplit], trained: np.ndarray | None) 
             "the metrics are too good: start from the checkpoint that these weights started from, or give folders "
             "train, val and test that keep these images in train"
         )
-
-
-def duplicates(splits: Mapping[str, AnySplit]) -> list[tuple[str, int]]:
-    """The validation and test images that are equal to a training image or to its rotations by 90° and reflections.
-
-    Args:
-        splits: The images; those that are not in memory are not compared.
-
-    Returns:
-        The split and the index of each.
-    """
-    kept = {name: split for name, split in splits.items() if isinstance(split, Split)}
-    if "train" not in kept:
-        return []
-    # Most images differ in what is quick to compute; the others are compared by all their pixels.
-    sums = {name: _sums(split) for name, split in kept.items()}
-    of_training = set(sums["train"])
-    of_others = {value for name, values in sums.items() if name != "train" for value in values}
-    places, codes = dict[str, list[int]](), dict[str, list[int]]()
-    for name, split in kept.items():
-        known = of_others if name == "train" else of_training
-        places[name] = [i for i, value in enumerate(sums[name]) if value in known]
-        codes[name] = _codes(split[torch.tensor(places[name], dtype=torch.long)])
-    there = set(codes.pop("train"))
-    return [(name, places[name][i]) for name, found in codes.items() for i, code in enumerate(found) if code in there]
-
-
-def _sums(split: Split) -> list[tuple[int, ...]]:
-    """The sum of the pixels of each image and that of their squares, the same for its rotations and reflections."""
-    rows = list[tuple[int, ...]]()
-    for part in split.images.cpu().split(_BATCH):
-        values = part.flatten(1).long()
-        rows += map(tuple, torch.stack([values.sum(1), (values * values).sum(1)], 1).tolist())
-    return rows
-
-
-def _codes(split: Split) -> list[int]:
-    """A number of 64 bits for each image that is the same for its rotations by 90° and reflections."""
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, split.shape, generator=generator)
-    if split.shape[1] != split.shape[2]:
-        moved = factors.flatten()[None]
-    else:
-        moved = torch.stack([transform(factors[None], P4M, g, "trivial").flatten() for g in P4M.elements])
-    # Sums modulo 2^64 of the image times each moved copy of the factors; their least is that of every moved image.
-    parts = [_products(part.flatten(1), moved) for part in split.images.cpu().split(_BATCH)]
-    return torch.cat(parts).tolist() if len(split) else []
-
-
-def _products(images: Tensor, factors: Tensor) -> Tensor:
-    values = images.long()
-    return torch.stack([(values * row).sum(1) for row in factors], 1).min(1).values

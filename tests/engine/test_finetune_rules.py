@@ -20,9 +20,10 @@ from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
 from eqzoo.data.images import dark_images
 from eqzoo.engine import best_row, finetuning, finetuning_images, loop, metrics, processor, report_files, speed
-from eqzoo.engine.advice import advice_after, advice_before, advice_on_time, duplicates
+from eqzoo.engine.advice import advice_after, advice_before, advice_on_time
 from eqzoo.engine.comparison import baseline_recipe
 from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
+from eqzoo.engine.digests import duplicates
 from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run_directory import RunDirectory
