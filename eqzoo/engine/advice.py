@@ -1,6 +1,7 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,8 @@ _BATCH = 256
 _SOME = 0.01  # of the images
 _LATE = 1.2  # times the minutes of the user
 _SMALL = 0.1  # a small share of images to hold out
+_IN_NAMES = r"([^/]+)[-_ ]\d+\."  # slide12 of slide12_0034.png, as --split-by takes it
+_FEW_SOURCES = 3  # that are not only the classes under other names
 # How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
 _STRONGER = {
     "affine": ", or augment them more with --augment affine_color",
@@ -108,6 +111,7 @@ def advice_before(
     sized: bool = False,
     by_source: str | None = None,
     trained_side: int | None = None,
+    augment: str | None = None,
 ) -> list[str]:
     """What the images call for, a line each.
 
@@ -125,9 +129,11 @@ def advice_before(
         by_source: How the sources are named that splits were drawn by, such as patients; None if they were not.
         trained_side: The side before they were resized of the images that the initial weights were trained on; None if
             it is unknown.
+        augment: The augmentation by the rule of the network's group; None if the user chose it.
     """
     return [
         *([] if by_source == "folder" else _nested(inner, splits["train"], bool(drawn) and not by_source)),
+        *(_named_sources(splits.values()) if drawn and not by_source and not inner else []),
         *_few(splits, drawn),
         *([] if balance else _imbalanced(splits["train"])),
         *_dark(splits["train"]),
@@ -135,6 +141,7 @@ def advice_before(
         *([] if sized or native is None or native[0] == trained_side else _larger(model, native[0], side)),
         *_duplicated(splits),
         *_trained_before(splits, trained),
+        *_not_rotated(model, augment),
     ]
 
 
@@ -236,6 +243,31 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
         f"class folders hold folders of images ({some(inner)}): the classes are the outer folders "
         f"({some(train.classes)}){apart if drawn else ''}"
     )
+
+
+def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
+    """A line where names such as slide12_0034.png tell several images of one source, and more sources than classes."""
+    files = [(label, file) for split in splits for label, file in zip(split.labels.tolist(), split.files, strict=False)]
+    matches = [re.search(_IN_NAMES, file) for _, file in files]
+    sources = [match[1] for match in matches if match and re.search(r"\d", match[1])]
+    if len(sources) < len(files):
+        return
+    names = sorted(set(sources))
+    pairs = {(label, source) for (label, _), source in zip(files, sources, strict=True)}
+    if _FEW_SOURCES <= len(names) <= len(files) / 2 and len(pairs) > len({label for label, _ in files}):
+        yield (
+            f"names of files may tell what the images come from ({', '.join(names[:2])}, ...: {len(names):,} sources "
+            f"of {len(files):,} images): if these are patients, slides or scenes, keep the images of each in one "
+            f"split, --split-by '{_IN_NAMES}'"
+        )
+
+
+def _not_rotated(model: EquivariantNet, augment: str | None) -> Iterator[str]:
+    if augment is not None and model.group.rotations == 1:
+        yield (
+            f"a network without rotations is trained on images as they are (augment {augment}): if rotated and "
+            "reflected images mean the same, --augment affine"
+        )
 
 
 def _few(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> Iterator[str]:

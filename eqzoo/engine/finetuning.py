@@ -188,6 +188,7 @@ def finetune(
             sized=size is not None,
             by_source=by,
             trained_side=trained_side,
+            augment=None if "augment" in given else plan.augment,
         )
         advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
         later = [f"{against} is trained afterwards for as long, to compare with"] if against else []

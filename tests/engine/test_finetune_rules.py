@@ -393,6 +393,10 @@ def test_advice_on_images():
     )
     (nested,) = advice_before(fine, model, None, 28, balance=False, drawn=["valid"], inner=["p1"])
     assert nested.endswith("if one is a patient or a slide, keep it in one: --split-by folder (split_by='folder')")
+    for name, lines in (("z2_cnn", 1), ("z2m_gsanet_b", 1), ("p4_cnn", 0)):
+        network = weightless(name)
+        assert len(advice_before(fine, network, None, 28, balance=False, augment="shifts")) == lines
+        assert advice_before(fine, network, None, 28, balance=False) == []  # as the user has chosen it
     rare = {"train": split_of(20, 200)}
     (imbalance,) = advice_before(rare, model, None, 28, balance=False)
     assert "'b' has 10 times the images of 'a'" in imbalance
@@ -495,6 +499,32 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
     for i, size in enumerate([(30, 20), (22, 33), (40, 21)]):
         Image.new("L", size).save(tmp_path / "a class" / f"{i}.png")
     assert native_sides(tmp_path) == (21, 33)
+
+
+def test_names_of_files_may_tell_their_sources():
+    def said(names, **options):
+        labels = torch.tensor([name.startswith("b/") for name in names]).long()
+        train = Split(torch.arange(len(names)).expand(1, 28, 28, -1).permute(3, 0, 1, 2).byte(), labels, ("a", "b"))
+        splits = {"train": replace(train, files=tuple(names))}
+        found = advice_before(splits, weightless("p4_cnn"), None, 28, balance=False, **({"drawn": ["test"]} | options))
+        return [line for line in found if "names of files" in line]
+
+    slides = [f"{kind}/slide{n}_{i:03d}.png" for kind in "ab" for n in range(3) for i in range(10)]
+    (line,) = said(slides)
+    assert "(slide0, slide1, ...: 3 sources of 60 images)" in line
+    pattern = re.search(r"--split-by '(.*)'$", line)[1]
+    assert {re.search(pattern, name)[1] for name in slides} == {"slide0", "slide1", "slide2"}
+    assert said(slides, by_source=pattern) == []
+    assert said(slides, drawn=[]) == []
+    assert said(slides, inner=["slide0"]) == []
+    assert said([*slides, "a/other.png"]) == []
+    for names in (
+        [f"{kind}/{i}.png" for kind in "ab" for i in range(30)],
+        [f"{kind}/Highway_{i}.jpg" for kind in "ab" for i in range(30)],
+        [f"{kind}/{'ab'.index(kind)}_{i}.png" for kind in "ab" for i in range(30)],  # the number of the class
+        [f"{kind}/slide{kind}{n}_1.png" for kind in "ab" for n in range(30)],  # an image of each
+    ):
+        assert said(names) == [], names[0]
 
 
 def test_duplicates_across_splits_are_found_however_they_are_rotated():
