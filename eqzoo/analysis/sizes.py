@@ -1,5 +1,7 @@
 """Whether a network accepts images of a size."""
 
+from typing import Any
+
 import torch
 
 from ..models import EquivariantNet
@@ -27,11 +29,11 @@ def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None 
     raise ValueError(f"{said} does not accept images of {side} x {side} pixels; {work} ({reason})")
 
 
-def weightless(name: str | ModelSource) -> EquivariantNet:
-    """The network on the meta device: shapes without values."""
+def weightless(name: str | ModelSource, **model_args: Any) -> EquivariantNet:
+    """The network, with other arguments of its class if these are given, on the meta device: shapes without values."""
     source = resolve(name) if isinstance(name, str) else name
     with torch.device("meta"):
-        model = instantiate(source)
+        model = instantiate(source, **model_args)
     if not isinstance(model, EquivariantNet):
         raise ValueError(
             f"{source.name} is no network of eqzoo but a {type(model).__name__}; eqzoo.list_models() has all"

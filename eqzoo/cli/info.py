@@ -120,7 +120,20 @@ def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
     refusal(model, *model.input_size[1:])
     for handle in handles:
         handle.remove()
-    return rows
+    return _with_parts(rows, model) if every else rows
+
+
+def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet) -> list[dict[str, Any]]:
+    """The rows, with layers that are not called themselves, but whose parameters another layer reads, behind it."""
+    found = {row["name"] for row in rows}
+    behind: dict[str, list[dict[str, Any]]] = {}
+    for name, module in model.named_modules():
+        if _is_layer(name, module) and name not in found:
+            parent = name
+            while parent and parent not in found:
+                parent = parent.rpartition(".")[0]
+            _note(behind.setdefault(parent, []), name, module, None, None)
+    return [*behind.get("", []), *(part for row in rows for part in (row, *behind.get(row["name"], [])))]
 
 
 def _is_stage(name: str, model: EquivariantNet) -> bool:

@@ -312,7 +312,7 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
     Raises:
         TypeError: If the image is no floating point tensor, or the size no pair.
-        ValueError: If the image has another number of dimensions.
+        ValueError: If the image has another number of dimensions, or no pixels.
     """
     if not isinstance(image, Tensor) or not image.is_floating_point():
         got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
@@ -322,6 +322,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
             f"an image is (channels, height, width), or a batch of such, got {tuple(image.shape)}; image[None] adds "
             "the channel of a grayscale one"
         )
+    if 0 in image.shape:
+        raise ValueError(f"the image has no pixels, its shape is {tuple(image.shape)}")
     if not isinstance(size, Sequence) or len(size) != 2:
         raise TypeError(f"a size is (height, width), such as model.input_size[1:], got {size!r}")
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
@@ -331,7 +333,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
     if scaled != list(image.shape[-2:]):
         batch = image if image.ndim == 4 else image[None]
         low, high = batch.amin((1, 2, 3), True), batch.amax((1, 2, 3), True)
-        scaled_batch = F.interpolate(batch, scaled, mode="bicubic", antialias=True)
+        exact = torch.promote_types(batch.dtype, torch.float32)  # torch scales no 16-bit numbers on a CPU
+        scaled_batch = F.interpolate(batch.to(exact), scaled, mode="bicubic", antialias=True).to(batch.dtype)
         scaled_batch = scaled_batch.clamp(low.clamp(max=0), high.clamp(min=255))
         image = scaled_batch if image.ndim == 4 else scaled_batch[0]
     top, left = ((have - wanted) // 2 for have, wanted in zip(scaled, size, strict=True))

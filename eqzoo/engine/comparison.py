@@ -82,7 +82,7 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     """
     with torch.device("meta"):
         has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
-    group = weightless(own.model).group
+    group = weightless(own.model, **own.model_args).group
     given = {"lr": _RATES[has_batch_norms]["." in name], "augment": suitable_augmentation(group), **given}
     kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
     # A batch norm of one image of one pixel, as the last of a ResNet on small images, has no statistics.

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
+from ..analysis.sizes import blank as blank_copy
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, files_left_out, folders_in_classes, native_sides, num_classes
 from ..hub import WeightsNotFoundError, base_model
@@ -60,7 +61,7 @@ def finetune(
     size: int | None = None,
     channels: int | None = None,
     pretrained: bool | None = None,
-    freeze: bool | Sequence[str] = False,
+    freeze: bool | str | Sequence[str] = False,
     balance: bool = False,
     minutes: float | None = None,
     against: str | None = None,
@@ -87,7 +88,7 @@ def finetune(
         channels: 1, 3 or 4 channels of image files; None for those that they have.
         pretrained: Whether to start from trained weights; None if there are any. A name with its data set, such as
             ``p4_cnn.rotmnist``, has to have them.
-        freeze: What is not trained: True for all but the classifier, or names of modules.
+        freeze: What is not trained: True for all but the classifier, or a name or names of modules.
         balance: Whether the loss weights classes by the inverse of their number of images.
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
             number of epochs that depends on the number of images.
@@ -129,11 +130,12 @@ def finetune(
     check_call(output, data, recipe, device)
     check_values(recipe, balance, minutes, valid_fraction, test_fraction)
     source = resolve(name) if pretrained is False else _with_tag(resolve(name))
-    blank = weightless(source)
+    blank = weightless(source, **dict(recipe.get("model_args") or {}))
     side = size or blank.input_size[1]
-    check_side(source, side)
+    check_side(source, side, blank)
+    freeze = (freeze,) if isinstance(freeze, str) else freeze
     if not isinstance(freeze, bool):
-        freeze_modules(weightless(source), tuple(freeze))
+        freeze_modules(blank_copy(blank), tuple(freeze))
     images = own_images(data, side, channels, valid_fraction, test_fraction, split_by, data_dir, download)
     splits = images.splits
     if against is not None:

@@ -27,5 +27,5 @@ def check_same(recipe: Recipe, there: Recipe, path: Path) -> None:
         rates = f" 'restart_lrs={[*there.all_restart_lrs, there.lr]}'" if lrs else ""
         way = f"to continue it add --set 'restarts={[*there.restarts, there.epochs]}'{rates}, or " if more else ""
         start = recipe.start_run is not None and recipe.start_run.resolve() == path.resolve()
-        remedy = "with --output, because this run starts from that one" if start else "or remove that one"
+        remedy = "with --output, because this run starts from that one" if start else "or remove this one"
         raise ValueError(f"{path} holds a run of another recipe ({values}); {way}name another folder {remedy}")

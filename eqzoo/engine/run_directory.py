@@ -108,16 +108,24 @@ class RunDirectory:
         for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME, TRAINED_NAME):
             for temporary in self.path.glob(f".{name}.*.tmp"):  # of a run that was killed while it wrote
                 temporary.unlink()
+        self.check(recipe)
         if not self.recipe.exists():
             self._write(self.recipe, json_text(asdict(recipe)).encode())
             return
-        self.check(recipe)
         if recipe.continues(Recipe.read(self.recipe)):
             self._longer = recipe
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ValueError if the folder holds a run of another recipe, and this one cannot continue that run."""
+        """Raises ValueError if the folder holds a run of another recipe, and this one cannot continue that run.
+
+        Or a run without its recipe, which nothing may continue.
+        """
         if not self.recipe.exists():
+            if left := [path.name for path in (self.state, self.record, self.weights) if path.exists()]:
+                raise ValueError(
+                    f"{self.path} holds {', '.join(left)} of a run whose {RECIPE_NAME} is missing: restore that file, "
+                    "or name another folder"
+                )
             return
         there = Recipe.read(self.recipe)  # missing keys have their defaults
         if not recipe.continues(there):

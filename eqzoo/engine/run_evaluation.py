@@ -17,6 +17,7 @@ from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
 from ..data import AnySplit
 from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
+from ..models._builder import loaded_checkpoint
 from .digests import split_differences, split_digests
 from .epochs import rank
 from .metrics import (
@@ -200,10 +201,13 @@ def _runs_before(recipe: Recipe, seen: tuple[Path, ...] = ()) -> list[Recipe]:
 
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
-    if recipe.start in (None, f"{recipe.model}.{recipe.dataset}"):
+    start = recipe.start
+    if start is not None and "." not in start and timm.models.is_model(start):
+        start = loaded_checkpoint(start)
+    if start in (None, f"{recipe.model}.{recipe.dataset}"):
         return None
-    cfg = timm.get_pretrained_cfg(recipe.start)
-    return base_model(recipe.start, cfg and cfg.hf_hub_id)
+    cfg = timm.get_pretrained_cfg(start)
+    return base_model(start, cfg and cfg.hf_hub_id)
 
 
 def _weights(run: FinishedRun, half: bool) -> Path:

@@ -1,6 +1,7 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -267,7 +268,9 @@ def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]
     if recipe.start_run:
         _load_run(model, recipe, recipe.start_run, splits)
         return
-    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans, "group": model.group}
+    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans}
+    if "group" in inspect.signature(type(model)).parameters:  # that of an octic ViT is p4m
+        args["group"] = model.group
     try:
         start = cast(EquivariantNet, create_model(str(recipe.start), pretrained=True, **args))
         model.load_state_dict(start.state_dict())

@@ -1,5 +1,7 @@
 """Batch and layer normalization with statistics shared over the group."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,9 @@ from ..ops import batch_norm
 from ._arguments import check_arguments, check_field, named
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
+
+_STATISTICS = ("running_mean", "running_var")
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class GroupBatchNorm2d(nn.BatchNorm3d):
@@ -46,6 +51,19 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.group = group
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GroupBatchNorm2d":
+        """Casts and moves as any module does, but keeps running statistics in float32 where they would get 16 bits.
+
+        Variances of trained networks exceed 65,504, the largest number of float16.
+        """
+        kept = {name: buffer for name in _STATISTICS if (buffer := self._buffers[name]) is not None}
+        super()._apply(fn, recurse)
+        for name, before in kept.items():
+            after = self._buffers[name]
+            if after is not None and after.dtype in _HALF and before.dtype not in _HALF:
+                self._buffers[name] = before.to(after.device, torch.float32)
+        return self
+
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         check_field(self, x, self.num_features, self.group.order)
         if residual is not None and residual.shape != x.shape:
@@ -53,11 +71,11 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
                 f"{named(self)} adds a residual of its input's shape, {tuple(x.shape)}, got {tuple(residual.shape)}"
             )
         momentum = self._momentum()
-        own = self.training or self.running_mean is None
+        of_batch = self.training or self.running_mean is None
         mean, var = (
             (None, None) if self.training and not self.track_running_stats else (self.running_mean, self.running_var)
         )
-        return batch_norm(x, mean, var, self.weight, self.bias, own, momentum, self.eps, residual, relu)
+        return batch_norm(x, mean, var, self.weight, self.bias, of_batch, momentum, self.eps, residual, relu)
 
     def _momentum(self) -> float:
         """The weight of this batch in the running statistics; counts it."""
@@ -75,9 +93,9 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         For inference only: in training mode the plain layer has separate statistics for every plane.
         """
         norm = nn.BatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
-        norm = norm.to(self.weight.device, self.weight.dtype)
+        norm = norm.to(self.weight.device, self.weight.dtype if self.running_var is None else self.running_var.dtype)
         with torch.no_grad():
-            for name in ("weight", "bias", "running_mean", "running_var"):
+            for name in ("weight", "bias", *_STATISTICS):
                 getattr(norm, name).copy_(getattr(self, name).repeat_interleave(self.group.order))
         return norm.train(self.training)
 

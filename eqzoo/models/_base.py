@@ -1,5 +1,6 @@
 """Base class of the networks: timm's model methods on regular fields."""
 
+import inspect
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
@@ -194,8 +195,9 @@ class EquivariantNet(nn.Module):
         Raises:
             ValueError: If the number is negative, or the network has no such pooling.
         """
-        if not isinstance(num_classes, int) or num_classes < 0:
+        if not isinstance(num_classes, SupportsIndex) or operator.index(num_classes) < 0:
             raise ValueError(f"num_classes is a whole number of at least 0, got {num_classes!r}")
+        num_classes = operator.index(num_classes)
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
         of_fields = global_pool is not None or any(getattr(m, "group", None) is not None for m in head.modules())
         if self._deployed and self.planes_are_fields and of_fields:
@@ -216,6 +218,12 @@ class EquivariantNet(nn.Module):
         self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
             cfg["label_names"] = None  # they name the classes of the weights
+
+    def _refuse(self, setting: str, **arguments: Any) -> None:
+        """Raises ValueError for an argument of the class without effect beside a setting, unless it is the default."""
+        for name, value in arguments.items():
+            if value != inspect.signature(type(self)).parameters[name].default:
+                raise ValueError(f"{name}={value!r} has no effect with {setting}; leave it out")
 
     def set_pool(self, global_pool: str) -> None:
         """Sets the global pooling, to a value of the argument ``global_pool`` of the class.

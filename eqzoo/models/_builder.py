@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
@@ -39,6 +40,7 @@ __all__ = [
     "ROTMNIST",
     "build",
     "check_group",
+    "group_of_weights",
     "checkpoint_arguments",
     "configs",
     "known",
@@ -279,7 +281,10 @@ def build(
     kwargs = arguments | kwargs
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
-    kwargs["pretrained_filter_fn"] = _complete(kwargs.get("pretrained_filter_fn"), cfg.classifier)
+    filter_fn = kwargs.get("pretrained_filter_fn")
+    if filter_fn and getattr(model_cls, "converts_groups", False):
+        filter_fn = partial(filter_fn, source=group_of_weights(Path(str(cfg.file)), variant) if cfg.file else None)
+    kwargs["pretrained_filter_fn"] = _complete(filter_fn, cfg.classifier)
     try:
         model: EquivariantNet = build_model_with_cfg(
             model_cls, variant, pretrained, pretrained_cfg_overlay=overlay, feature_cfg=feature_cfg, **kwargs
@@ -323,23 +328,34 @@ def _side_of_positions(cfg: PretrainedCfg) -> Any:
 def check_group(weights: Path, variant: str, model_cls: type[nn.Module], group: Group | None) -> None:
     """Raises ValueError where weights of one group would be loaded into a network of another.
 
-    The numbers may fit: p4 and two rotations with reflections have four elements each. The group of the weights is in
-    the config.json beside them; without one there is nothing to compare. Networks that convert weights between groups
-    say so by ``converts_groups``.
+    The numbers may fit: p4 and two rotations with reflections have four elements each. Without a config.json beside
+    the weights there is nothing to compare. Networks that convert weights between groups say so by ``converts_groups``.
+    """
+    if group is None or getattr(model_cls, "converts_groups", False):
+        return
+    found = group_of_weights(weights, variant)
+    if found not in (None, group):
+        raise ValueError(
+            f"{weights} has weights of {variant} for the group {found.name}, which mean something else in a network "
+            f"for {group.name}; leave the argument group out, or train that network from random weights"
+        )
+
+
+def group_of_weights(weights: Path, variant: str) -> Group | None:
+    """The group of a network whose weights a file or a folder holds.
+
+    It is in the config.json beside them: what `eqzoo publish` writes, or the argument ``group`` that timm saved; else
+    it is the one that the network is named after. None without a config.json of this network.
     """
     path = (weights if weights.is_dir() else weights.parent) / CONFIG_NAME
-    if group is None or getattr(model_cls, "converts_groups", False) or not path.is_file():
-        return
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        found = config["eqzoo"]["group"] if config["architecture"] == variant else group.name
-    except (ValueError, LookupError, TypeError):  # a file that is no config.json, or names no group
-        return
-    if found != group.name:
-        raise ValueError(
-            f"{weights} has weights of {variant} for the group {found}, which mean something else in a network for "
-            f"{group.name}; leave the argument group out, or train that network from random weights"
-        )
+        if config["architecture"] != variant:
+            return None
+        name = (config.get("eqzoo") or {}).get("group") or (config.get("model_args") or {}).get("group")
+        return Group.from_name(name or variant.partition("_")[0])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no file, or no config.json
+        return None
 
 
 def _complete(

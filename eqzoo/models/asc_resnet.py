@@ -93,8 +93,9 @@ class ASCResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
 
     Raises:
-        ValueError: If depth is not 9n + 2, middle or downsample is unknown, num_heads or se_reduction does not divide
-            the fields, or the sides of an image are not multiples of 4.
+        ValueError: If depth is not 9n + 2, middle or downsample is unknown, an argument of attention is given with
+            ``middle="conv"``, num_heads or se_reduction does not divide the fields, or the sides of an image are not
+            multiples of 4.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendix C
@@ -130,6 +131,8 @@ class ASCResNet(EquivariantNet):
             raise ValueError(f"depth is 9n + 2 for n bottlenecks a stage, such as 11, 20, 29 or 83; got {depth}")
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
+        if middle == "conv":
+            self._refuse("middle='conv'", num_heads=num_heads, kernel_size=kernel_size, scale=scale)
         self.drop_rate = drop_rate
         attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)

@@ -71,7 +71,8 @@ class E4ResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; with ``"pool"``, sides are multiples of 8.
 
     Raises:
-        ValueError: If mechanism or downsample is unknown, or slice_channels or reduction does not divide a width.
+        ValueError: If mechanism or downsample is unknown, an argument of the E4 layer is given with
+            ``mechanism="conv"``, or slice_channels or reduction does not divide a width.
 
     References:
         Efficient Equivariant Network (He et al., 2021), section 5.2
@@ -110,6 +111,16 @@ class E4ResNet(EquivariantNet):
             raise ValueError(f"mechanism is 'conv' or 'e4', got {mechanism!r}")
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
+        if mechanism == "conv":
+            self._refuse(
+                "mechanism='conv'",
+                slice_channels=slice_channels,
+                reduction=reduction,
+                kernel_size=kernel_size,
+                concat_kernel=concat_kernel,
+                concat_value=concat_value,
+                kernel_norm_affine=kernel_norm_affine,
+            )
 
         def second_layer(channels: int) -> nn.Module:
             if mechanism == "conv":

@@ -211,8 +211,9 @@ default_cfgs = configs(
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
     planes, depths = _SIZES[variant.rpartition("_")[2]]
-    args = {"group": group, "planes": planes, "depths": depths} | kwargs
-    return build(ConvNeXt, variant, pretrained, feature_indices=(1, 2, 3, 4), **args)
+    args: dict[str, Any] = {"group": group, "planes": planes, "depths": depths} | kwargs
+    stages = tuple(range(1, len(args["depths"]) + 1))
+    return build(ConvNeXt, variant, pretrained, feature_indices=stages, **args)
 
 
 @register_model

@@ -34,7 +34,8 @@ References:
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -61,6 +62,8 @@ __all__ = ["GSANet"]
 
 Downsample = Literal["exact", "floor"]
 ReadOut = Literal["max_avg", "sum_max"]
+
+_FIRST = "stem.attention.qkv.weight"  # of the layer that sees the image
 
 
 class Stage(NamedTuple):
@@ -181,7 +184,7 @@ class GSANet(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    converts_groups: ClassVar[bool] = True  # by `_interpolate_poses`
+    converts_groups: ClassVar[bool] = True  # by `_adapted`
 
     def __init__(
         self,
@@ -273,7 +276,7 @@ class GSANet(EquivariantNet):
 
 
 def _cfg(data: dict[str, Any]) -> dict[str, Any]:
-    return data | {"first_conv": "stem.attention.qkv", "classifier": "head"}
+    return data | {"first_conv": _FIRST.removesuffix(".weight"), "classifier": "head"}
 
 
 default_cfgs = configs(
@@ -293,31 +296,43 @@ default_cfgs = configs(
 )
 
 
-def _interpolate_poses(source: Group) -> Callable[[dict[str, Tensor], "GSANet"], dict[str, Tensor]]:
-    """A checkpoint filter for timm that transfers weights from the group ``source`` to the group of the model.
+def _adapted(state: dict[str, Tensor], model: GSANet, source: Group | None, named: Group) -> dict[str, Tensor]:
+    """The checkpoint filter: weights for the group and the number of image channels of the network.
 
     The embeddings of relative poses are linearly interpolated in the angle; rows of elements that both groups have are
-    copied. Weights of a group without reflections do not fit a group with them.
+    copied. Weights of a group without reflections do not fit a group with them. Scores are divided by the root of the
+    number of input channels, so the queries of an image are scaled where it has another number.
+
+    Args:
+        state: The weights.
+        model: The network.
+        source: The group of the weights; None if it is not known.
+        named: The group that the network is named after, which is then theirs.
     """
+    state = dict(state)
+    before = state[_FIRST].shape[1] if _FIRST in state else model.in_chans
+    if before != model.in_chans:
+        for name in (_FIRST, _FIRST.replace("weight", "bias")):
+            query, *others = state[name].chunk(3)
+            state[name] = torch.cat([query * math.sqrt(model.in_chans / before), *others])
+    source, target = source or named, model.group
+    return state if target == source else _interpolated(state, source, target)
 
-    def filtered(state: dict[str, Tensor], model: GSANet) -> dict[str, Tensor]:
-        target = model.group
-        if target == source:
-            return state
-        angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
-        before, after = angles // target.rotations, (angles // target.rotations + 1) % source.rotations
-        fraction = (angles % target.rotations / target.rotations)[:, None]
 
-        def interpolated(name: str, table: Tensor) -> Tensor:
-            if not name.endswith(".pose.weight") or len(table) != source.order:
-                return table
-            rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
-            weight = fraction.to(table)
-            return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
+def _interpolated(state: dict[str, Tensor], source: Group, target: Group) -> dict[str, Tensor]:
+    """Weights of one group as those of another, see `_adapted`."""
+    angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
+    before, after = angles // target.rotations, (angles // target.rotations + 1) % source.rotations
+    fraction = (angles % target.rotations / target.rotations)[:, None]
 
-        return {name: interpolated(name, value) for name, value in state.items()}
+    def interpolated(name: str, table: Tensor) -> Tensor:
+        if not name.endswith(".pose.weight") or len(table) != source.order:
+            return table
+        rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
+        weight = fraction.to(table)
+        return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
 
-    return filtered
+    return {name: interpolated(name, value) for name, value in state.items()}
 
 
 def _stages(given: Iterable[Iterable[Any]]) -> tuple[Stage, ...]:
@@ -329,7 +344,7 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group
     features = 1 + sum(len(stage.widths) for stage in _stages((args | kwargs)["stages"]))
     options: dict[str, Any] = {
         "feature_indices": tuple(range(features)),
-        "pretrained_filter_fn": _interpolate_poses(group),
+        "pretrained_filter_fn": partial(_adapted, named=group),
     }
     return build(GSANet, variant, pretrained, **(options | {"group": group} | args | kwargs))
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save
 from timm.models import clean_state_dict
 from torch import Tensor, nn
 
+from ..groups import Group
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError
 from ._base import EquivariantNet
 from ._builder import check_group, misfit
@@ -100,6 +101,8 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
     if saved and kwargs.get("img_size") is None:  # whatever the side of the positions is
         overlay = dict(kwargs.get("pretrained_cfg_overlay") or {})
         kwargs["pretrained_cfg_overlay"] = {"input_size": tuple(saved)} | overlay
+    if isinstance(kwargs.get("group"), Group):  # timm saves the arguments of a network as JSON
+        kwargs["group"] = kwargs["group"].name
     try:
         return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
     except (TypeError, RuntimeError) as error:

@@ -227,7 +227,11 @@ class OcticViT(EquivariantNet):
         found, y = [], cast(Any, x)
         for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
             y = self.middle(y) if place == self.octic_depth + 1 else y
-            y = self._checkpointed([stage], y) if place else stage(y)
+            try:
+                y = self._checkpointed([stage], y) if place else stage(y)
+            except RuntimeError as error:
+                self._check_type(x, error)
+                raise
             if place in wanted:
                 octic = isinstance(y, Irreps)
                 found.append(self._planes(channels_of(y) if octic else self.norm(y) if norm else y, x))

@@ -69,6 +69,8 @@ def batch_norm(
         )
     if not training and (running_mean is None or running_var is None):
         raise ValueError("running_mean and running_var are needed outside of training; pass both, or training=True")
+    if running_var is not None and running_var.dtype != x.dtype:  # torch takes vectors of one type
+        weight, bias = (v if v is None else v.to(running_var.dtype) for v in (weight, bias))
     own = _has_kernel(x, weight, bias, running_mean, running_var)
     if not own or (residual is not None and residual.dtype != x.dtype):
         norm = batch_norm if own else _by_torch

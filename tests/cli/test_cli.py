@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 import eqzoo
+from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import Answer
 from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
@@ -696,3 +697,14 @@ def test_predict_names_the_files_that_it_cannot_read_and_predicts_the_others(cap
     assert [entry["image"].rpartition("/")[2] for entry in found] == ["a.png", "b.png", "c.jpg"]
     assert (first["networks"], second["networks"]) == ([], [])
     assert "is not an image" in first["error"]
+
+
+@pytest.mark.parametrize("name", ["p4_asc_resnet29", "p4_alpha_cnn", "p4_e4net", "p4m_octic_vit_tiny_patch16_224"])
+def test_info_has_every_layer_with_parameters(capsys, name):
+    """Those too that are not called, but whose parameters another layer reads."""
+    _, out, _ = run(capsys, "info", name, "--json", "--layers")
+    names = [layer["name"] for layer in json.loads(out)["layers"]]
+    model = weightless(name)
+    wanted = {child for child, module in model.named_modules() if child and module._parameters}
+    assert wanted <= {*names}
+    assert len(names) == len({*names})

@@ -125,6 +125,20 @@ def test_preprocessing_commutes_with_rotations_and_reflections(shape):
         torch.testing.assert_close(rotated, transform(straight, P4M, g, "trivial"), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_preprocessing_of_16_bits(dtype):
+    image = torch.randint(0, 256, (3, 20, 30)).to(dtype)
+    found = preprocess(image, (16, 16))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), preprocess(image.float(), (16, 16)), rtol=1e-2, atol=1)
+
+
+def test_an_image_without_pixels_is_said_to_have_none():
+    for shape in ((3, 0, 5), (0, 3, 5, 5)):
+        with pytest.raises(ValueError, match=r"the image has no pixels, its shape is \("):
+            preprocess(torch.zeros(shape), (4, 4))
+
+
 def test_preprocessing_keeps_values_beyond_those_of_pixels():
     image = torch.rand(5, 69, 69, generator=torch.manual_seed(0)) * 3000 - 500
     scaled = preprocess(image, (64, 64))

@@ -689,3 +689,25 @@ def test_a_network_with_reflections_that_does_not_fit_is_told_of_them(tmp_path):
         call = {"epochs": 1, "lr": 1e-6, "batch_size": 24, "device": "cpu", "pretrained": False}
         found = eqzoo.finetune("p4_cnn", splits, tmp_path / group, model_args={"group": group}, **call)
         assert any("an image and its reflection" in line for line in found.report["advice"]) is told
+
+
+def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path, capsys):
+    """Not of the one that has its name: another group has another augmentation, other patches other sides."""
+    tune(tmp_path / "a", model_args={"group": "p4m"}, pretrained=False)
+    recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())
+    assert (recipe["augment"], recipe["model_args"]["group"]) == ("affine", "p4m")
+    own = Recipe("p4m_cnn", "own", epochs=1, model_args={"group": "p4"})
+    assert baseline_recipe("resnet18", own, epochs=1).augment == "rotations_shifts"
+    small = {"patch_size": 2, "planes": [16, 32], "depths": [1, 1]}
+    call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2, "pretrained": False}
+    result = eqzoo.finetune("p4m_convnext_atto", shapes(), tmp_path / "b", size=28, model_args=small, **call)
+    assert result.report["input_size"] == [1, 28, 28]
+    with pytest.raises(ValueError, match="does not accept images of 30 x 30"):
+        eqzoo.finetune("p4m_convnext_atto", shapes(), tmp_path / "c", size=30, model_args=small, **call)
+
+
+def test_one_module_may_be_frozen_by_its_name(tmp_path):
+    result = tune(tmp_path / "out", freeze="stem")
+    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["freeze"] == ["stem"]
+    trained = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()["stem.conv.weight"]
+    assert torch.equal(result.model.state_dict()["stem.conv.weight"].cpu(), trained)

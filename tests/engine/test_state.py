@@ -2,10 +2,12 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 from timm.optim import Muon
@@ -18,7 +20,7 @@ from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, pred
 from eqzoo.engine.advice import chosen
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
-from eqzoo.engine.state import TrainingState, _criterion, _with_options
+from eqzoo.engine.state import TrainingState, _criterion, _load_start, _with_options
 from tests.engine.test_training import (
     RECIPE,
     SPLITS,
@@ -523,3 +525,15 @@ def test_a_disk_that_is_really_full(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []  # nothing was trained, so the folder is free
+
+
+def test_networks_without_an_argument_for_the_group_can_be_started_from(tmp_path):
+    """As octic ViTs, whose group is p4m."""
+    torch.set_default_dtype(torch.float32)
+    sizes = {"img_size": 28, "patch_size": 14, "embed_dim": 64, "depth": 2, "num_heads": 2}
+    model = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", in_chans=1, num_classes=2, **sizes)
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    recipe = replace(RECIPE, model="p4m_octic_vit_tiny_patch16_224", model_args=sizes, start=f"local-dir:{tmp_path}")
+    empty = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", in_chans=1, num_classes=2, **sizes)
+    _load_start(empty, recipe, SPLITS)
+    assert all(torch.equal(empty.state_dict()[name], value) for name, value in model.state_dict().items())

@@ -11,7 +11,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -777,7 +777,7 @@ def test_nan_in_the_middle_of_a_run_names_the_last_good_epoch(tmp_path, monkeypa
     )
     broken = False
     go(tmp_path, other(epochs=2))
-    (tmp_path / "recipe.json").unlink()
+    (tmp_path / "recipe.json").write_text(json.dumps(asdict(other(epochs=3))))  # as of a run that was killed
     best = (tmp_path / "best.safetensors").read_bytes()
     broken = True
     with pytest.raises(
@@ -996,3 +996,14 @@ def test_a_tracker_sees_the_record(tmp_path, monkeypatch):
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "notebook", Notebook)
     go(tmp_path, RECIPE, track="notebook")
     assert seen == ["eqzoo", 1e-3, *enumerate(losses(tmp_path), 1), "finished"]
+
+
+@pytest.mark.parametrize("left", ["state.pt", "record.jsonl", "best.safetensors"])
+def test_a_run_without_its_recipe_is_not_taken_for_another_one(tmp_path, left):
+    run(tmp_path)
+    for path in tmp_path.iterdir():
+        if path.name not in (left, ".lock"):
+            path.unlink()
+    with pytest.raises(ValueError, match=rf"holds {left} of a run whose recipe\.json is missing: restore that file"):
+        go(tmp_path, other(lr=0.003))
+    assert not (tmp_path / "recipe.json").exists()

@@ -316,6 +316,33 @@ def test_weights_with_reflections_load_without_them_and_not_vice_versa(weights):
         eqzoo.create_model("r8_gsanet_s", group=P4M, **weights(eqzoo.create_model("r8_gsanet_s")))
 
 
+@pytest.mark.parametrize(
+    ("name", "group"), [("r4_gsanet_t", "r2m"), ("r8_gsanet_s", "p4m"), ("r4m_gsanet_s", cyclic(8))]
+)
+def test_a_saved_network_of_another_group_loads_as_it_was(name, group, tmp_path):
+    """The config.json that timm writes has its group; a third group takes the weights from that one."""
+    model = eqzoo.create_model(name, group=group, kernel_size=3).eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    for again in (
+        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True),
+        timm.create_model(f"local-dir:{tmp_path}", pretrained=True),
+    ):
+        assert again.group == model.group
+        assert all(torch.equal(again.state_dict()[key], value) for key, value in model.state_dict().items())
+    if model.group == cyclic(8):
+        fewer = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, group="p4")
+        assert torch.equal(fewer.state_dict()[POSES], model.state_dict()[POSES][::2])
+
+
+@pytest.mark.parametrize("channels", [2, 3])
+def test_weights_for_gray_images_give_the_same_for_images_of_equal_channels(channels, weights):
+    gray = eqzoo.create_model("r4_gsanet_t", kernel_size=3).eval()
+    color = eqzoo.create_model("r4_gsanet_t", in_chans=channels, **(weights(gray) | {"kernel_size": 3})).eval()
+    x = torch.randn(1, 1, 22, 22)
+    with torch.no_grad():
+        torch.testing.assert_close(color(x.expand(-1, channels, -1, -1)), gray(x))
+
+
 def test_weights_of_the_same_group_are_not_changed(weights):
     own = eqzoo.create_model("r4_gsanet_t", group=cyclic(8))
     again = eqzoo.create_model("r4_gsanet_t", group=cyclic(8), **weights(own))

@@ -1,9 +1,12 @@
 """Batch norm and pools: equations, equivariance, fused forms, and sizes that raise."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
+import eqzoo
 from eqzoo.equivariance import equivariance_error, equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, transform
 from eqzoo.layers import (
@@ -184,3 +187,40 @@ def test_a_residual_of_another_shape_is_refused():
                 norm_act(other, nn.ReLU(), x, residual)
     plain = norm_act(norm.fuse(), nn.ReLU(), x.flatten(1, 2), x.flatten(1, 2))  # as in a fused network
     torch.testing.assert_close(plain, norm(x, residual=x, relu=True).flatten(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_keep_their_range_and_precision_in_16_bits(dtype):
+    """Variances of trained networks are larger than 65,504, the largest number of float16."""
+    norm = GroupBatchNorm2d(P4, 3).float().eval()
+    with torch.no_grad():
+        norm.running_var.copy_(torch.tensor([1.0, 1e6, 3e7]))
+        norm.running_mean.copy_(torch.tensor([0.1, 10.0, 100.0]))
+    x = torch.randn(4, 3, 4, 5, 5, dtype=torch.float32) * norm.running_var.sqrt().view(1, 3, 1, 1, 1)
+    expected = norm(x)
+    half = copy.deepcopy(norm).to(dtype)
+    assert (half.weight.dtype, half.running_var.dtype) == (dtype, torch.float32)
+    assert torch.equal(half.running_var, norm.running_var)
+    y = half(x.to(dtype))
+    assert y.dtype == dtype
+    tolerance = {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(y.float(), expected, **tolerance)
+    fused = half.fuse()(x.to(dtype).flatten(1, 2))
+    assert fused.dtype == dtype
+    torch.testing.assert_close(fused.float(), expected.flatten(1, 2), **tolerance)
+    half.train()(x.to(dtype).requires_grad_()).sum().backward()
+    assert half.weight.grad.dtype == dtype
+    assert half.running_var.isfinite().all()
+    assert not torch.equal(half.running_var, norm.running_var)
+    assert copy.deepcopy(norm).double().running_var.dtype == torch.float64
+    assert copy.deepcopy(norm).to("meta", dtype).running_var.is_meta
+
+
+@pytest.mark.parametrize("name", ["p4_e4_resnet18", "p4_resnet29"])
+def test_trained_networks_say_the_same_in_float16(name):
+    x = torch.randn(4, 3, 32, 32, dtype=torch.float32)
+    with torch.no_grad():
+        expected = eqzoo.create_model(name, pretrained=True, dtype=torch.float32).eval()(x)
+        found = eqzoo.create_model(name, pretrained=True, dtype=torch.float16).eval()(x.half())
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2 * float(expected.std()))

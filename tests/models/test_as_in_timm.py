@@ -302,3 +302,18 @@ def test_the_error_of_a_network_without_memory_is_its_own():
     with pytest.raises(RuntimeError) as error:
         model(torch.zeros(1, 1, 28, 28, dtype=torch.float32, device="meta"))
     assert "autocast" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("p4_resnet29", {"kernel_size": 7}),
+        ("p4_resnet29", {"num_heads": 3}),
+        ("p4_resnet29", {"scale": "nonsense"}),
+        ("p4_resnet18", {"reduction": 99}),
+        ("p4_resnet18", {"kernel_norm_affine": "per_element"}),
+    ],
+)
+def test_an_argument_without_effect_is_an_error(name, argument):
+    with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* has no effect with .*='conv'; leave it out"):
+        eqzoo.create_model(name, **argument)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -183,3 +184,40 @@ def test_numbers_are_no_classes_to_predict(tmp_path, capsys):
     (tmp_path / "a.h5").write_bytes(b"PK")
     assert command_line.main(["predict", str(tmp_path / "a.h5"), "--model", "p4_cnn"]) == 2
     assert "eqzoo predict and evaluate read .npz files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("saved_as", ["p4", "r2m"])
+def test_saved_weights_of_another_group_are_refused_where_the_numbers_fit(saved_as, tmp_path):
+    """By the argument that timm saves, or the name of the network."""
+    other = "r2m" if saved_as == "p4" else "p4"
+    model = eqzoo.create_model("p4_cnn", **({} if saved_as == "p4" else {"group": eqzoo.dihedral(2)}))
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    again = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert torch.equal(again.state_dict()["stem.conv.weight"], model.state_dict()["stem.conv.weight"])
+    said = f"has weights of p4_cnn for the group {saved_as}, which mean something else in a network for {other}"
+    with pytest.raises(ValueError, match=said):
+        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, group=other)
+    with pytest.raises(ValueError, match=said):
+        eqzoo.create_model("p4_cnn", checkpoint_path=str(tmp_path), group=other)
+
+
+def test_a_group_that_is_no_name_is_saved(tmp_path):
+    model = eqzoo.create_model("r4_gsanet_t", group=eqzoo.cyclic(8), kernel_size=3)
+    again = saved(model, tmp_path)
+    assert again.group == eqzoo.cyclic(8)
+
+
+def test_features_of_a_convnext_with_other_stages():
+    sizes = {"planes": (16, 32), "depths": (1, 1)}
+    features = eqzoo.create_model("p4m_convnext_atto", features_only=True, **sizes)
+    assert len(features(torch.randn(1, 3, 64, 64))) == 2
+    assert len(eqzoo.create_model("p4m_convnext_atto", features_only=True).feature_info.channels()) == 4
+
+
+def test_a_number_of_classes_may_be_of_any_integer_type():
+    model = eqzoo.create_model("p4_cnn", num_classes=np.int64(3))
+    assert type(model.num_classes) is int
+    model.reset_classifier(np.int64(4))
+    assert model(torch.randn(1, 1, 28, 28)).shape == (1, 4)
+    with pytest.raises(ValueError, match="whole number"):
+        model.reset_classifier(2.0)
