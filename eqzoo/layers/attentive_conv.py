@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit_array
-from ..ops import attend_input, attentive_conv
+from ..ops import attend_input, attentive_conv, expand_filters
 from ..ops.attentive import check_dilation
 from ._arguments import check_arguments, check_field, check_numbers
 from ._exact import with_size_check
@@ -114,11 +114,10 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         return reduce, expand, _filter_bank(self.spatial, self.orbit_index)
 
     def forward(self, x: Tensor) -> Tensor:
-        lead = (self.in_channels,) if self.field == "trivial" else (self.in_channels, self.group.order)
         check_field(self, x, self.in_channels, None if self.field == "trivial" else self.group.order)
         planes = x.flatten(1, 2) if x.ndim == 5 else x
         y = attend_input(planes, *self.banks(), self.poses, self.attention_dilation)
-        return y.unflatten(1, lead) if x.ndim == 5 else y
+        return y.unflatten(1, (self.in_channels, self.group.order)) if x.ndim == 5 else y
 
     def fuse(self) -> nn.Module:
         """The equivalent layer on planes ``(B, C·|H|, height, width)``, with all transformed filters stored."""
@@ -380,8 +379,7 @@ def _filter_bank(weight: Tensor, index: Tensor) -> Tensor:
     """The orbits of filters: ``(C', C·S, k, k)`` and an index ``(|H|, S·k·k)`` to ``(C'·|H|, C·S, k, k)``."""
     out, planes, *sides = weight.shape
     order, length = index.shape
-    bank = weight.reshape(out, -1, length).index_select(2, index.flatten()).unflatten(2, (order, length))
-    return bank.transpose(1, 2).reshape(out * order, planes, *sides)
+    return expand_filters(weight.reshape(out, -1, length), index, order).reshape(out * order, planes, *sides)
 
 
 def _matrix_bank(weight: Tensor, index: Tensor) -> Tensor:

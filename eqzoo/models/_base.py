@@ -11,7 +11,7 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from ..groups import Group
-from ..layers import SizeError
+from ..layers import GlobalPool, SizeError
 from ..layers._planes import Planes
 from .sizes import with_image_size
 
@@ -29,8 +29,8 @@ class EquivariantNet(nn.Module):
 
     ``forward(x) = forward_head(forward_features(x))``. The features are a regular field of the group,
     ``(B, C, |H|, height, width)``; the logits are invariant, ``(B, num_classes)``. A subclass sets ``stem``, ``blocks``
-    and ``feature_info`` (one entry for the stem and one for each block) and writes ``forward_head``,
-    ``build_classifier`` and ``set_pool``.
+    and ``feature_info`` (one entry for the stem and one for each block), and writes ``forward_head`` and, where its
+    classifier is no linear layer or its pool no `GlobalPool`, ``build_classifier`` and ``set_pool``.
 
     Args:
         group: The point group under which the network is equivariant.
@@ -42,6 +42,7 @@ class EquivariantNet(nn.Module):
     stem: nn.Module
     blocks: nn.Sequential
     head: nn.Module
+    global_pool: Any  # a module, or the name of what the head does
     feature_info: list[dict[str, Any]]
     pretrained_cfg: dict[str, Any]
     output_fmt: ClassVar[str] = "NCHW"
@@ -226,16 +227,16 @@ class EquivariantNet(nn.Module):
                 raise ValueError(f"{name}={value!r} has no effect with {setting}; leave it out")
 
     def set_pool(self, global_pool: str) -> None:
-        """Sets the global pooling, to a value of the argument ``global_pool`` of the class.
+        """Sets the global pooling, to a value of the argument ``global_pool`` of the class: here a `GlobalPool`.
 
         Raises:
             ValueError: If it is no such value.
         """
-        raise NotImplementedError
+        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier for one or more classes."""
-        raise NotImplementedError
+        """A new classifier for one or more classes: here a linear layer of the pooled features."""
+        return nn.Linear(self.num_features, num_classes)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Regular expressions by which timm groups parameters by depth, for layer-wise learning rate decay."""

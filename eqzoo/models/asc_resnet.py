@@ -42,7 +42,6 @@ from torch import Tensor, nn
 from ..groups import P4, P4M, Z2, Group
 from ..layers import (
     AffineSelfConv2d,
-    GlobalPool,
     GroupBatchNorm2d,
     GroupConv2d,
     GroupSqueezeExcite,
@@ -169,14 +168,6 @@ class ASCResNet(EquivariantNet):
             return pooled
         logits: Tensor = self.head(F.dropout(pooled, self.drop_rate, self.training))
         return logits
-
-    def set_pool(self, global_pool: str) -> None:
-        """Sets the global pooling."""
-        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
-
-    def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier for one or more classes."""
-        return nn.Linear(self.num_features, num_classes)
 
 
 class Bottleneck(nn.Module):

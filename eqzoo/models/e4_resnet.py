@@ -169,10 +169,6 @@ class E4ResNet(EquivariantNet):
         """Sets the global pooling."""
         self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
 
-    def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier for one or more classes."""
-        return nn.Linear(self.num_features, num_classes)
-
 
 _RELU = nn.ReLU()  # it has no state, and the blocks have no module for it
 

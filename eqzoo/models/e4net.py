@@ -26,7 +26,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Group
-from ..layers import Dropout, E4Layer2d, GlobalPool, GroupBatchNorm2d, LiftingConv2d, SpatialPool2d
+from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, LiftingConv2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
@@ -118,14 +118,6 @@ class E4Net(EquivariantNet):
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         pooled: Tensor = self.global_pool(x)
         return pooled if pre_logits else self.head(pooled)
-
-    def set_pool(self, global_pool: str) -> None:
-        """Sets the global pooling."""
-        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
-
-    def build_classifier(self, num_classes: int) -> nn.Module:
-        """A new classifier for one or more classes."""
-        return nn.Linear(self.num_features, num_classes)
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:

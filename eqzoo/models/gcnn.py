@@ -37,7 +37,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4, P4M, Z2, Group
-from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialPool2d
+from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
@@ -115,10 +115,6 @@ class GroupCNN(EquivariantNet):
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         pooled: Tensor = self.global_pool(x if pre_logits else self._classified(x))
         return pooled
-
-    def set_pool(self, global_pool: str) -> None:
-        """Sets the global pooling."""
-        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
         """A new classifier for one or more classes."""

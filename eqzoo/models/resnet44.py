@@ -28,7 +28,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..groups import P4M, Z2, Group
-from ..layers import Dropout, GlobalPool, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
+from ..layers import Dropout, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
@@ -112,10 +112,6 @@ class ResNet44(EquivariantNet):
         x = self.space_pool(norm_act(self.norm, self.act, x))
         pooled: Tensor = self.global_pool(x if pre_logits else self._classified(self.head_drop(x)))
         return pooled
-
-    def set_pool(self, global_pool: str) -> None:
-        """Sets the global pooling."""
-        self.global_pool = GlobalPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
         """A new classifier for one or more classes."""
