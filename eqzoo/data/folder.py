@@ -98,9 +98,9 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     if broken := [problem for _, problems in read.values() for problem in problems]:
         more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
-        alike = len(broken) > 1 and len(reasons) == 1
-        why = f" (each: {reasons.pop()})" if alike else ""
-        shown = [f"{path}" if alike else f"{path} ({said})" for path, said in broken[:SHOWN]]
+        same = len(broken) > 1 and len(reasons) == 1
+        why = f" (each: {reasons.pop()})" if same else ""
+        shown = [f"{path}" if same else f"{path} ({said})" for path, said in broken[:SHOWN]]
         raise ValueError(
             f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
         )

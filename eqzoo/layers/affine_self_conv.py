@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..groups import Group, orbit_array
 from ..ops import AffineBank, AffineBanks, affine_attention
 from ._arguments import check_arguments, check_field
-from ._kept import KeepsBanks, kept
+from ._cache import CachesFilters, cached
 from ._layout import laid_out_as
 from ._tables import KeepsTables
 from .conv import GroupConv2d
@@ -20,7 +20,7 @@ ScoreScale = Literal["total", "head"]
 _IDENTITY = AffineBank(None, None)
 
 
-class AffineMap(KeepsTables, KeepsBanks):
+class AffineMap(KeepsTables, CachesFilters):
     """The parameters ψ and β of one affine map, and their orbits.
 
     Args:
@@ -46,7 +46,7 @@ class AffineMap(KeepsTables, KeepsBanks):
         nn.init.normal_(self.psi)
         nn.init.normal_(self.beta)
 
-    @kept
+    @cached
     def bank(self) -> AffineBank:
         """``(P·ψ)(R, d)`` and ``(P·β)(d)`` for all elements P: ``(C, |H|, |H|, k²)`` and ``(C, |H|, k²)``."""
         order = self.group.order

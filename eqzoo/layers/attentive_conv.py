@@ -11,8 +11,8 @@ from ..groups import Field, Group, orbit_array
 from ..ops import attend_input, attentive_conv, expand_filters
 from ..ops.attentive import check_dilation
 from ._arguments import check_arguments, check_field, check_numbers
+from ._cache import CachesFilters, cached
 from ._exact import with_size_check
-from ._kept import KeepsBanks, kept
 from ._tables import KeepsTables
 from .conv import _OrbitConv2d
 
@@ -21,7 +21,7 @@ __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "Input
 Attention = Literal["full", "channel", "spatial", "input", "pose"]
 
 
-class InputAttention2d(KeepsTables, KeepsBanks):
+class InputAttention2d(KeepsTables, CachesFilters):
     """Attention on the input of a convolution: ``f ↦ (1 − α) f``.
 
     * ``"input"``: ``α = α^C α^X``. The channel attention is ``α^C = σ(φ(mean_x f) + φ(max_x f))``, one weight for each
@@ -106,7 +106,7 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         for weight in self.parameters():
             _draw(weight)
 
-    @kept
+    @cached
     def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """The filter banks of the two layers of φ and of ψ, the arguments of `eqzoo.ops.attend_input`."""
         reduce = None if self.reduce is None else _filter_bank(self.reduce, self.pose_index)
@@ -131,7 +131,7 @@ class InputAttention2d(KeepsTables, KeepsBanks):
         )
 
 
-class _ResponseAttention(KeepsTables, KeepsBanks):
+class _ResponseAttention(KeepsTables, CachesFilters):
     """The parameters of the attention on responses, and their orbits."""
 
     orbit_index: Tensor
@@ -161,7 +161,7 @@ class _ResponseAttention(KeepsTables, KeepsBanks):
         for weight in self.parameters():
             _draw(weight)
 
-    @kept
+    @cached
     def banks(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         reduce = None if self.reduce is None else _matrix_bank(self.reduce, self.pose_index)
         expand = None if self.expand is None else _matrix_bank(self.expand, self.pose_index)

@@ -11,8 +11,8 @@ from ..groups import Field, Group, orbit_array
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
 from ._arguments import check_arguments, check_field
+from ._cache import CachesFilters, cached
 from ._exact import check_size, with_size_check
-from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, laid_out_as, to_planes
 from ._padding import PaddingMode, check_window, padded
 from ._tables import KeepsTables
@@ -20,7 +20,7 @@ from ._tables import KeepsTables
 __all__ = ["GroupConv2d", "LiftingConv2d"]
 
 
-class _OrbitConv2d(KeepsTables, KeepsBanks):
+class _OrbitConv2d(KeepsTables, CachesFilters):
     """Base class of lifting and group convolutions: parameters, filter bank and fusing."""
 
     in_field: ClassVar[Field]
@@ -82,7 +82,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    @kept
+    @cached
     def filters(self) -> Tensor:
         """The filter bank ``(C'·|H|, planes in / groups, k, k)``: for each filter, its copies under all elements."""
         return self._orbit()
@@ -95,7 +95,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         copies = expand_filters(weight, self.orbit_index, order)
         return copies.reshape(self.out_channels * order, self.in_planes // self.groups, k, k)
 
-    @kept
+    @cached
     def expanded_bias(self) -> Tensor | None:
         """The bias of the filter bank, ``(C'·|H|,)``: one value per field, the same for all elements."""
         return None if self.bias is None else self.bias.repeat_interleave(self.group.order)
@@ -124,7 +124,7 @@ class _OrbitConv2d(KeepsTables, KeepsBanks):
         field = from_planes(y.contiguous(), self.out_channels, self.group.order, channels_last=False)
         return laid_out_as(x, field)
 
-    @kept
+    @cached
     def _filters_channels_last(self) -> tuple[Tensor, Tensor | None]:
         """The filter bank and bias of planes ``(|H|·C, height, width)``, whose group axis is slow."""
         order, k = self.group.order, self.kernel_size

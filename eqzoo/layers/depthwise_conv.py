@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit_array
 from ._arguments import check_arguments, check_field
+from ._cache import CachesFilters, cached
 from ._exact import check_size, with_size_check
-from ._kept import KeepsBanks, kept
 from ._layout import from_planes, is_channels_last, to_planes
 from ._padding import PaddingMode, check_window, padded
 from ._tables import KeepsTables
@@ -17,7 +17,7 @@ from ._tables import KeepsTables
 __all__ = ["DepthwiseGroupConv2d"]
 
 
-class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
+class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
     """Correlates every map of a regular field with its field's filter, transformed as the map's pose.
 
     ``out(c, h) = f(c, h) ⋆ (h·ψ_c) + b_c``: neither fields nor poses mix, so it costs what a plain depthwise
@@ -91,7 +91,7 @@ class DepthwiseGroupConv2d(KeepsTables, KeepsBanks):
         if self.bias is not None:
             nn.init.uniform_(self.bias, -bound, bound)
 
-    @kept
+    @cached
     def filters(self) -> Tensor:
         """The filters ``(C, |H|, k, k)``: for each field its filter under all elements."""
         k, order = self.kernel_size, self.group.order

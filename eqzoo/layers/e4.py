@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..groups import Group, orbit_array
 from ..ops import generated_depthwise
 from ._arguments import check_arguments, check_field
-from ._kept import KeepsBanks, kept
+from ._cache import CachesFilters, cached
 from ._tables import KeepsTables
 from .conv import GroupConv2d
 from .pointwise import PointwiseConv2d
@@ -193,7 +193,7 @@ class _KernelNorm(nn.GroupNorm):
         return norm.train(self.training)
 
 
-class _RotatedTaps(KeepsTables, KeepsBanks, nn.Conv2d):
+class _RotatedTaps(KeepsTables, CachesFilters, nn.Conv2d):
     """The generator's last map W₂, with its rows permuted for each element.
 
     Transforming the generated filters equals permuting the rows that generate them, which is cheaper: the rows are few,
@@ -209,7 +209,7 @@ class _RotatedTaps(KeepsTables, KeepsBanks, nn.Conv2d):
         rows = np.arange(slices)[:, None] * kernel_size**2 + offsets
         self.register_table("rows", rows.flatten())
 
-    @kept
+    @cached
     def bank(self) -> tuple[Tensor, Tensor]:
         """Weight and bias for all elements, slices and offsets: ``(|H|·s·k·k, C, 1, 1)`` and ``(|H|·s·k·k,)``."""
         assert self.bias is not None

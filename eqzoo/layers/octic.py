@@ -157,7 +157,7 @@ class OcticInvariants(OcticLayer):
     def forward(self, x: Irreps) -> Tensor:
         kept, *signed = x.ab.unbind(0)
         e = x.e.to(torch.promote_types(x.e.dtype, torch.float32))
-        # Not below the smallest number, whose root has a slope.
+        # Clamped because the gradient of the root is infinite at 0.
         lengths = e.square().sum(0).clamp_min(torch.finfo(e.dtype).tiny).sqrt().to(x.e.dtype)
         return self.proj(torch.cat([kept, *(part.abs() for part in signed), lengths], -1))
 

@@ -158,13 +158,13 @@ def _definition(
     relu: bool,
 ) -> tuple[Tensor, Tensor]:
     """The field, and mean, 1 / deviation and unbiased variance of its numbers, ``(3, C)``."""
-    wide = x.to(accumulation_dtype(x.dtype))
+    upcast = x.to(accumulation_dtype(x.dtype))
     if mean is None or var is None:
-        var, mean = torch.var_mean(wide, (0, 2, 3, 4), correction=0)
+        var, mean = torch.var_mean(upcast, (0, 2, 3, 4), correction=0)
     inverse = (var + eps).rsqrt()
     count = x.numel() // x.shape[1]
     shape = (1, -1, 1, 1, 1)
-    y = (wide - mean.view(shape)) * inverse.view(shape)
+    y = (upcast - mean.view(shape)) * inverse.view(shape)
     y = y if weight is None else y * weight.view(shape)
     y = y if bias is None else y + bias.view(shape)
     y = y if residual is None else y + residual

@@ -10,21 +10,21 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..ops._transforms import is_observed
 
-__all__ = ["KeepsBanks", "kept"]
+__all__ = ["CachesFilters", "cached"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _SAMPLE = 1024
 
 
-class KeepsBanks(nn.Module):
-    """The base of layers that build filters from their parameters: in evaluation mode they keep what they built.
+class CachesFilters(nn.Module):
+    """The base of layers that build filters from their parameters: in evaluation mode they cache what they built.
 
-    Methods marked with `kept` build from the parameters of this module alone. What they gave is given again while the
+    Methods marked with `cached` build from the parameters of this module alone. What they gave is given again while the
     module is in evaluation mode, no gradient is asked for, and the parameters are what they were: the same tensors, of
     the same version, in the same memory; and because writing through ``.data`` or numpy changes no version, about a
-    thousand of their numbers are compared as well. On a GPU, where that would wait for it, filters are kept only of
+    thousand of their numbers are compared as well. On a GPU, where that would wait for it, filters are cached only of
     parameters that require no gradient, and a write through ``.data`` there needs a call of `train` or `eval`. Modules
-    that are pruned or parametrized, or have a plain tensor in place of a parameter, keep nothing. `train`, ``.to()``
+    that are pruned or parametrized, or have a plain tensor in place of a parameter, cache nothing. `train`, ``.to()``
     and its like drop everything. Copies and pickles hold nothing of it, and graphs that are compiled, exported or
     traced build their filters themselves.
     """
@@ -40,17 +40,17 @@ class KeepsBanks(nn.Module):
         return super()._apply(fn, recurse)
 
 
-def kept(method: _Method) -> _Method:
-    """Marks a method of a `KeepsBanks` without arguments, which builds tensors from the module's own parameters."""
+def cached(method: _Method) -> _Method:
+    """Marks a method of a `CachesFilters` without arguments, which builds tensors from the module's own parameters."""
 
     @functools.wraps(method)
-    def build_or_keep(self: Any) -> Any:
+    def build_or_reuse(self: Any) -> Any:
         if self.training or torch.compiler.is_compiling() or self._forward_pre_hooks or is_parametrized(self):
             return method(self)  # pruning and weight norms compute parameters from others
         if any(issubclass(kind, Tensor) for kind in set(map(type, self.__dict__.values()))):
             return method(self)  # a tensor in place of a parameter that was deleted, as hypernetworks do
         parameters = [p for p in self._parameters.values() if p is not None]
-        if not parameters or not _may_keep(parameters):
+        if not parameters or not _may_cache(parameters):
             return method(self)
         banks = self.__dict__.get("_banks")
         if banks is None:
@@ -63,10 +63,10 @@ def kept(method: _Method) -> _Method:
             banks.entries[method.__name__] = entry
         return entry.result
 
-    return cast(_Method, build_or_keep)
+    return cast(_Method, build_or_reuse)
 
 
-def _may_keep(parameters: list[nn.Parameter]) -> bool:
+def _may_cache(parameters: list[nn.Parameter]) -> bool:
     if is_observed():  # a graph that is recorded would hold what was kept as a constant
         return False
     graph = torch.is_grad_enabled()

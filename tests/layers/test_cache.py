@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 
 from eqzoo import create_model
 from eqzoo.groups import P4
-from eqzoo.layers import AffineSelfConv2d, AttentiveGroupConv2d, E4Layer2d, GroupConv2d, _kept
+from eqzoo.layers import AffineSelfConv2d, AttentiveGroupConv2d, E4Layer2d, GroupConv2d, _cache
 
 LAYERS = {
     "conv": lambda: GroupConv2d(P4, 6, 4, 3, padding=1),
@@ -31,13 +31,13 @@ def field(last=False):
 @pytest.fixture
 def built(monkeypatch):
     """Counts what is built and kept."""
-    count, of = [], _kept._Entry.of
+    count, of = [], _cache._Entry.of
 
     def counting(parameters, result):
         count.append(len(parameters))
         return of(parameters, result)
 
-    monkeypatch.setattr(_kept._Entry, "of", staticmethod(counting))
+    monkeypatch.setattr(_cache._Entry, "of", staticmethod(counting))
     return count
 
 
@@ -132,7 +132,7 @@ def test_they_follow_their_weights(name, change):
 def test_without_the_check_old_filters_would_be_used(monkeypatch):
     """Negative control of the test above."""
     conv, x = LAYERS["conv"]().eval(), field()
-    monkeypatch.setattr(_kept._Entry, "holds", lambda *_: True)
+    monkeypatch.setattr(_cache._Entry, "holds", lambda *_: True)
     with torch.no_grad():
         before = conv(x)
         conv.weight.add_(1)
