@@ -4,6 +4,7 @@ import json
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from eqzoo.data import Split
 from eqzoo.engine import FinishedRun, Recipe, run_evaluation
 from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.results import _of_epochs as of_epochs
-from eqzoo.engine.run_evaluation import _check_accuracy, _rounded
+from eqzoo.engine.run_evaluation import _check_accuracy, _rounded, _started_from
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
 
@@ -260,3 +261,11 @@ def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):
         assert ran.returncode != 0
         assert message in ran.stderr
         assert "Traceback" not in ran.stderr
+
+
+def test_a_start_without_a_tag_is_named_by_the_checkpoint_that_it_loads():
+    started = {start: _started_from(Recipe("p4_cnn", "rotmnist", epochs=1, start=start)) for start in ("p4_cnn", None)}
+    assert started == {"p4_cnn": None, None: None}  # an earlier one of the same name, none
+    recipe = Recipe("p4_allcnn", "own", epochs=1, start="p4_allcnn")
+    assert _started_from(recipe) == "eqzoo/p4_allcnn.cifar10_aug"
+    assert _started_from(replace(recipe, start="p4_allcnn.cifar10_aug")) == "eqzoo/p4_allcnn.cifar10_aug"
