@@ -124,7 +124,7 @@ def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
 
 
 def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet) -> list[dict[str, Any]]:
-    """The rows, with layers that are not called themselves, but whose parameters another layer reads, behind it."""
+    """Adds layers that are never called, because another one reads their parameters, each behind that one."""
     found = {row["name"] for row in rows}
     behind: dict[str, list[dict[str, Any]]] = {}
     for name, module in model.named_modules():

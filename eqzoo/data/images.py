@@ -322,7 +322,7 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
             f"an image is (channels, height, width), or a batch of such, got {tuple(image.shape)}; image[None] adds "
             "the channel of a grayscale one"
         )
-    if 0 in image.shape:
+    if 0 in image.shape[-3:]:
         raise ValueError(f"the image has no pixels, its shape is {tuple(image.shape)}")
     if not isinstance(size, Sequence) or len(size) != 2:
         raise TypeError(f"a size is (height, width), such as model.input_size[1:], got {size!r}")

@@ -265,7 +265,7 @@ def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
 def _not_rotated(model: EquivariantNet, augment: str | None) -> Iterator[str]:
     if augment is not None and model.group.rotations == 1:
         yield (
-            f"a network without rotations is trained on images as they are (augment {augment}): if rotated and "
+            f"a network without rotations sees no rotated images in training (augment {augment}): if rotated and "
             "reflected images mean the same, --augment affine"
         )
 

@@ -103,7 +103,8 @@ class RunDirectory:
         that of the run that has ended.
 
         Raises:
-            ValueError: If recipe.json is of another recipe, or its run ended early, so that nothing can follow it.
+            ValueError: If recipe.json is of another recipe or is missing beside files of a run, or its run ended early,
+                so that nothing can follow it.
         """
         for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME, TRAINED_NAME):
             for temporary in self.path.glob(f".{name}.*.tmp"):  # of a run that was killed while it wrote
@@ -116,10 +117,7 @@ class RunDirectory:
             self._longer = recipe
 
     def check(self, recipe: Recipe) -> None:
-        """Raises ValueError if the folder holds a run of another recipe, and this one cannot continue that run.
-
-        Or a run without its recipe, which nothing may continue.
-        """
+        """Raises ValueError if the folder holds a run that this recipe cannot continue, or one without its recipe."""
         if not self.recipe.exists():
             if left := [path.name for path in (self.state, self.record, self.weights) if path.exists()]:
                 raise ValueError(

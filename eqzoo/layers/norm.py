@@ -92,12 +92,24 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
         For inference only: in training mode the plain layer has separate statistics for every plane.
         """
-        norm = nn.BatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
+        norm = _PlaneBatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
         norm = norm.to(self.weight.device, self.weight.dtype if self.running_var is None else self.running_var.dtype)
         with torch.no_grad():
             for name in ("weight", "bias", *_STATISTICS):
                 getattr(norm, name).copy_(getattr(self, name).repeat_interleave(self.group.order))
         return norm.train(self.training)
+
+
+class _PlaneBatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` whose vectors keep float32 where they would get 16 bits; torch takes them of one type."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_PlaneBatchNorm2d":
+        def cast(before: Tensor) -> Tensor:
+            after = fn(before)
+            narrowed = after.dtype in _HALF and before.dtype not in _HALF
+            return before.to(after.device, torch.float32) if narrowed else after
+
+        return super()._apply(cast, recurse)
 
 
 class GroupLayerNorm2d(nn.GroupNorm):

@@ -24,6 +24,14 @@ def check_is_group(group: Any) -> None:
         raise ValueError(f"group is an eqzoo.Group such as eqzoo.P4 or eqzoo.cyclic(8), got {group!r}")
 
 
+def refuse_without_effect(network: type[nn.Module], setting: str, **arguments: Any) -> None:
+    """Raises ValueError for an argument of a class that has no effect beside a setting, unless it is the default."""
+    defaults = inspect.signature(network).parameters
+    for name, value in arguments.items():
+        if value != defaults[name].default:
+            raise ValueError(f"{name}={value!r} has no effect with {setting}; leave it out")
+
+
 class EquivariantNet(nn.Module):
     """Base class of all networks of the zoo: a stem, blocks and a head, with the methods that timm expects.
 
@@ -46,10 +54,10 @@ class EquivariantNet(nn.Module):
     feature_info: list[dict[str, Any]]
     pretrained_cfg: dict[str, Any]
     output_fmt: ClassVar[str] = "NCHW"
-    converts_groups: ClassVar[bool] = False  # whether weights of another group are converted when they are loaded
+    converts_groups: ClassVar[bool] = False  # whether its filter of weights converts those of another group, ``source``
     blocks_are_stages: ClassVar[bool] = False  # whether ``blocks`` holds sequences of blocks
     planes_are_fields: ClassVar[bool] = True  # whether intermediate features are planes of regular fields
-    faster_channels_last: ClassVar[bool] = False  # whether it predicts faster channels last, in float32 on a CPU
+    faster_channels_last: bool = False  # whether it predicts faster channels last, in float32 on a CPU
 
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
@@ -219,12 +227,6 @@ class EquivariantNet(nn.Module):
         self.num_classes = num_classes
         if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
             cfg["label_names"] = None  # they name the classes of the weights
-
-    def _refuse(self, setting: str, **arguments: Any) -> None:
-        """Raises ValueError for an argument of the class without effect beside a setting, unless it is the default."""
-        for name, value in arguments.items():
-            if value != inspect.signature(type(self)).parameters[name].default:
-                raise ValueError(f"{name}={value!r} has no effect with {setting}; leave it out")
 
     def set_pool(self, global_pool: str) -> None:
         """Sets the global pooling, to a value of the argument ``global_pool`` of the class: here a `GlobalPool`.

@@ -282,7 +282,7 @@ def build(
     # Features come from forward_intermediates: as planes, which timm's users expect.
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     filter_fn = kwargs.get("pretrained_filter_fn")
-    if filter_fn and getattr(model_cls, "converts_groups", False):
+    if filter_fn and "source" in inspect.signature(filter_fn).parameters:
         filter_fn = partial(filter_fn, source=group_of_weights(Path(str(cfg.file)), variant) if cfg.file else None)
     kwargs["pretrained_filter_fn"] = _complete(filter_fn, cfg.classifier)
     try:

@@ -74,8 +74,6 @@ class AllCNN(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    faster_channels_last = True
-
     def __init__(
         self,
         group: Group = P4,
@@ -92,6 +90,7 @@ class AllCNN(EquivariantNet):
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.attention = attention
+        self.faster_channels_last = attention is None
         self.drop_rate = drop_rate
         self.downsample = downsample
         lift = lifting_conv(group, in_chans, width, 3, padding=1, attention=attention)

@@ -53,7 +53,7 @@ from ..layers import (
 from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
-from ._base import EquivariantNet
+from ._base import EquivariantNet, refuse_without_effect
 from ._builder import CHULA_RBC12, CIFAR10, CIFAR100, EUROSAT, ROTMNIST, build, configs
 
 __all__ = ["ASCResNet"]
@@ -131,7 +131,8 @@ class ASCResNet(EquivariantNet):
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         if middle == "conv":
-            self._refuse("middle='conv'", num_heads=num_heads, kernel_size=kernel_size, scale=scale)
+            given = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
+            refuse_without_effect(ASCResNet, "middle='conv'", **given)
         self.drop_rate = drop_rate
         attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)

@@ -37,7 +37,7 @@ from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPoo
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
-from ._base import EquivariantNet
+from ._base import EquivariantNet, refuse_without_effect
 from ._builder import CIFAR10, CIFAR100, build, configs
 
 __all__ = ["E4ResNet"]
@@ -84,7 +84,6 @@ class E4ResNet(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    faster_channels_last = True
     blocks_are_stages = True
 
     def __init__(
@@ -112,7 +111,8 @@ class E4ResNet(EquivariantNet):
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         if mechanism == "conv":
-            self._refuse(
+            refuse_without_effect(
+                E4ResNet,
                 "mechanism='conv'",
                 slice_channels=slice_channels,
                 reduction=reduction,
@@ -121,6 +121,7 @@ class E4ResNet(EquivariantNet):
                 concat_value=concat_value,
                 kernel_norm_affine=kernel_norm_affine,
             )
+        self.faster_channels_last = mechanism == "conv"
 
         def second_layer(channels: int) -> nn.Module:
             if mechanism == "conv":

@@ -74,8 +74,6 @@ class GroupCNN(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    faster_channels_last = True
-
     def __init__(
         self,
         group: Group = P4,
@@ -89,6 +87,7 @@ class GroupCNN(EquivariantNet):
         super().__init__(group, num_classes, in_chans, num_features=width)
         self.drop_rate = drop_rate
         self.attention = attention
+        self.faster_channels_last = attention is None
         lift = lifting_conv(
             group, in_chans, width, 3, attention=attention, attention_dilation=4 if attention == "input" else 1
         )

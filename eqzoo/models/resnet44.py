@@ -69,8 +69,6 @@ class ResNet44(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    faster_channels_last = True
-
     def __init__(
         self,
         group: Group = P4M,
@@ -87,6 +85,7 @@ class ResNet44(EquivariantNet):
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.attention = attention
+        self.faster_channels_last = attention is None
         self.drop_rate = drop_rate
         self.stem = lifting_conv(group, in_chans, widths[0], 3, padding=1, attention=attention)
         blocks: list[nn.Module] = []

@@ -134,7 +134,8 @@ def test_preprocessing_of_16_bits(dtype):
 
 
 def test_an_image_without_pixels_is_said_to_have_none():
-    for shape in ((3, 0, 5), (0, 3, 5, 5)):
+    assert preprocess(torch.zeros(0, 3, 4, 4), (4, 4)).shape == (0, 3, 4, 4)  # an empty batch
+    for shape in ((3, 0, 5), (2, 3, 5, 0)):
         with pytest.raises(ValueError, match=r"the image has no pixels, its shape is \("):
             preprocess(torch.zeros(shape), (4, 4))
 

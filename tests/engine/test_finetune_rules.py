@@ -327,7 +327,8 @@ def test_images_have_the_layout_in_which_a_network_predicts_faster():
     assert is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images[:, :1]))
     assert not is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images.double()))
     assert not is_channels_last(metrics.in_faster_layout(weightless("p4_cnn"), images.to("meta")))
-    for other in (weightless("p4_e4net"), weightless("p4m_densenet"), torch.nn.Flatten()):
+    slower = ("p4_e4net", "p4m_densenet", "p4_alpha_f_cnn", "p4_e4_resnet18", "p4m_convnext_atto")
+    for other in (*map(weightless, slower), torch.nn.Flatten()):
         assert not is_channels_last(metrics.in_faster_layout(other, images))
 
 
@@ -523,6 +524,7 @@ def test_names_of_files_may_tell_their_sources():
         [f"{kind}/Highway_{i}.jpg" for kind in "ab" for i in range(30)],
         [f"{kind}/{'ab'.index(kind)}_{i}.png" for kind in "ab" for i in range(30)],  # the number of the class
         [f"{kind}/slide{kind}{n}_1.png" for kind in "ab" for n in range(30)],  # an image of each
+        [f"{kind}/slide{n}_{i}.png" for kind in "ab" for n in range(2) for i in range(10)],  # two
     ):
         assert said(names) == [], names[0]
 
@@ -704,6 +706,14 @@ def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path, capsys)
     assert result.report["input_size"] == [1, 28, 28]
     with pytest.raises(ValueError, match="does not accept images of 30 x 30"):
         eqzoo.finetune("p4m_convnext_atto", shapes(), tmp_path / "c", size=30, model_args=small, **call)
+
+
+def test_a_plain_network_is_advised_to_see_rotated_images_unless_the_user_has_chosen(tmp_path):
+    call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2, "pretrained": False}
+    plain = eqzoo.finetune("z2_cnn", shapes(), tmp_path / "a", **call)
+    assert any("sees no rotated images" in line for line in plain.report["advice"])
+    chosen = eqzoo.finetune("z2_cnn", shapes(), tmp_path / "b", augment="shifts", **call)
+    assert not any("sees no rotated images" in line for line in chosen.report["advice"])
 
 
 def test_one_module_may_be_frozen_by_its_name(tmp_path):

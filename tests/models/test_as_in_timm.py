@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize, prune
 
 import eqzoo
 from eqzoo.groups import P4, orbit_array
+from eqzoo.models import ASCResNet, E4ResNet
 
 SMALL = {
     "p4_cnn": 28,
@@ -317,3 +318,14 @@ def test_the_error_of_a_network_without_memory_is_its_own():
 def test_an_argument_without_effect_is_an_error(name, argument):
     with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* has no effect with .*='conv'; leave it out"):
         eqzoo.create_model(name, **argument)
+
+
+@pytest.mark.parametrize(("network", "setting"), [(ASCResNet, {"middle": "conv"}), (E4ResNet, {"mechanism": "conv"})])
+def test_subclasses_may_have_arguments_of_their_own(network, setting):
+    class Mine(network):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+
+    assert Mine(width=2, **setting).num_classes == 10
+    with pytest.raises(ValueError, match="has no effect"):
+        Mine(width=2, kernel_size=9, **setting)
