@@ -141,10 +141,14 @@ class Group:
 
         ``R(θ) = [[cos θ, −sin θ], [sin θ, cos θ]]`` and ``M = diag(1, −1)``; 90° rotations are exact integers.
         """
+        return torch.tensor(self.matrix_rows(g), dtype=torch.float64, device="cpu")
+
+    def matrix_rows(self, g: int) -> list[list[float]]:
+        """The two rows of `matrix` as Python numbers, which need no memory where tensors are fake."""
         m, r = self._split(g)
         cos, sin = _cos_sin(r, self.rotations)
         flip = -1.0 if m else 1.0
-        return torch.tensor([[cos, -sin * flip], [sin, cos * flip]], dtype=torch.float64, device="cpu")
+        return [[cos, -sin * flip], [sin, cos * flip]]
 
     def quarter_rotations(self, g: int) -> tuple[int, bool]:
         """The action on the pixel grid: the number of 90° rotations, and whether the width axis is flipped before them.

@@ -21,14 +21,14 @@ class KeepsTables(nn.Module):
     # The values, as an array because torch.load moves every tensor, and the buffer that has them.
     _tables: dict[str, tuple[np.ndarray[Any, Any], Tensor]]
 
-    def register_table(self, name: str, table: Tensor | np.ndarray[Any, Any]) -> None:
+    def register_table(self, name: str, table: np.ndarray[Any, Any]) -> None:
         """Registers a buffer outside of the state dict, on PyTorch's default device as parameters are.
 
         Args:
             name: Its name.
-            table: Its values, an array or a tensor on the CPU; they are copied.
+            table: Its values, which are copied; an array, because a fake tensor would have none.
         """
-        values = (table.numpy() if isinstance(table, Tensor) else table).copy()
+        values = table.copy()
         self.register_buffer(name, _buffer(values, torch.get_default_device()), persistent=False)
         self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
 

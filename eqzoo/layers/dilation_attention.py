@@ -7,6 +7,7 @@ scales are finitely many of a geometric sequence, ``first·base^s``; equivarianc
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -252,7 +253,7 @@ class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
         )
         self.base = base
         self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
-        exponents = torch.arange(num_scales, device="cpu")
+        exponents = np.arange(num_scales)
         self.register_table("exponents", exponents)
         self.register_table("pose_table", exponents - exponents[:, None] + num_scales - 1)
         self.reset_parameters()

@@ -10,8 +10,9 @@ element acts on all poses and positions, which makes the layers equivariant.
 
 import math
 from collections import OrderedDict
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,7 +79,7 @@ class PositionEncoder2d(nn.Module):
         self.row = self._encoder(hidden, channels)
         self.column = self._encoder(hidden, channels)
         # Python numbers, because a buffer would be cast with the model, and p would lose its precision.
-        matrices = [group.matrix(group.inverse(v)).tolist() for v in group.elements]
+        matrices = [group.matrix_rows(group.inverse(v)) for v in group.elements]
         self.row_action = [matrix[0] for matrix in matrices]
         self.column_action = [matrix[1] for matrix in matrices]
 
@@ -384,13 +385,13 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         return f"{super().extra_repr()}, pose_index={self.pose_index!r}"
 
 
-def _exact_poses(group: Group) -> Tensor:
+def _exact_poses(group: Group) -> np.ndarray[Any, Any]:
     """Entry ``[g, m]`` is ``g⁻¹ m``."""
     products = [[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements]
-    return torch.tensor(products, device="cpu")  # values, even of a network that is built on the meta device
+    return np.array(products)
 
 
-def _released_poses(group: Group) -> Tensor:
+def _released_poses(group: Group) -> np.ndarray[Any, Any]:
     """Entry ``[v, g, m]`` is the row of the embedding that the authors' code reads for output pose v.
 
     That code labels poses by the inverses of ours and reads row ``m v g⁻¹`` in its own labels; in groups with
@@ -405,4 +406,4 @@ def _released_poses(group: Group) -> Tensor:
         return group.product(group.product(group.inverse(m), v), g)
 
     rows = [[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements]
-    return torch.tensor(rows, device="cpu")
+    return np.array(rows)

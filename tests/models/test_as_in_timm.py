@@ -250,10 +250,11 @@ def test_a_recorded_graph_gives_what_the_network_gives(name):
 
 def test_networks_are_made_of_fake_tensors_and_real_ones_afterwards():
     orbit_array.cache_clear()
-    with FakeTensorMode():
-        model = eqzoo.create_model("p4_cnn")
-        assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    eqzoo.create_model("p4_cnn", pretrained=True)
+    for name in ("p4_cnn", "r4_gsanet_t"):
+        with FakeTensorMode():
+            model = eqzoo.create_model(name)
+            assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+        eqzoo.create_model(name, pretrained=True)
 
 
 def test_a_hook_on_an_identity_in_place_of_an_attention_is_called():
