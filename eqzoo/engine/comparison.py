@@ -14,7 +14,7 @@ from torch import nn
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
-from .defaults import keeps_statistics, suitable_augmentation, with_rules
+from .defaults import keeps_statistics, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
 from .loop import train
 from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
@@ -71,8 +71,9 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     fine-tuned network do.
 
     AdamW by the rules of `eqzoo.engine.defaults`. The augmentation is the one that suits the group of the fine-tuned
-    network: shifts, for p4 also rotations by any angle, for p4m also reflections. What the fine-tuned network takes for
-    a change of meaning, such as reflections for p4, is not shown to the other network either.
+    network: shifts, for p4 also rotations by any angle, for p4m also reflections; or that of the fine-tuning, if it is
+    stronger, such as with changes of color. What the fine-tuned network takes for a change of meaning, such as
+    reflections for p4, is not shown to the other network either.
 
     Args:
         name: The network, as `check_baseline` takes it. With batch norms the learning rate is 1e-3 with a tag and 4e-3
@@ -83,7 +84,8 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     with torch.device("meta"):
         has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
     group = weightless(own.model, **own.model_args).group
-    given = {"lr": _RATES[has_batch_norms]["." in name], "augment": suitable_augmentation(group), **given}
+    augment = stronger_augmentation(suitable_augmentation(group), own.augment)
+    given = {"lr": _RATES[has_batch_norms]["." in name], "augment": augment, **given}
     kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
     # A batch norm of one image of one pixel, as the last of a ResNet on small images, has no statistics.
     passes = [

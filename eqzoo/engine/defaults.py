@@ -19,6 +19,7 @@ __all__ = [
     "least_epochs",
     "missing_symmetries",
     "rate_factor",
+    "stronger_augmentation",
     "suitable_augmentation",
     "with_rules",
 ]
@@ -36,6 +37,7 @@ _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1
 _BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
 _STEPS = {True: 700, False: 1400}  # at least, from trained weights and from random ones
+_BY_STRENGTH = ("shifts", "rotations_shifts", "affine", "affine_color")  # each is the one before and more
 _EPOCHS = (10, 100)  # fewest and most by the number of steps
 
 
@@ -142,6 +144,12 @@ def suitable_augmentation(group: Group) -> str:
     if group.rotations == 1:
         return "shifts"
     return "affine" if group.reflections else "rotations_shifts"
+
+
+def stronger_augmentation(augment: str, other: str) -> str:
+    """The stronger of an augmentation and another one, where that is of the same kind; else the first."""
+    known = other in _BY_STRENGTH and augment in _BY_STRENGTH
+    return max(augment, other, key=_BY_STRENGTH.index) if known else augment
 
 
 def missing_symmetries(group: Group) -> str:

@@ -29,6 +29,7 @@ _AUGMENTED = {  # what happens to the images of a network to compare with
     "shifts": "shifted",
     "rotations_shifts": "rotated by any angle and shifted",
     "affine": "rotated by any angle, reflected and shifted",
+    "affine_color": "rotated by any angle, reflected, shifted and changed in contrast, brightness and tint",
 }
 
 

@@ -700,6 +700,14 @@ def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path, capsys)
     assert (recipe["augment"], recipe["model_args"]["group"]) == ("affine", "p4m")
     own = Recipe("p4m_cnn", "own", epochs=1, model_args={"group": "p4"})
     assert baseline_recipe("resnet18", own, epochs=1).augment == "rotations_shifts"
+    for augment, of_other in (
+        ("affine_color", "affine_color"),
+        ("affine", "affine"),
+        ("shifts", "rotations_shifts"),
+        ("none", "rotations_shifts"),
+        ("quarter_rotations_flips", "rotations_shifts"),
+    ):
+        assert baseline_recipe("resnet18", replace(own, augment=augment), epochs=1).augment == of_other, augment
     small = {"patch_size": 2, "planes": [16, 32], "depths": [1, 1]}
     call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2, "pretrained": False}
     result = eqzoo.finetune("p4m_convnext_atto", shapes(), tmp_path / "b", size=28, model_args=small, **call)
