@@ -102,8 +102,10 @@ def _against(other: dict[str, Any] | None) -> list[list[str]]:
     """The rows of the network that was trained in the same time."""
     if other is None:
         return []
-    curve = other["rotation_curve"]["accuracy"]
+    curve, averaged = other["rotation_curve"]["accuracy"], other.get("averaged") or {"copies": 1}
+    mean = [f"{other['model']}, {averaged['copies']} copies averaged", f"{averaged.get('accuracy', 0):.2f} %"]
     return [
         [f"{other['model']} in the same time", f"{other['accuracy']:.2f} %, {other['epochs']} epochs"],
+        *[mean] * (averaged["copies"] > 1),
         [f"{other['model']} on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
     ]

@@ -1,6 +1,7 @@
 """Another network, trained on the same images in the same time as a fine-tuned one."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from torch import nn
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
+from ..groups import Group
 from .defaults import keeps_statistics, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
 from .loop import train
-from .metrics import BATCH_SIZE, evaluation_bar, predict_split, scores
+from .metrics import BATCH_SIZE, copy_probabilities, evaluation_bar, scores
 from .recipe import Recipe
 from .run_directory import RunDirectory
 from .speed import recorded_speed
@@ -146,7 +148,9 @@ def train_baseline(
 
     Returns:
         What report.json holds as ``against``: ``model``, ``start``, ``lr``, ``augment``, ``epochs``,
-        ``selected_epoch``, ``training_seconds``, ``accuracy`` and ``macro_f1`` in percent, and the ``rotation_curve``.
+        ``selected_epoch``, ``training_seconds``, ``accuracy`` and ``macro_f1`` in percent, the same and the number of
+        ``copies`` as ``averaged``, of the mean of the probabilities for the copies of each image by the elements of the
+        fine-tuned network's group (test-time augmentation), and the ``rotation_curve``.
 
     Raises:
         ValueError: If the folder holds another run.
@@ -185,9 +189,13 @@ def train_baseline(
     split = splits[evaluated]
     curve = metrics["rotation_curve"]
     rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
-    total = len(split) + len(curve["angles"]) * len(rotated)
+    group = weightless(own.model, **own.model_args).group
+    copies = Group(math.gcd(group.rotations, 4), group.reflections)  # of an image that its pixels allow
+    total = copies.order * len(split) + len(curve["angles"]) * len(rotated)
     with torch.no_grad(), evaluation_bar(model, total, recipe.channels_last):
-        found = scores(split.labels, predict_split(model, split, workers), settings["label_names"])
+        probabilities = copy_probabilities(model, split, copies, workers)
+        found = scores(split.labels, probabilities[0].argmax(1), settings["label_names"])
+        averaged = scores(split.labels, probabilities.mean(0).argmax(1), settings["label_names"])
         x = torch.cat(list(inputs(model, rotated, BATCH_SIZE, workers)))
         values_at = rotation_curve(model, x, rotated.labels.to(x.device), curve["angles"], BATCH_SIZE)
     return {
@@ -200,6 +208,7 @@ def train_baseline(
         "training_seconds": round(sum(row["seconds"] for row in folder.rows())),
         "accuracy": found["accuracy"],
         "macro_f1": found["macro_f1"],
+        "averaged": {"copies": copies.order, "accuracy": averaged["accuracy"], "macro_f1": averaged["macro_f1"]},
         "rotation_curve": {
             "angles": curve["angles"],
             "accuracy": [round(value, 2) for value in values_at],

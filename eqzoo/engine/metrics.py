@@ -14,12 +14,13 @@ from tqdm import tqdm
 from ..analysis._mode import evaluation_mode
 from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 from ..data import AnySplit
-from ..groups import P4, transform
+from ..groups import P4, Group, transform
 
 __all__ = [
     "BATCH_SIZE",
     "DIGITS",
     "classifier_metrics",
+    "copy_probabilities",
     "evaluation_bar",
     "in_faster_layout",
     "percent",
@@ -80,6 +81,29 @@ def predict_quarter_rotations(model: nn.Module, split: AnySplit, workers: int = 
         for x in inputs(model, split, BATCH_SIZE, workers)
     ]
     return finite(torch.cat(batches, 1)).argmax(2)
+
+
+@torch.no_grad()
+def copy_probabilities(model: nn.Module, split: AnySplit, group: Group, workers: int = 0) -> Tensor:
+    """The probabilities for all rotated and reflected copies of each image, ``(|H|, n, classes)``, on the CPU.
+
+    Those of the images themselves come first. The mean over the copies, ``Σ_g softmax(Φ(g x)) / |H|`` (test-time
+    augmentation), is the same for each copy of an image.
+
+    Args:
+        model: The network.
+        split: The images.
+        group: A group H of the pixel grid.
+        workers: The processes that read images that are not in memory.
+
+    Raises:
+        ValueError: If logits are not finite.
+    """
+    batches = [
+        torch.stack([model(transform(x, group, g, "trivial")).cpu() for g in group.elements])
+        for x in inputs(model, split, BATCH_SIZE, workers)
+    ]
+    return finite(torch.cat(batches, 1)).double().softmax(2)
 
 
 def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -146,16 +146,23 @@ def _comparison(report: dict[str, Any]) -> list[str]:
         f"{other['model']} was trained on the same images for the number of epochs that comes nearest to the same "
         f"time: from {other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that "
         f"are {_AUGMENTED[other['augment']]} at random. Both are evaluated on the same images.",
-        "",
-        f"| | {report['model']} | {_other_name(report)} |",
-        "|---|---|---|",
     ]
+    averaged = other.get("averaged") or {"copies": 1}  # a report of before has none
+    if (copies := averaged["copies"]) > 1:
+        lines[-1] += (
+            f" In the last column the probabilities are the mean over the {copies} rotated or reflected copies of each "
+            f"image (test-time augmentation): {copies} times as expensive, and as invariant as an equivariant network."
+        )
+    names = [report["model"], _other_name(report), *[f"{_other_name(report)}, {copies} copies averaged"] * (copies > 1)]
+    lines += ["", f"| | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    columns = [report, other, averaged][: len(names)]
     for title, key in (("accuracy", "accuracy"), ("mean F1 of the classes", "macro_f1")):
-        lines.append(f"| {title} | {report[key]:.2f} % | {other[key]:.2f} % |")
+        lines.append(f"| {title} | {' | '.join(f'{column[key]:.2f} %' for column in columns)} |")
+    rest = " |" * (len(names) - 2)
     lowest = [min(row["rotation_curve"]["accuracy"]) for row in (report, other)]
-    lines.append(f"| lowest accuracy over the angles | {lowest[0]:.2f} % | {lowest[1]:.2f} % |")
-    lines.append(f"| epochs | {report['epochs']} | {other['epochs']} |")
-    return [*lines, f"| training, seconds | {report['training_seconds']} | {other['training_seconds']} |"]
+    lines.append(f"| lowest accuracy over the angles | {lowest[0]:.2f} % | {lowest[1]:.2f} % |{rest}")
+    lines.append(f"| epochs | {report['epochs']} | {other['epochs']} |{rest}")
+    return [*lines, f"| training, seconds | {report['training_seconds']} | {other['training_seconds']} |{rest}"]
 
 
 def _shown(value: float | None, digits: int = 1) -> str:

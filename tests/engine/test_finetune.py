@@ -1032,7 +1032,12 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     assert other["rotation_curve"]["images"] == curve["images"]
     assert "test_resnet in the same time" in out
     page = (tmp_path / "out" / "report.md").read_text()
-    assert f"| accuracy | {report['accuracy']:.2f} % | {other['accuracy']:.2f} % |" in page
+    averaged = other["averaged"]
+    assert averaged["copies"] == 4
+    assert "| | p4_cnn | against test_resnet | against test_resnet, 4 copies averaged |" in page
+    scores = (report["accuracy"], other["accuracy"], averaged["accuracy"])
+    assert "| accuracy | {:.2f} % | {:.2f} % | {:.2f} % |".format(*scores) in page
+    assert re.search(rf"test_resnet, 4 copies averaged +{averaged['accuracy']:.2f} %", out)
     # The same command trains neither again, and finds the same.
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other

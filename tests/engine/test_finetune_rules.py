@@ -320,6 +320,17 @@ def test_a_report_counts_the_epochs_until_patience_ended_the_run(tmp_path, monke
     assert tune(tmp_path, epochs=9, patience=2).report["epochs"] == 3  # as it is read again
 
 
+def test_the_mean_over_copies_is_the_same_for_each_copy():
+    model = eqzoo.create_model("z2_cnn", pretrained=True, num_classes=3).double().eval()
+    split = shapes(20)["train"]
+    rotated = replace(split, images=split.images.rot90(1, (2, 3)).flip(3))
+    found, again = (metrics.copy_probabilities(model, part, eqzoo.P4M) for part in (split, rotated))
+    assert found.shape == (8, 20, 3)
+    torch.testing.assert_close(found[0], metrics.split_logits(model, split).softmax(1))
+    torch.testing.assert_close(found.mean(0), again.mean(0))
+    assert (found[0] - again[0]).abs().max() > 1e-3  # a single prediction is not
+
+
 def test_images_have_the_layout_in_which_a_network_predicts_faster():
     images = torch.randn(2, 3, 8, 8, dtype=torch.float32)
     for name in ("p4m_resnet29", "z2_resnet29", "p4_allcnn", "p4_resnet18", "p4m_resnet44", "p4_cnn"):
