@@ -284,6 +284,8 @@ def orbit_array(group: Group, kernel_size: int, field: Field) -> np.ndarray[Any,
             "use z2, z2m, r2, r2m, p4 or p4m, or lifting and group self-attention, norms, pools over the group and "
             "PointwiseConv2d, which take any group"
         )
+    if field not in ("regular", "trivial"):
+        raise ValueError(f"field is 'regular' or 'trivial', got {field!r}")
     shape = (kernel_size, kernel_size) if field == "trivial" else (group.order, kernel_size, kernel_size)
     places = np.arange(math.prod(shape)).reshape(shape)
 

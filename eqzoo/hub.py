@@ -51,6 +51,10 @@ class WeightsNotFoundError(FileNotFoundError):
     """No weights in any of the places that are searched; the message names them."""
 
 
+class _NoSuchFileError(WeightsNotFoundError):
+    """The repo has no such file, or none is in the cache and the Hub cannot be reached."""
+
+
 class PushError(RuntimeError):
     """Nothing was committed to the Hub; the message has the reason in one line."""
 
@@ -146,35 +150,39 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
 
     Raises:
         WeightsNotFoundError: If the Hub does not have it or cannot be reached; the message says why.
-        ValueError: If its hash is wrong; it is then removed from the cache.
+        ValueError: If its hash is wrong; it is then removed from the cache. Or if config.json states none that is one.
     """
     path = _download(repo_id, WEIGHTS_NAME, cache_dir)
     repo_states = sha256 is None
     if sha256 is None:
         repo, _, revision = repo_id.partition("@")
         # The folder of a cached file is named for its commit, from which the config.json is taken too: from the cache
-        # if it is there. A repo without config.json states no hash.
+        # if it is there. A repo without config.json states no hash, and nor does one that cannot be reached.
         revision = path.parent.name if re.fullmatch("[0-9a-f]{40}", path.parent.name) else revision
         try:
-            sha256 = _stated_sha256(fetch_config(f"{repo}@{revision}", cache_dir))
-        except WeightsNotFoundError:
+            sha256 = _stated_sha256(fetch_config(f"{repo}@{revision}", cache_dir), repo_id)
+        except _NoSuchFileError:
             sha256 = None
     stored = path.resolve().name
     known = {value for value in (sha256, stored) if value and re.fullmatch("[0-9a-f]{64}", value)}
     found = sha256_of(path)
     if known - {found}:
-        path.resolve().unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        try:
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            end = "It was removed from the cache"
+        except OSError as error:
+            end = f"It cannot be removed from the cache ({error}): remove {path}"
         if found == stored and repo_states:  # the file is what the Hub has, and its config.json is of another one
             raise ValueError(
                 f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and {CONFIG_NAME} beside it states {sha256}: "
                 f"the weights were changed without {CONFIG_NAME}. Take a revision where the two agree "
-                "(<owner>/<repo>@<revision>), or ask the author to publish both together, as eqzoo publish does"
+                f"(<owner>/<repo>@<revision>), or ask the author to publish both together, as eqzoo publish does. {end}"
             )
         raise ValueError(
             f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and should have {' and '.join(sorted(known))}: it "
-            "was damaged on the way, or the repo holds other weights by now. It was removed from the cache; try again, "
-            "or install the newest eqzoo"
+            f"was damaged on the way, or the repo holds other weights by now. {end}; try again, or install the newest "
+            "eqzoo"
         )
     return path
 
@@ -193,11 +201,17 @@ def fetch_config(repo_id: str, cache_dir: str | Path | None = None) -> dict[str,
     return config
 
 
-def _stated_sha256(config: object) -> str | None:
-    """The hash of the weights in a config.json, or None if there is none."""
+def _stated_sha256(config: object, repo_id: str) -> str | None:
+    """The hash of the weights in a config.json, or None if there is none; raises ValueError if it is no hash."""
     entry = config.get("eqzoo") if isinstance(config, dict) else None
     sha256 = entry.get("weights_sha256") if isinstance(entry, dict) else None
-    return sha256 if isinstance(sha256, str) else None
+    if sha256 is None:
+        return None
+    if not isinstance(sha256, str) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
+        raise ValueError(
+            f"{CONFIG_NAME} of {_url(repo_id)} states the SHA-256 of its weights as {sha256!r}, which is none"
+        )
+    return sha256.lower()
 
 
 def push(
@@ -283,13 +297,15 @@ def _same(there: Any, data: Path | bytes) -> bool:
 
 def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path:
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
 
     repo, _, revision = repo_id.partition("@")
     try:
         with _quiet():
             return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
     except Exception as error:  # as above
-        raise WeightsNotFoundError(f"no {filename} from {_url(repo_id)}: {_explain(error, repo)}") from error
+        kind = _NoSuchFileError if isinstance(error, EntryNotFoundError) else WeightsNotFoundError
+        raise kind(f"no {filename} from {_url(repo_id)}: {_explain(error, repo)}") from error
 
 
 @contextmanager

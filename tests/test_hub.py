@@ -1,11 +1,13 @@
 """Where weights come from: the order of the places, adaptation, and the errors."""
 
 import ast
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -236,3 +238,37 @@ print(sys.modules[type(model).__module__].__file__, model.num_classes)
     assert ast.literal_eval(listed) == sorted(["create_model", *eqzoo.list_models()])
     assert "rotated MNIST" in "".join(described)
     assert loaded == f"{clone / 'eqzoo' / 'models' / 'gcnn.py'} 10"
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "said"),
+    [
+        ({"eqzoo": {"weights_sha256": "A" * 64}}, ValueError, "has sha256"),
+        ({"eqzoo": {"weights_sha256": "abc"}}, ValueError, "states the SHA-256 of its weights as 'abc', which is none"),
+        ("{", eqzoo.WeightsNotFoundError, "is not JSON"),
+        ({}, None, ""),
+        (None, None, ""),
+    ],
+)
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_hash_that_is_stated_is_checked_whatever_it_looks_like(tmp_path, monkeypatch, config, error, said, writable):
+    from eqzoo import hub
+
+    def download(repo_id, filename, cache_dir):
+        if filename == "config.json" and config is None:
+            raise hub._NoSuchFileError("none")
+        path = tmp_path / filename
+        path.write_text(config if isinstance(config, str) else json.dumps(config))
+        return path
+
+    monkeypatch.setattr(hub, "_download", download)
+    if not writable:
+        monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
+    if error is None:
+        assert hub.fetch_weights("somebody/something").name == "model.safetensors"
+        return
+    with pytest.raises(error, match=said) as caught:
+        hub.fetch_weights("somebody/something")
+    if said == "has sha256":
+        end = "It was removed" if writable else r"It cannot be removed from the cache \(read-only\): remove "
+        assert re.search(end, str(caught.value))

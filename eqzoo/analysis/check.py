@@ -25,7 +25,7 @@ from ..equivariance import (
     without_parallel,
 )
 from ..export.onnx_file import OnnxFile
-from ..groups import P4, P4M, Z2M, Group, cyclic, dihedral, whole
+from ..groups import P4, Group, whole
 from ..models import EquivariantNet
 from ..models._builder import known
 from ..models.loading import instantiate, load_network
@@ -33,9 +33,8 @@ from ..models.resolve import ModelSource, resolve
 from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 
-__all__ = ["CHECKED_GROUPS", "EquivarianceCheck", "check_equivariance"]
+__all__ = ["EquivarianceCheck", "check_equivariance"]
 
-CHECKED_GROUPS = {group.name: group for group in (cyclic(2), P4, Z2M, dihedral(2), P4M)}
 # Round-off, amplified by the depth of a network: the largest over the zoo is 5e-11 in float64.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2}
 
@@ -153,7 +152,7 @@ def check_equivariance(
         >>> check_equivariance("p4_cnn").exact, check_equivariance("z2_cnn").exact
         (True, False)
     """
-    asked = _group(group)
+    asked = None if group is None else group_to_check(group)
     if size is not None and (size := whole(size, "size is one whole number, the side of square images in pixels")) < 1:
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
@@ -187,15 +186,6 @@ def _timm(source: ModelSource, pretrained: bool) -> tuple[nn.Module, bool]:
     if pretrained and not source.has_weights:
         raise ValueError(f"timm has no weights of {source.name}; leave pretrained out")
     return instantiate(source, trained), trained
-
-
-def _group(group: Group | str | None) -> Group | None:
-    if not isinstance(group, str):
-        return None if group is None else group_to_check(group)
-    try:
-        return CHECKED_GROUPS[Group.from_name(group).name]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"the group to check is one of {', '.join(CHECKED_GROUPS)}; got {group!r}") from error
 
 
 @torch.no_grad()
@@ -255,7 +245,13 @@ def _module(
             raise
         report = None  # a layer does not take the fields of the network's group; its output is measured
         notes.append(f"Layers were not measured: {(mixed + lost)[0]}.")
-    logits = report.logits if report else element_errors(network, x, asked)
+    try:
+        logits = report.logits if report else element_errors(network, x, asked)
+    except RuntimeError as error:
+        sides = " x ".join(map(str, x.shape[2:]))
+        raise ValueError(
+            f"{subject} takes images of {sides}, but not all that {asked.name} makes of them: {error}"
+        ) from error
     features = report.features if report else {}
     layers = report.layers if report else {}
     worst = max(layers.items(), key=lambda item: item[1], default=None)
@@ -352,12 +348,12 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
-    def run(images: Tensor) -> Tensor:
+    def run(images: Tensor) -> list[Tensor]:
         try:
-            y = file(images.movedim(1, -1) if channels_last else images).double()
+            found = [y.double() for y in file.run(images.movedim(1, -1) if channels_last else images)]
         except Exception as error:  # ONNX Runtime has errors of its own
             raise ValueError(f"{path} does not run on images of {' x '.join(map(str, shape))}: {error}") from error
-        return y.movedim(-1, 1) if channels_last and y.ndim == 4 else y
+        return [y.movedim(-1, 1) if channels_last and y.ndim == 4 else y for y in found]
 
     limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
     _check_depends_on_image(run, x, file.dtype, str(path))
@@ -384,7 +380,7 @@ def _of_grid(name: str) -> Group | None:
     except ValueError:
         return None
     found = Group(next(n for n in (4, 2, 1) if group.rotations % n == 0), group.reflections)
-    return CHECKED_GROUPS.get(found.name)
+    return found if found.order > 1 else None
 
 
 def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[int, int, int], int, bool]:

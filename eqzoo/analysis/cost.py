@@ -52,8 +52,13 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
         raise ValueError(f"{type(model).__name__} has no input_size; pass one, (channels, height, width)")
     parameter = next(model.parameters(), torch.empty(0))
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    with evaluation_mode(model), counter:
-        model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
+    fused = torch.backends.mha.get_fastpath_enabled()  # torch's transformers in one operation, which is not counted
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with evaluation_mode(model), counter:
+            model(torch.zeros(1, *size, dtype=parameter.dtype, device=parameter.device))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
     return int(counter.get_total_flops()) // 2
 
 

@@ -118,8 +118,10 @@ def _promise(r: dict[str, Any]) -> str:
         return "It is the baseline: equivariant to translations alone, not to rotations."
     if r["equivariance_error"] > EXACT:
         return f"It is approximately equivariant under {group}: the table of results has the error."
-    between = ", and approximately to the rotations between them" if group.startswith("r") else ""
-    return f"It is exactly equivariant to {_elements(group)} by construction (group {group}){between}."
+    if not (elements := _elements(group)):
+        return f"It is approximately equivariant under {group}: no rotation of it maps the pixel grid onto itself."
+    between = "" if Group.from_name(group).on_grid else ", and approximately to the rotations between them"
+    return f"It is exactly equivariant to {elements} by construction (group {group}){between}."
 
 
 def _elements(group: str) -> str:
@@ -135,7 +137,7 @@ def _rotations(r: dict[str, Any]) -> str:
     if r["group"] == "z2m":
         return "It is exact for reflections; its accuracy on rotated images depends on its training."
     curve = " The curve over the angle shows its accuracy there." if "rotation_curve" in r else ""
-    if r["equivariance_error"] > EXACT:
+    if r["equivariance_error"] > EXACT or not _elements(r["group"]):
         return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
     degrees = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
     return (

@@ -61,14 +61,16 @@ def read_results(run: Path) -> dict[str, Any]:
 def check_name(name: str, source: str) -> None:
     """Raises ValueError unless a checkpoint's name, which is that of its folder and of its Hub repo, is no path."""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"{source}: the name of a checkpoint has letters, digits, dots and dashes, got {name!r}")
+        raise ValueError(
+            f"{source}: the name of a checkpoint has letters, digits, underscores, dots and dashes, got {name!r}"
+        )
 
 
 def with_label_names(results: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The results of classes that were numbers, with names for them.
 
     Raises:
-        ValueError: If the classes have names already, or there are more or fewer of them.
+        ValueError: If the classes have names already, there are more or fewer of them, or two are equal.
     """
     before = [*(results.get("label_names") or ()), *(row["name"] for row in results.get("classes") or ())]
     if named := [name for name in before if not name.isdecimal()]:
@@ -79,6 +81,8 @@ def with_label_names(results: dict[str, Any], names: Sequence[str]) -> dict[str,
     rows = results.get("classes") or []
     if rows and len(rows) != len(names):
         raise ValueError(f"{len(names)} names for {len(rows)} classes: {', '.join(names)}")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"two classes are named {twice[0]!r}; give each a name of its own")
     renamed = results | {"label_names": list(names)}
     if rows:
         renamed["classes"] = [row | {"name": name} for row, name in zip(rows, names, strict=True)]

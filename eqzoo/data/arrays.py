@@ -71,7 +71,9 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
 def images_shape(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """The shape of the first array of images of a .npz file, by `_UNLABELED`, without reading its pixels."""
     with zipfile.ZipFile(path) as file:
-        name = next(f"{name}.npy" for name in _UNLABELED if f"{name}.npy" in file.namelist())
+        name = next((f"{name}.npy" for name in _UNLABELED if f"{name}.npy" in file.namelist()), None)
+        if name is None:
+            raise ValueError(f"{path} has no images; they are arrays {', '.join(_UNLABELED)}")
         with file.open(name) as array:
             first = np.lib.format.read_magic(array) == (1, 0)
             header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0

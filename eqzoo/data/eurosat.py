@@ -63,7 +63,7 @@ def eurosat(data_dir: str | os.PathLike[str], download: bool = False) -> dict[st
             f"no EuroSAT in {folder}: put its class folders there, name the folder that holds eurosat/2750 with "
             "--data-dir, or pass --download to fetch it"
         )
-    found = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    found = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
     if found != EUROSAT_CLASSES:
         raise ValueError(
             f"{folder} holds the class folders {', '.join(found) or 'none'}; EuroSAT's are {', '.join(EUROSAT_CLASSES)}"

@@ -108,22 +108,28 @@ def torchvision_set(
         ways = {ours: [{"split": theirs} for theirs in names] for ours, names in _SPLITS.items()}
     else:
         ways = {"train": [{}]}
-    found = {}
+    found, refused = {}, ""
     for ours, tries in ways.items():
         for arguments in tries:
             try:
                 found[ours] = cls(data_dir, **arguments, **more)
-            except ValueError:  # no split of that name
+            except ValueError as error:
+                if "split" not in arguments:
+                    raise ValueError(f"torchvision cannot read {name} in {data_dir}: {error}") from error
+                refused = str(error)  # no split of that name
                 continue
             except RuntimeError as error:
-                raise FileNotFoundError(f"no {name} in {data_dir} ({error}); --download fetches it") from error
+                way = "; the download failed" if download else "; --download fetches it"
+                raise FileNotFoundError(f"no {name} in {data_dir} ({error}){way}") from error
             except TypeError as error:
                 raise ValueError(
                     f"torchvision's {name} needs further arguments ({error}); create it in Python and pass the splits"
                 ) from error
             break
     if "train" not in found:
-        raise ValueError(f"torchvision's {name} has no split named train; create it in Python and pass the splits")
+        raise ValueError(
+            f"torchvision's {name} has no split named train ({refused}); create it in Python and pass the splits"
+        )
     splits = {}
     for ours, pairs in found.items():
         source = f"torchvision's {name}, {ours}"

@@ -1,7 +1,8 @@
 """Image folders: one sub-folder per class, inside ``train``, ``val`` and ``test`` or without them."""
 
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from .._common import usable_cores
-from .images import check_header, is_grayscale, load_image, preprocess, unidentified
+from .images import check_frames, check_header, is_grayscale, load_image, preprocess, unidentified
 from .splits import AnySplit, Split, Streamed
 
 __all__ = [
@@ -179,6 +180,7 @@ def _check(path: Path) -> bool:
     try:
         with Image.open(path) as image:
             check_header(image)
+            check_frames(image)
     except UnidentifiedImageError as error:
         raise ValueError(unidentified(path)) from error
     return True
@@ -188,13 +190,27 @@ def images_below(folder: Path) -> list[Path]:
     """The image files in a folder and the folders in it, sorted, without hidden ones."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in IMG_EXTENSIONS
-        and not path.is_dir()  # a link that leads nowhere is a file that cannot be read
-        and not any(map(_hidden, path.relative_to(folder).parts))
-    )
+    return sorted(path for path in _below(folder) if path.suffix.lower() in IMG_EXTENSIONS)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All files in a folder and the folders in it, also behind links, without hidden ones.
+
+    A link that leads nowhere is a file, which then cannot be read. Folders that cannot be read are an error.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen = set()
+    for root, folders, files in os.walk(folder, followlinks=True, onerror=fail):
+        status = Path(root).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder above, or a second one to the same
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if not _hidden(name)]
+        yield from (Path(root, name) for name in files if not _hidden(name))
 
 
 def left_out(folder: Path) -> list[str]:
@@ -202,11 +218,7 @@ def left_out(folder: Path) -> list[str]:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     found = Counter(
-        path.suffix.lower()
-        for path in folder.rglob("*")
-        if path.suffix.lower() in _OTHER_IMAGES
-        and path.is_file()
-        and not any(map(_hidden, path.relative_to(folder).parts))
+        path.suffix.lower() for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES and path.is_file()
     )
     count = found.total()
     if not count:
@@ -229,10 +241,13 @@ def _hidden(name: str) -> bool:
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
-    """The folder of the first of these names, in lower or upper case."""
+    """The folder that has one of these names, in lower or upper case; raises ValueError if there are several."""
     entries = sorted(path.iterdir()) if path.is_dir() else []
-    found = {entry.name.casefold(): entry for entry in entries if entry.is_dir()}
-    return next((found[name] for name in names if name in found), None)
+    found = [entry for entry in entries if entry.is_dir() and entry.name.casefold() in names]
+    if len(found) > 1:
+        several = " and ".join(entry.name for entry in found)
+        raise ValueError(f"{path} has the folders {several} for the same images; join them, or rename one")
+    return found[0] if found else None
 
 
 def _class_beside(path: Path, train: Path) -> str | None:

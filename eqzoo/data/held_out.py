@@ -157,7 +157,7 @@ def _of_array(name: str, path: Path, count: int) -> list[str]:
 
 
 def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
-    outer = 2 if split_folder(path, "train") else 1  # train/<class>/... or <class>/...
+    outer = 2 if any(split_folder(path, part) for part in _NOUNS) else 1  # train/<class>/... or <class>/...
     below = [file.split("/", outer)[outer] for file in files]
     if split_by == "folder":
         found = [name.partition("/")[0] if "/" in name else None for name in below]

@@ -58,8 +58,8 @@ def normalize(
             `torchvision.transforms.ToTensor`: none is above 2, as `preprocess` may go beyond 1 at edges, and not all
             are 0. Multiply them by 255 before. Also if a value is above 510, as raw counts have.
     """
-    if isinstance(images, np.ndarray):
-        raise TypeError("images are a tensor, got ndarray; torch.as_tensor(images) makes one")
+    if isinstance(images, np.ndarray | Sequence):
+        raise TypeError(f"images are a tensor, got {type(images).__name__}; torch.as_tensor(images) makes one")
     if not dtype.is_floating_point:
         raise TypeError(f"normalized images are of a floating point type such as torch.float32, got {dtype}")
     if isinstance(images, Tensor) and not torch.jit.is_tracing():  # type: ignore[attr-defined]
@@ -171,9 +171,12 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         gray = _deep(image, bits)
         gray = 255 - gray if white_is_zero else gray
+        opacity = torch.full_like(gray, 255)
+        if isinstance(value := image.info.get("transparency"), int):
+            opacity[torch.from_numpy(np.asarray(image) == value)] = 0
         if channels == 4:
-            return torch.stack([gray, gray, gray, torch.full_like(gray, 255)])
-        return gray.expand(channels, -1, -1).contiguous()
+            return torch.stack([gray, gray, gray, opacity])
+        return (gray * (opacity / 255)).expand(channels, -1, -1).contiguous()
     if channels < 4 and (image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info):
         seen = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
@@ -210,7 +213,7 @@ class _UnknownRangeError(_UnsuitableError):
         )
 
 
-def _check_frames(image: Image.Image) -> None:
+def check_frames(image: Image.Image) -> None:
     """Raises ValueError if a file holds several images, unless the others are smaller copies of the first."""
     count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES else 1
     width, height = image.size
@@ -272,12 +275,15 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
         raise FileNotFoundError(f"no image at {path}")
     try:
         with Image.open(path) as image:
-            _check_frames(image)
+            check_frames(image)
             return pixels(image, channels)
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
     except MemoryError:
         raise
+    except Image.DecompressionBombError as error:
+        way = "cut it into tiles or scale it down, or set PIL.Image.MAX_IMAGE_PIXELS"
+        raise ValueError(f"{path} has more pixels than Pillow reads: {way} ({error})") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
         said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
         arrays = Path(path).suffix.lower() in (".npz", ".npy", ".h5", ".hdf5")

@@ -186,8 +186,8 @@ def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[st
         return dict(splits)
     count = len(splits["train"])
     size = max(1, count // 10) if size is None else size
-    if size >= count:
-        raise ValueError(f"valid_size is less than the {count} training images, got {size}")
+    if not 0 <= size < count:
+        raise ValueError(f"valid_size is at least 0 and less than the {count} training images, got {size}")
     if size == 0:
         return dict(splits)
     # RandomState, whose streams are frozen; those of torch and of numpy's newer generators may change.
@@ -209,11 +209,11 @@ def per_class(split: AnySplit, count: int) -> AnySplit:
     """A subset with the same number of images of each class; smaller subsets are contained in larger ones.
 
     Raises:
-        ValueError: If a class has fewer images than ``count``.
+        ValueError: If a class has fewer images than ``count``, or that is less than 1.
     """
     smallest = int(split.labels.bincount().min())
-    if count > smallest:
-        raise ValueError(f"samples_per_class is at most {smallest}, the size of the smallest class, got {count}")
+    if not 1 <= count <= smallest:
+        raise ValueError(f"samples_per_class is from 1 to {smallest}, the size of the smallest class, got {count}")
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
     labels = split.labels[order]
     chosen = [order[labels == label][:count] for label in labels.unique()]

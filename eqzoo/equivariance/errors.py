@@ -231,6 +231,8 @@ def _measured(x: Any) -> Any:
     """The input in float64 on the CPU; the fields of some layers are named tuples of tensors."""
     if isinstance(x, Tensor):
         return x.detach().to("cpu", torch.float64)
+    if not isinstance(x, tuple):
+        raise TypeError(f"x is a tensor, such as torch.from_numpy(x) of an array, got {type(x).__name__}")
     return type(x)(*map(_measured, x))
 
 

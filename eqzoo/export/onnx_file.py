@@ -54,14 +54,20 @@ class OnnxFile:
             found = ", ".join(f"{each.name}: {each.type}" for each in inputs)
             raise ValueError(f"{path} needs a single floating-point input, a batch of images; it has {found}")
         self._name = inputs[0].name
+        self.outputs = tuple(output.name for output in self._session.get_outputs())
         self.dtype = _TYPES[inputs[0].type]
         # A dynamic side is None.
         self.input_shape = tuple(side if isinstance(side, int) else None for side in inputs[0].shape)
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The output for a batch of images."""
-        return torch.from_numpy(self._session.run(None, {self._name: x.to(self.dtype).contiguous().numpy()})[0])
+        """The first output for a batch of images."""
+        return self.run(x)[0]
+
+    def run(self, x: Tensor) -> list[Tensor]:
+        """All outputs for a batch of images."""
+        found = self._session.run(None, {self._name: x.to(self.dtype).contiguous().numpy()})
+        return [torch.from_numpy(output) for output in found]
 
 
 def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, about: dict[str, str]) -> Counter[str]:

@@ -23,6 +23,7 @@ __all__ = [
     "draw_above",
     "draw_map",
     "draw_ring",
+    "literal",
     "new_figure",
     "norm_of",
     "panels",
@@ -32,6 +33,11 @@ SEQUENTIAL = "cividis"
 SIGNED = "PuOr"
 # The palette of Okabe and Ito, distinguishable with all kinds of color vision, without black and the pale yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+def literal(names: Sequence[str]) -> list[str]:
+    """Names as they are: matplotlib sets what is between two dollars as mathematics."""
+    return [name.replace("$", r"\$") for name in names]
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -17,6 +17,7 @@ from ._draw import (
     draw_above,
     draw_map,
     draw_ring,
+    literal,
     new_figure,
     norm_of,
     panels,
@@ -291,7 +292,9 @@ def plot_rotation_curve(
         angles, heights = _closed(list(degrees), list(values))
         style = _LINES[(place // len(COLORS)) % len(_LINES)]
         color = COLORS[place % len(COLORS)]
-        axes.plot(angles, heights, style, color=color, marker="o", markersize=3, label=name, clip_on=False)
+        axes.plot(
+            angles, heights, style, color=color, marker="o", markersize=3, label=literal([name])[0], clip_on=False
+        )
     axes.set(xlabel="rotation angle in degrees", ylabel=label, xlim=(min(degrees), max([*degrees, 360])))
     axes.set_xticks([a for a in range(0, 361, 45) if min(degrees) <= a])
     for quarter in (90, 180, 270):

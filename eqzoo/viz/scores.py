@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ._draw import SEQUENTIAL, new_figure
+from ._draw import SEQUENTIAL, literal, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,4 +57,4 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
 def _shown(names: Sequence[str]) -> list[str]:
     """The names, abbreviated if long, or class numbers if abbreviations would be equal."""
     short = [name if len(name) <= _LONGEST else f"{name[:8]}…{name[-7:]}" for name in names]
-    return short if len(set(short)) == len(set(names)) else [str(i) for i in range(len(names))]
+    return literal(short) if len(set(short)) == len(set(names)) else [str(i) for i in range(len(names))]

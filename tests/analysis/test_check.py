@@ -206,7 +206,7 @@ def test_sources_that_are_not_there_or_do_not_say_what_they_are(tmp_path):
     ):
         with pytest.raises(error, match=message):
             eqzoo.check_equivariance(source)
-    with pytest.raises(ValueError, match="the group to check is one of r2, p4"):
+    with pytest.raises(ValueError, match="no group is named 'p6'"):
         eqzoo.check_equivariance("p4_cnn", group="p6")
     with pytest.raises(ValueError, match="neither"):
         load_network("p4_cnn", model="p4_cnn")
@@ -567,3 +567,37 @@ def test_the_group_of_a_network_is_no_name():
     for measure in (eqzoo.check_equivariance, eqzoo.equivariance_error):
         with pytest.raises(TypeError, match=r"the attribute group of Sequential is an eqzoo\.Group .*got 'p4m'"):
             measure(network)
+
+
+def test_all_outputs_of_an_onnx_file_are_checked(tmp_path):
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    weight = onnx.numpy_helper.from_array(torch.randn(4, 3, 3, 3).float().numpy(), "weight")
+    float32 = onnx.TensorProto.FLOAT
+    nodes = [
+        onnx.helper.make_node("GlobalAveragePool", ["x"], ["y"]),
+        onnx.helper.make_node("Conv", ["x", "weight"], ["z"], kernel_shape=[3, 3]),
+    ]
+    for name, outputs, exact in (("one", "y", True), ("two", "yz", False)):
+        ends = [onnx.helper.make_tensor_value_info(end, float32, None) for end in outputs]
+        image = onnx.helper.make_tensor_value_info("x", float32, ["n", 3, 8, 8])
+        graph = onnx.helper.make_graph(nodes[: len(outputs)], "net", [image], ends, [weight])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+        onnx.save(model, tmp_path / f"{name}.onnx")
+        assert eqzoo.check_equivariance(tmp_path / f"{name}.onnx").exact == exact
+
+
+def test_a_network_that_does_not_take_the_rotated_image_says_so():
+    class Positioned(nn.Module):
+        input_size = (3, 8, 16)
+
+        def __init__(self):
+            super().__init__()
+            self.position = nn.Parameter(torch.randn(3, 8, 16))
+
+        def forward(self, x):
+            return (x * self.position).sum((2, 3))
+
+    with pytest.raises(ValueError, match="takes images of 8 x 16, but not all that p4 makes of them"):
+        eqzoo.check_equivariance(Positioned())
+    assert not eqzoo.check_equivariance(Positioned(), "r2").exact

@@ -143,3 +143,20 @@ def test_throughput_names_the_vectors_of_the_processor(monkeypatch, vectors, sai
     """Some names, such as "AMD EPYC", are those of processors of several kinds."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
     assert said in throughput(nn.Identity(), (1, 4, 4), min_seconds=1e-3)["machine"]
+
+
+def test_attention_of_torchs_own_transformers_is_counted():
+    """In evaluation mode torch computes them in one operation, which its counter does not know."""
+
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dtype=torch.float32)
+
+        def forward(self, x):
+            return self.layer(x.flatten(2).mT)
+
+    tokens, width, hidden = 20, 16, 32
+    products = tokens * (4 * width**2 + 2 * width * hidden) + 2 * tokens**2 * width
+    assert eqzoo.multiply_adds(Tokens(), (16, 4, 5)) == products
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -1,6 +1,7 @@
 """Data sets, image files, preprocessing and augmentation."""
 
 import hashlib
+import io
 import math
 import multiprocessing
 import os
@@ -8,6 +9,7 @@ import re
 import shutil
 import struct
 import warnings
+import zlib
 from collections import Counter
 from dataclasses import replace
 from urllib.error import URLError
@@ -40,7 +42,9 @@ from eqzoo.data import (
     rotmnist,
     rotmnist_from_amat,
 )
+from eqzoo.data import folder as image_folders
 from eqzoo.data.datasets import DATASETS, SIDES
+from eqzoo.data.folder import image_folder
 from eqzoo.groups import P4M, transform
 from tests.conftest import ROOT
 from tests.digits import rotating
@@ -1077,3 +1081,63 @@ def test_augmentation_of_numbers_of_any_range():
 def test_raw_counts_are_told():
     with pytest.warns(UserWarning, match="the largest value of the images is 5500: normalize takes values in 0 to 255"):
         normalize(torch.full((1, 1, 4, 4), 5500.0), (0.5,), (0.5,), torch.float32)
+
+
+def test_images_behind_links_are_read_once(tmp_path):
+    torch.set_default_dtype(torch.float64)
+    image = Image.fromarray(np.zeros((8, 8), np.uint8))
+    for name in ("set/train/a/p1", "set/train/b/p1", "elsewhere/p2"):
+        (tmp_path / name).mkdir(parents=True)
+        image.save(tmp_path / name / "1.png")
+    (tmp_path / "set/train/a/p2").symlink_to(tmp_path / "elsewhere/p2")
+    (tmp_path / "set/train/a/p1/again").symlink_to(tmp_path / "set/train/a")  # a loop
+    found = image_folder(tmp_path / "set", (1, 8, 8))["train"]
+    assert found.files == ("train/a/p1/1.png", "train/a/p2/1.png", "train/b/p1/1.png")
+
+
+def test_two_folders_for_one_split_are_an_error(tmp_path):
+    save_folder(tmp_path)
+    (tmp_path / "training" / "a").mkdir(parents=True)
+    with pytest.raises(ValueError, match="has the folders train and training for the same images; join them"):
+        image_folder(tmp_path, (1, 28, 28))
+
+
+def test_numbers_of_images_that_are_none():
+    splits = {"train": Split(torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2)}
+    for size in (-5, 20):
+        with pytest.raises(ValueError, match=f"valid_size is at least 0 and less than the 20 .*, got {size}"):
+            hold_out(splits, size)
+    for count in (-1, 0, 11):
+        with pytest.raises(ValueError, match=f"samples_per_class is from 1 to 10, .* got {count}"):
+            per_class(splits["train"], count)
+
+
+def test_a_stack_is_refused_before_the_training_where_images_are_streamed(tmp_path, monkeypatch):
+    save_folder(tmp_path)
+    pages = [Image.fromarray(np.full((28, 28), 9 * i, np.uint8)) for i in range(3)]
+    first = next((tmp_path / "train").rglob("*.png")).with_suffix(".tif")
+    pages[0].save(first, save_all=True, append_images=pages[1:])
+    monkeypatch.setattr(image_folders, "MEMORY_LIMIT", 0)
+    with pytest.raises(ValueError, match="it holds 3 images"):
+        image_folder(tmp_path, (1, 28, 28))
+
+
+def test_a_transparent_color_of_16_bits_is_black(tmp_path):
+    values = np.array([[0, 1000], [65_535, 30_000]], np.uint16)
+    chunk = b"tRNS" + struct.pack(">H", 65_535)
+    png = io.BytesIO()
+    Image.fromarray(values).save(png, "PNG")
+    data = png.getvalue()
+    place = data.index(b"IDAT") - 4
+    trns = struct.pack(">I", 2) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    (tmp_path / "a.png").write_bytes(data[:place] + trns + data[place:])
+    gray = load_image(tmp_path / "a.png", 1)[0]
+    assert (gray[1, 0], gray[0, 1] > 0, gray[1, 1] > 0) == (0, True, True)
+    assert load_image(tmp_path / "a.png", 4)[3].tolist() == [[255, 255], [0, 255]]
+
+
+def test_images_beyond_pillows_limit_say_so(tmp_path, monkeypatch):
+    Image.new("L", (64, 64)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(ValueError, match=r"a\.png has more pixels than Pillow reads: cut it into tiles"):
+        load_image(tmp_path / "a.png", 1)

@@ -10,7 +10,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cards import render_card
 from eqzoo.cli import main as command_line
-from eqzoo.data import Split, Streamed, complete_splits, image_sources, source_counts
+from eqzoo.data import Split, Streamed, complete_splits, image_sources, labeled_images, source_counts
 from eqzoo.data.held_out import _held_out
 
 
@@ -231,3 +231,11 @@ def test_sources_in_several_folders_of_ones_own_are_an_error(folder, tmp_path, c
     assert command_line.main([str(arg) for arg in [*args, "folder"]]) == 2
     said = "1 source is in several splits, such as 'patient1' among the training and validation images: move"
     assert said in capsys.readouterr().err
+
+
+def test_sources_of_a_folder_that_has_test_images_alone(tmp_path):
+    for name in ("test/a/p1", "test/a/p2", "test/b/p1"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / name / "1.png")
+    split, _ = labeled_images(tmp_path, 4, 1)
+    assert image_sources("folder", tmp_path, split) == ["p1", "p2", "p1"]

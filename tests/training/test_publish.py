@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo.cards import (
     REPO_FILES,
+    card,
     draw_rotation_curve,
     draw_training_curve,
     published_config,
@@ -24,6 +25,7 @@ from eqzoo.cards import (
     render_table,
     repository,
 )
+from eqzoo.cards.repository import with_label_names
 from eqzoo.cli import main as command_line
 from eqzoo.engine.metrics import scores
 from tests.conftest import ROOT
@@ -561,3 +563,24 @@ def test_an_onnx_file_stands_beside_the_weights_and_is_the_same_again(tmp_path):
     publish.main([str(folder), "--onnx"])
     assert (folder / "model.onnx").read_bytes() == first
     assert "model.onnx" in REPO_FILES
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("p4", "It is exactly equivariant to 90° rotations by construction (group p4)."),
+        ("r2", "It is exactly equivariant to 180° rotations by construction (group r2)."),
+        ("r8", "to 90° rotations by construction (group r8), and approximately to the rotations between them."),
+        ("r3", "It is approximately equivariant under r3: no rotation of it maps the pixel grid onto itself."),
+    ],
+)
+def test_a_card_promises_what_the_group_keeps(group, said):
+    assert card._promise({"group": group, "equivariance_error": 1e-15}).endswith(said)
+    limits = card._rotations({"group": group, "equivariance_error": 1e-15})
+    assert limits.startswith("It is approximate" if group == "r3" else "It is exact for")
+
+
+def test_two_classes_of_one_name_are_not_published():
+    results = {"classes": [{"name": "0"}, {"name": "1"}]}
+    with pytest.raises(ValueError, match="two classes are named 'a'; give each a name of its own"):
+        with_label_names(results, ["a", "a"])

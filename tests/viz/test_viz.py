@@ -1,6 +1,7 @@
 """Visualization: attention weights against the layers' outputs, equivariance of maps, and legible figures."""
 
 import dataclasses
+import io
 import itertools
 import sys
 
@@ -423,3 +424,11 @@ def test_error_maps_of_a_network_whose_features_are_tokens():
     assert max(found.errors.values()) < 1e-12
     hybrid = OcticViT(num_classes=3, img_size=16, patch_size=4, embed_dim=32, depth=2, num_heads=2, invariant=False)
     assert viz.error_maps(hybrid, x, group=P4).errors[1] > 1e-3
+
+
+def test_names_with_dollars_are_drawn_as_they_are():
+    names = ["$_$", "$5-$10"]
+    figure = viz.plot_confusion([[1, 0], [0, 1]], names)
+    figure.savefig(io.BytesIO())
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == [r"\$_\$", r"\$5-\$10"]
+    viz.plot_rotation_curve({"$_$": [1.0, 2.0]}, [0, 90]).savefig(io.BytesIO())
