@@ -18,13 +18,10 @@ __all__ = ["AUGMENTATIONS", "augment", "draw"]
 _OVERSHOOT = 64  # by which interpolated values may lie beyond 0 to 255
 
 
-_COLUMNS = (4, 3)
-
-
 def draw(count: int, generator: torch.Generator) -> Tensor:
     """Random numbers for `augment`, uniform in [0, 1): ``(count, 7)`` float32, a row for each image."""
     # Two draws: the first four columns are those that runs had before there were changes of color.
-    parts = [torch.rand(count, columns, generator=generator, dtype=torch.float32) for columns in _COLUMNS]
+    parts = [torch.rand(count, columns, generator=generator, dtype=torch.float32) for columns in (4, 3)]
     return torch.cat(parts, 1)
 
 
@@ -70,7 +67,7 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
     """
     if name not in AUGMENTATIONS:
         raise ValueError(f"augmentations are {', '.join(AUGMENTATIONS)}; got {name!r}")
-    if images.ndim != 4 or numbers.shape != (len(images), sum(_COLUMNS)):
+    if images.ndim != 4 or len(numbers) != len(images):
         raise ValueError(
             "images are (n, channels, height, width), and numbers a row for each, as draw(n, generator) gives; got "
             f"{tuple(images.shape)} and {tuple(numbers.shape)}"

@@ -213,7 +213,9 @@ def per_class(split: AnySplit, count: int) -> AnySplit:
     """
     smallest = int(split.labels.bincount().min())
     if not 1 <= count <= smallest:
-        raise ValueError(f"samples_per_class is from 1 to {smallest}, the size of the smallest class, got {count}")
+        raise ValueError(
+            f"samples_per_class is at least 1 and at most {smallest}, the size of the smallest class, got {count}"
+        )
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
     labels = split.labels[order]
     chosen = [order[labels == label][:count] for label in labels.unique()]

@@ -13,6 +13,7 @@ __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
 _STATISTICS = ("running_mean", "running_var")
 _HALF = (torch.float16, torch.bfloat16)
+_LARGEST = 30_000.0  # variance in a fused norm, below the largest number of float16
 
 
 class GroupBatchNorm2d(nn.BatchNorm3d):
@@ -92,24 +93,18 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
         For inference only: in training mode the plain layer has separate statistics for every plane.
         """
-        norm = _PlaneBatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
-        norm = norm.to(self.weight.device, self.weight.dtype if self.running_var is None else self.running_var.dtype)
+        norm = nn.BatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
+        norm = norm.to(self.weight.device, self.weight.dtype)
+        assert self.running_mean is not None
+        assert self.running_var is not None
         with torch.no_grad():
-            for name in ("weight", "bias", *_STATISTICS):
-                getattr(norm, name).copy_(getattr(self, name).repeat_interleave(self.group.order))
+            # So that the plain layer, too, may be cast to float16: what is left of a variance goes into the scale.
+            var = self.running_var.clamp(max=_LARGEST)
+            scale = self.weight * ((var + self.eps) / (self.running_var + self.eps)).sqrt()
+            values = {"weight": scale, "bias": self.bias, "running_mean": self.running_mean, "running_var": var}
+            for name, value in values.items():
+                getattr(norm, name).copy_(value.repeat_interleave(self.group.order))
         return norm.train(self.training)
-
-
-class _PlaneBatchNorm2d(nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` whose vectors keep float32 where they would get 16 bits; torch takes them of one type."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "_PlaneBatchNorm2d":
-        def cast(before: Tensor) -> Tensor:
-            after = fn(before)
-            narrowed = after.dtype in _HALF and before.dtype not in _HALF
-            return before.to(after.device, torch.float32) if narrowed else after
-
-        return super()._apply(cast, recurse)
 
 
 class GroupLayerNorm2d(nn.GroupNorm):

@@ -1108,7 +1108,7 @@ def test_numbers_of_images_that_are_none():
         with pytest.raises(ValueError, match=f"valid_size is at least 0 and less than the 20 .*, got {size}"):
             hold_out(splits, size)
     for count in (-1, 0, 11):
-        with pytest.raises(ValueError, match=f"samples_per_class is from 1 to 10, .* got {count}"):
+        with pytest.raises(ValueError, match=f"samples_per_class is at least 1 and at most 10, .* got {count}"):
             per_class(splits["train"], count)
 
 
