@@ -269,7 +269,7 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         ((tuned.folder, "--label-names", "cross", "blob", "bar"), "the classes have names already, 'bar' and others"),
         (
             (tuned.folder, "--checkpoint", "../x"),
-            "--checkpoint: the name of a checkpoint has letters, digits, dots and",
+            "--checkpoint: the name of a checkpoint has letters, digits, underscores, dots and",
         ),
         ((tmp_path,), "results.json; if it is a run of training/train.py"),
         ((tmp_path / "nowhere",), "nowhere; give the one that eqzoo finetune wrote"),
