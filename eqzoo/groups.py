@@ -117,6 +117,11 @@ class Group:
         return tuple(g for g in self.elements if 4 * (g % self.rotations) % self.rotations == 0)
 
     @property
+    def of_grid(self) -> "Group":
+        """The subgroup of the `grid_elements`: ``Group(8).of_grid`` is p4, ``Group(3).of_grid`` z2."""
+        return Group(math.gcd(self.rotations, 4), self.reflections)
+
+    @property
     def on_grid(self) -> bool:
         """Whether every element maps the pixel grid onto itself."""
         return len(self.grid_elements) == self.order

@@ -209,7 +209,8 @@ def _stated_sha256(config: object, repo_id: str) -> str | None:
         return None
     if not isinstance(sha256, str) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
         raise ValueError(
-            f"{CONFIG_NAME} of {_url(repo_id)} states the SHA-256 of its weights as {sha256!r}, which is none"
+            f"{CONFIG_NAME} of {_url(repo_id)} states the SHA-256 of its weights as {sha256!r}, which is none: take "
+            "another revision (<owner>/<repo>@<revision>), or ask the author to publish again"
         )
     return sha256.lower()
 

@@ -97,6 +97,12 @@ def test_an_orbit_first_asked_for_on_another_device_is_usable_everywhere():
 
 def test_names_and_grid():
     assert [g.name for g in (Z2, Z2M, P4, P4M, cyclic(8), dihedral(6))] == ["z2", "z2m", "p4", "p4m", "r8", "r6m"]
+    assert all(g.of_grid == g for g in GRID)
+    assert [Group(n, True).of_grid.rotations for n in (3, 6, 8, 12)] == [1, 2, 4, 4]
+    for n in (3, 6, 8, 12):
+        found = Group(n, True).of_grid
+        assert found.order == len(Group(n, True).grid_elements)
+        assert found.reflections
     assert all(g.on_grid for g in GRID)
     assert cyclic(8).grid_elements == (0, 2, 4, 6)
     assert cyclic(3).grid_elements == (0,)

@@ -250,7 +250,8 @@ def _module(
     except RuntimeError as error:
         sides = " x ".join(map(str, x.shape[2:]))
         raise ValueError(
-            f"{subject} takes images of {sides}, but not all that {asked.name} makes of them: {error}"
+            f"{subject} takes images of {sides} (height, width), but not all that {asked.name} makes of them; check "
+            f"r2, or square images by size ({error})"
         ) from error
     features = report.features if report else {}
     layers = report.layers if report else {}
@@ -376,10 +377,9 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
 def _of_grid(name: str) -> Group | None:
     """The elements of a named group that map the pixel grid to itself; None if there is no rotation or reflection."""
     try:
-        group = Group.from_name(name)
+        found = Group.from_name(name).of_grid
     except ValueError:
         return None
-    found = Group(next(n for n in (4, 2, 1) if group.rotations % n == 0), group.reflections)
     return found if found.order > 1 else None
 
 

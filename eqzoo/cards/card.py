@@ -1,7 +1,6 @@
 """Renders a model card and the table of results; every number comes from results.json or the papers' table."""
 
 import json
-import math
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -127,7 +126,7 @@ def _promise(r: dict[str, Any]) -> str:
 def _elements(group: str) -> str:
     """The elements of a group on the pixel grid, in words."""
     named = Group.from_name(group)
-    degrees = _STEPS[math.gcd(named.rotations, 4)]
+    degrees = _STEPS[named.of_grid.rotations]
     return " and ".join([f"{degrees}° rotations"] * (degrees < 360) + ["reflections"] * named.reflections)
 
 
@@ -139,7 +138,7 @@ def _rotations(r: dict[str, Any]) -> str:
     curve = " The curve over the angle shows its accuracy there." if "rotation_curve" in r else ""
     if r["equivariance_error"] > EXACT or not _elements(r["group"]):
         return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
-    degrees = _STEPS[math.gcd(Group.from_name(r["group"]).rotations, 4)]
+    degrees = _STEPS[Group.from_name(r["group"]).of_grid.rotations]
     return (
         f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of {degrees}° its "
         f"accuracy depends on its training.{curve}"

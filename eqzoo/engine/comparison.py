@@ -1,7 +1,6 @@
 """Another network, trained on the same images in the same time as a fine-tuned one."""
 
 import json
-import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,6 @@ from torch import nn
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
-from ..groups import Group
 from .defaults import keeps_statistics, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
 from .loop import train
@@ -189,8 +187,7 @@ def train_baseline(
     split = splits[evaluated]
     curve = metrics["rotation_curve"]
     rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
-    group = weightless(own.model, **own.model_args).group
-    copies = Group(math.gcd(group.rotations, 4), group.reflections)  # of an image that its pixels allow
+    copies = weightless(own.model, **own.model_args).group.of_grid
     total = copies.order * len(split) + len(curve["angles"]) * len(rotated)
     with torch.no_grad(), evaluation_bar(model, total, recipe.channels_last):
         probabilities = copy_probabilities(model, split, copies, workers)

@@ -76,11 +76,7 @@ def predict_quarter_rotations(model: nn.Module, split: AnySplit, workers: int = 
     Raises:
         ValueError: If logits are not finite.
     """
-    batches = [
-        torch.stack([model(transform(x, P4, g, "trivial")).cpu() for g in P4.elements])
-        for x in inputs(model, split, BATCH_SIZE, workers)
-    ]
-    return finite(torch.cat(batches, 1)).argmax(2)
+    return _copy_logits(model, split, P4, workers).argmax(2)
 
 
 @torch.no_grad()
@@ -99,11 +95,16 @@ def copy_probabilities(model: nn.Module, split: AnySplit, group: Group, workers:
     Raises:
         ValueError: If logits are not finite.
     """
+    return _copy_logits(model, split, group, workers).double().softmax(2)
+
+
+def _copy_logits(model: nn.Module, split: AnySplit, group: Group, workers: int) -> Tensor:
+    """The finite logits for the copies of each image by all elements of a group, ``(|H|, n, classes)``, on the CPU."""
     batches = [
         torch.stack([model(transform(x, group, g, "trivial")).cpu() for g in group.elements])
         for x in inputs(model, split, BATCH_SIZE, workers)
     ]
-    return finite(torch.cat(batches, 1)).double().softmax(2)
+    return finite(torch.cat(batches, 1))
 
 
 def quarter_rotation_metrics(predicted: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -216,7 +217,9 @@ class _Rotations(NamedTuple):
 
 
 def in_faster_layout(model: nn.Module, images: Tensor) -> Tensor:
-    """Images in the memory format in which a network predicts faster: on a CPU channels last for most convolutions.
+    """Images ``(B, C, height, width)`` in the memory format in which a network predicts faster.
+
+    On a CPU that is channels last where the network's ``faster_channels_last`` says so (docs/speed.md).
 
     In float64 neither is much faster, so that images stay as they are.
     """

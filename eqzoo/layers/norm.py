@@ -98,7 +98,7 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         assert self.running_mean is not None
         assert self.running_var is not None
         with torch.no_grad():
-            # So that the plain layer, too, may be cast to float16: what is left of a variance goes into the scale.
+            # What of a variance exceeds the range of float16 goes into the scale, so that the plain layer may be cast.
             var = self.running_var.clamp(max=_LARGEST)
             scale = self.weight * ((var + self.eps) / (self.running_var + self.eps)).sqrt()
             values = {"weight": scale, "bias": self.bias, "running_mean": self.running_mean, "running_var": var}

@@ -446,6 +446,13 @@ def test_errors_beside_recipes_are_those_of_the_checkpoints():
         spread = f" ± {results['test_error_std']:.2f}" if results.get("test_error_std") else ""
         (row,) = re.findall(rf"\| `{name}` \| 3 x 32 x 32 \|[^|]*\|[^|]*\|[^|]*\|[^|]*\|([^|]*)\|", choice)
         assert f"; {np.mean(results['test_errors']):.2f}{spread} %" in row, name
+    for name, data in [
+        *((name, "rotmnist") for name in ("p4_cnn", "p4m_cnn", "p4_alpha_f_cnn", "p4_cnn_w19", "p4_e4net")),
+        ("p4_e4_resnet18", "cifar10"),
+    ]:
+        results = json.loads((ROOT / "model_cards" / f"{name}.{data}" / "results.json").read_text())
+        (row,) = re.findall(rf"\| `{name}` \| [\dx ]+ \|[^|]*\|[^|]*\|[^|]*\|[^|]*\|([^|]*)\|", choice)
+        assert f"{results['test_error']:.2f} %" in row, name
     p4m, p4 = (means[name] - means["z2_resnet29"] for name in ("p4m_resnet29", "p4_resnet29"))
     assert f"`p4m_resnet29` has {-p4m:.2f} points less test error than its plain network, at nine times" in choice
     assert f"and `p4_resnet29` {p4:.2f} points more; both may be chance" in choice
