@@ -515,8 +515,9 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
 
 def test_names_of_files_may_tell_their_sources():
     def said(names, **options):
-        labels = torch.tensor([name.startswith("b/") for name in names]).long()
-        train = Split(torch.arange(len(names)).expand(1, 28, 28, -1).permute(3, 0, 1, 2).byte(), labels, ("a", "b"))
+        labels = torch.tensor(["abc".index(name[0]) for name in names])
+        images = torch.arange(len(names)).expand(1, 28, 28, -1).permute(3, 0, 1, 2).byte()
+        train = Split(images, labels, ("a", "b", "c"))
         splits = {"train": replace(train, files=tuple(names))}
         found = advice_before(splits, weightless("p4_cnn"), None, 28, balance=False, **({"drawn": ["test"]} | options))
         return [line for line in found if "names of files" in line]
@@ -533,7 +534,7 @@ def test_names_of_files_may_tell_their_sources():
     for names in (
         [f"{kind}/{i}.png" for kind in "ab" for i in range(30)],
         [f"{kind}/Highway_{i}.jpg" for kind in "ab" for i in range(30)],
-        [f"{kind}/{'ab'.index(kind)}_{i}.png" for kind in "ab" for i in range(30)],  # the number of the class
+        [f"{kind}/{'abc'.index(kind)}_{i}.png" for kind in "abc" for i in range(30)],  # the number of the class
         [f"{kind}/slide{kind}{n}_1.png" for kind in "ab" for n in range(30)],  # an image of each
         [f"{kind}/slide{n}_{i}.png" for kind in "ab" for n in range(2) for i in range(10)],  # two
     ):
