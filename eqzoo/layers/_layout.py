@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..ops._layout import LAST, follow
+
 __all__ = ["from_planes", "group_last", "is_channels_last", "laid_out_as", "to_planes", "with_channels_last"]
 
 
@@ -10,17 +12,14 @@ def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of an image or field are its fastest axis in memory, followed by the group axis.
 
     A field ``(B, C, |H|, height, width)`` in this layout is stored as ``(B, height, width, |H|, C)``, so its planes
-    ``(B, |H|·C, height, width)`` are in `torch.channels_last`. False while torch exports, as a file has no layouts, and
-    while it compiles for one image: the strides that the compiler expects of convolutions are then not those they have.
+    ``(B, |H|·C, height, width)`` are in `torch.channels_last`. An image of one channel, whose memory is the same in
+    both layouts, is channels last if its strides say so. False while torch exports, as a file has no layouts, and while
+    it compiles for one image: the strides that the compiler expects of convolutions are then not those they have.
     """
     if x.ndim not in (4, 5) or torch.compiler.is_exporting() or (torch.compiler.is_compiling() and len(x) == 1):
         return False
-    stride = 1
-    for axis in (1, 2, 4, 3) if x.ndim == 5 else (1, 3, 2):
-        if x.stride(axis) != stride:
-            return False
-        stride *= x.shape[axis]
-    return len(x) == 1 or x.stride(0) == stride
+    axes = LAST if x.ndim == 5 else (1, 3, 2, 0)
+    return follow(x, axes[:-1], exactly=True) and follow(x, axes)
 
 
 def group_last(x: Tensor) -> Tensor:

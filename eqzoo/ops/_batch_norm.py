@@ -9,13 +9,12 @@ from torch import Tensor
 
 from ._backend import WITH_BFLOAT16, cpu_function, plain
 from ._dtypes import accumulation_dtype
+from ._layout import FIRST, LAST, follow, is_last
 from ._transforms import has_memory, is_observed, is_transformed
 
 __all__ = ["batch_norm"]
 
-# The axes of a field from the fastest in memory to the slowest: (pixels, poses, fields), (fields, poses, pixels) and
-# (poses, fields, pixels).
-_FIRST, _LAST, _POSES_FASTEST = (4, 3, 2, 1, 0), (1, 2, 4, 3, 0), (2, 1, 4, 3, 0)
+_POSES_FASTEST = (2, 1, 4, 3, 0)  # a third order of a field's axes, from the fastest in memory to the slowest
 
 
 def batch_norm(
@@ -113,36 +112,25 @@ def _is_built() -> bool:
 
 
 def _by_torch(x: Tensor, *args: Any) -> Tensor:
-    if not torch.compiler.is_compiling() and not _lies(x, _FIRST) and _lies(x, _LAST):
+    if not torch.compiler.is_compiling() and is_last(x):
         return F.batch_norm(x.permute(0, 1, 3, 4, 2), *args).permute(0, 1, 4, 2, 3)
     return F.batch_norm(x, *args)
-
-
-def _lies(x: Tensor, axes: tuple[int, ...]) -> bool:
-    """Whether the axes of a field follow each other in memory in this order, without gaps."""
-    sizes, strides = x.shape, x.stride()
-    step = 1
-    for axis in axes:
-        if sizes[axis] != 1 and strides[axis] != step:
-            return False
-        step *= sizes[axis]
-    return True
 
 
 def _shape(x: Tensor) -> tuple[int, ...] | None:
     """What the kernel has to know of a field's memory; None where it has gaps or another order."""
     batch, fields, order, height, width = x.shape
     pixels = height * width
-    if _lies(x, _FIRST):
+    if follow(x, FIRST):
         # Few pixels are taken with the poses: then they are long rows, and no short runs.
         return (
             (batch, fields, order * pixels, 1, 1, 1)
             if pixels < 64 <= batch * 4
             else (batch, fields, order, pixels, 0, 0)
         )
-    if _lies(x, _LAST):
+    if follow(x, LAST):
         return batch, fields, order, pixels, 1, 0
-    if _lies(x, _POSES_FASTEST):
+    if follow(x, _POSES_FASTEST):
         return batch, fields, order, pixels, 1, 1
     return None
 

@@ -1,17 +1,33 @@
 """The two layouts in memory of fields that operations take and return: contiguous, or channels last."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-__all__ = ["empty", "in_memory", "is_last", "laid_out", "stored"]
+__all__ = ["FIRST", "LAST", "empty", "follow", "in_memory", "is_last", "laid_out", "stored"]
+
+
+# The axes of a field from the fastest in memory to the slowest: contiguous, and channels last.
+FIRST, LAST = (4, 3, 2, 1, 0), (1, 2, 4, 3, 0)
+
+
+def follow(x: Tensor, axes: Sequence[int], exactly: bool = False) -> bool:
+    """Whether these axes, the fastest one first, follow each other in memory without gaps.
+
+    An axis of one element may have any stride; ``exactly``, it has the one that it would have with more elements.
+    """
+    sizes, strides = x.shape, x.stride()
+    step = 1
+    for axis in axes:
+        if strides[axis] != step and (exactly or sizes[axis] != 1):
+            return False
+        step *= sizes[axis]
+    return True
 
 
 def is_last(field: Tensor) -> bool:
-    """Whether a field ``(B, C, |H|, height, width)`` lies in memory as ``(B, height, width, |H|, C)``."""
-    _, channels, order, height, width = field.shape
-    strides = (height * width * order * channels, 1, channels, width * order * channels, order * channels)
-    return all(size == 1 or a == b for size, a, b in zip(field.shape, field.stride(), strides, strict=True)) and not (
-        field.is_contiguous()
-    )
+    """Whether a field ``(B, C, |H|, height, width)`` lies in memory as ``(B, height, width, |H|, C)`` alone."""
+    return follow(field, LAST) and not follow(field, FIRST)
 
 
 def stored(field: Tensor, last: bool) -> Tensor:
