@@ -13,7 +13,7 @@ from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.folder import images_below
 from ..data.images import darker_images, normalized
-from ..export.onnx_network import OnnxNetwork
+from ..export.predictor import Network
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
@@ -95,7 +95,7 @@ def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: b
     return copies_of(NamedImage(path, partial(load_image, path)).read(model.in_chans, invert), model, group)
 
 
-def copies_of(image: Tensor, model: EquivariantNet | OnnxNetwork, group: Group) -> Tensor:
+def copies_of(image: Tensor, model: Network, group: Group) -> Tensor:
     """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
     cfg = model.pretrained_cfg
     _, height, width = model.input_size
@@ -103,6 +103,6 @@ def copies_of(image: Tensor, model: EquivariantNet | OnnxNetwork, group: Group) 
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
 
 
-def is_dark(image: Tensor, model: EquivariantNet | OnnxNetwork) -> bool:
+def is_dark(image: Tensor, model: Network) -> bool:
     """Whether an image ``(C, height, width)``, 0 to 255, is darker than those that a network was trained on."""
     return bool(darker_images(image[None], model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))

@@ -46,11 +46,22 @@ def _predict(sub: argparse.ArgumentParser) -> None:
         help="of several images, print comma-separated values: a line for each, with the probability of each class",
     )
     _threshold(sub, "predict this class wherever its probability is at least P, and nowhere else, such as defect=0.2")
+    _tta(sub)
     sub.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the networks run (default: cpu)")
 
 
 def _threshold(sub: argparse.ArgumentParser, what: str) -> None:
     sub.add_argument("--threshold", action="append", default=[], metavar="CLASS=P", help=f"{what}; may be repeated")
+
+
+def _tta(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--tta",
+        choices=["p4", "p4m", "z2m"],
+        help="test-time augmentation: average the probabilities over the copies of each image, rotated by multiples of "
+        "90° (p4), reflected too (p4m), or reflected alone (z2m), in 4, 8 or 2 times the time; for networks that are "
+        "not invariant to these",
+    )
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:
@@ -181,6 +192,7 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
         help="print comma-separated values instead: a line for each image, with its class and all probabilities",
     )
     _threshold(sub, "print recall, specificity and precision of this class where its probability is at least P")
+    _tta(sub)
     _reading(sub)
 
 

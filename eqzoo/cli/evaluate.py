@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> Answer:
         rotated=0 if args.csv else args.rotated,
         predictions=args.csv,
         thresholds=parse_thresholds(args.threshold),
+        tta=args.tta,
         data_dir=args.data_dir,
         download=args.download,
         device=args.device,

@@ -18,10 +18,8 @@ from ..engine.advice import TOO_DARK, other_side
 from ..engine.metrics import in_faster_layout
 from ..engine.processor import check_device
 from ..engine.thresholds import check_thresholds, chosen_classes
-from ..export.onnx_network import OnnxNetwork
-from ..export.predictor import Predictor, load_predictor
+from ..export.predictor import Network, Predictor, averaged, load_predictor
 from ..groups import P4, P4M, Z2, Group
-from ..models import EquivariantNet
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
 from ._metrics import parse_thresholds
@@ -47,6 +45,8 @@ def run(args: argparse.Namespace) -> Answer:
                 "Python model(images) gives the numbers"
             )
         check_thresholds(thresholds, _labels(model.network), model.title, choosing=True)
+    if args.tta:
+        models = averaged(models, args.tta)
     if of_copies:
         (image,) = named_images(args.images)
         answer = _of_copies(image, models, args.invert, thresholds)
@@ -248,7 +248,7 @@ def _predict(loaded: Predictor, x: Tensor, thresholds: Mapping[str, float]) -> _
     return _Prediction(name, labels, probabilities, thresholds)
 
 
-def _labels(network: EquivariantNet | OnnxNetwork) -> tuple[str, ...]:
+def _labels(network: Network) -> tuple[str, ...]:
     """The names of the classes, numbers where they have none."""
     return tuple(network.pretrained_cfg.get("label_names") or map(str, range(network.num_classes)))
 

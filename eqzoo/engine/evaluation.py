@@ -13,7 +13,7 @@ from torch import nn
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..export.onnx_network import OnnxNetwork
-from ..export.predictor import load_predictor
+from ..export.predictor import Network, Predictor, averaged, load_predictor
 from ..models import EquivariantNet
 from .advice import cut_off, darker_note, other_side
 from .digests import image_codes
@@ -37,6 +37,7 @@ def evaluate(
     rotated: int | None = None,
     predictions: bool = False,
     thresholds: Mapping[str, float] | None = None,
+    tta: str | None = None,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -61,6 +62,10 @@ def evaluate(
         predictions: Whether the prediction for each image is returned as well.
         thresholds: Probabilities of classes above 0 and below 1, to measure how each of these is told from all others
             where an image is said to be of it if its probability reaches that.
+        tta: Test-time augmentation: ``"p4"``, ``"p4m"`` or ``"z2m"`` for the mean of the probabilities over the copies
+            of each image, rotated by multiples of 90°, reflected too, or reflected alone, see
+            `eqzoo.models.AveragedNet`. It makes a plain network invariant, at 4, 8 or 2 times the cost. None for
+            single predictions.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``, for a checkpoint; None for a GPU where there is one. ONNX files run on the CPU.
@@ -100,32 +105,10 @@ def evaluate(
         raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
     if rotated is not None and rotated < 0:
         raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
-    if isinstance(model, nn.Module):
-        if not isinstance(model, EquivariantNet | OnnxNetwork):
-            raise TypeError(
-                "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, "
-                f"not a wrapper, got {type(model).__name__}"
-            )
-        if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
-            raise ValueError(
-                "the network's pretrained_cfg says how its images are normalized, and lacks "
-                f"{', '.join(sorted(missing))}"
-            )
-        if device is not None:
-            way = (
-                "an ONNX file runs on the CPU"
-                if isinstance(model, OnnxNetwork)
-                else f"move the network with model.to({device!r})"
-            )
-            raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
-        network: EquivariantNet | OnnxNetwork = model
-        folder, trained = None, None
-        name = model.pretrained_cfg.get("architecture") or type(model).__name__
-        if isinstance(model, OnnxNetwork):
-            name = str(model.path)
-    else:
-        loaded = load_predictor(model, device)
-        network, name, folder, trained = loaded.network, loaded.name, loaded.folder, loaded.image_side
+    predictor = _given(model, device) if isinstance(model, nn.Module) else load_predictor(model, device)
+    if tta is not None:
+        (predictor,) = averaged([predictor], tta)
+    network, name = predictor.network, predictor.name
     classes = _classes(network, name)
     check_thresholds(thresholds or {}, classes, name)
     channels, height, width = network.input_size
@@ -134,13 +117,7 @@ def evaluate(
     read, part = labeled_images(data, width, channels, split, data_dir, download)
     source = str(data) if isinstance(data, str | os.PathLike) else "the images"
     images, notes = _relabeled(read, network, name, classes, source)
-    if folder:
-        notes += _trained_on(images, folder, name)
-    elif isinstance(network, OnnxNetwork):
-        notes.append(f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned")
-    native = native_sides(data)
-    notes += [*cut_off(native), *other_side(native[0] if native else None, trained), *files_left_out(data, part)]
-    notes += darker_note(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
+    notes += _notes(predictor, data, part, images)
     with evaluation_mode(network):
         most = _ROTATED if rotated is None else rotated
         limit = _SECONDS if rotated is None else None
@@ -161,7 +138,46 @@ def evaluate(
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 
 
-def _classes(network: EquivariantNet | OnnxNetwork, name: str) -> tuple[str, ...]:
+def _given(model: nn.Module, device: str | None) -> Predictor:
+    """A network that is given itself, and not by name, after checks."""
+    if not isinstance(model, EquivariantNet | OnnxNetwork):
+        raise TypeError(
+            "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, not a "
+            f"wrapper, got {type(model).__name__}"
+        )
+    if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
+        raise ValueError(
+            f"the network's pretrained_cfg says how its images are normalized, and lacks {', '.join(sorted(missing))}"
+        )
+    is_file = isinstance(model, OnnxNetwork)
+    if device is not None:
+        way = "an ONNX file runs on the CPU" if is_file else f"move the network with model.to({device!r})"
+        raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
+    name = str(model.path) if is_file else model.pretrained_cfg.get("architecture") or type(model).__name__
+    return Predictor(model, name, name)
+
+
+def _notes(
+    predictor: Predictor, data: str | os.PathLike[str] | AnySplit, part: str | None, images: AnySplit
+) -> list[str]:
+    """What a user should know of the images: whether they were trained on, how they were scaled, what was left out."""
+    network, name = predictor.network, predictor.name
+    trained: list[str] = []
+    if predictor.folder:
+        trained = _trained_on(images, predictor.folder, name)
+    elif isinstance(network, OnnxNetwork):
+        trained = [f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"]
+    native = native_sides(data)
+    return [
+        *trained,
+        *cut_off(native),
+        *other_side(native[0] if native else None, predictor.image_side),
+        *files_left_out(data, part),
+        *darker_note(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"]),
+    ]
+
+
+def _classes(network: Network, name: str) -> tuple[str, ...]:
     """The names of the classes that a network predicts."""
     count = network.num_classes
     if not count:
@@ -173,7 +189,7 @@ def _classes(network: EquivariantNet | OnnxNetwork, name: str) -> tuple[str, ...
 
 
 def _relabeled(
-    split: AnySplit, network: EquivariantNet | OnnxNetwork, name: str, classes: tuple[str, ...], source: str
+    split: AnySplit, network: Network, name: str, classes: tuple[str, ...], source: str
 ) -> tuple[AnySplit, list[str]]:
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels

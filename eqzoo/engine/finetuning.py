@@ -1,5 +1,6 @@
 """Fine-tuning on the user's images: training, evaluation, and a checkpoint that everything else loads."""
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -150,19 +151,17 @@ def finetune(
     given = {key: value for key, value in recipe.items() if value is not None}
     frozen = trunk(blank) if freeze is True else tuple(freeze or ())
 
-    def planned(**measured: Any) -> Recipe:
-        return fine_tuning_recipe(
-            blank,
-            label,
-            splits,
-            given | measured,
-            model_args=source.model_args,
-            freeze=frozen,
-            balance=balance,
-            settings=settings,
-        )
-
-    plan = planned()
+    planned = functools.partial(
+        fine_tuning_recipe,
+        blank,
+        label,
+        splits,
+        model_args=source.model_args,
+        freeze=frozen,
+        balance=balance,
+        settings=settings,
+    )
+    plan = planned(given)
     before = RunDirectory(source.folder).trained() if settings["start"] and source.folder else None
 
     def build() -> nn.Module:
@@ -170,41 +169,33 @@ def finetune(
 
     with directory.locked(), limited_threads():
         speed = recorded_speed(directory, settings, plan, build, splits, given, device, workers)
-        measured = {"precision": speed.precision, "channels_last": speed.channels_last}
+        measured: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
         if minutes is not None:
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
-        plan = planned(**measured)
+        plan = planned(given | measured)
         directory.check(plan)
         native = native_sides(data)
-        inner = folders_in_classes(data)
-        trained_side = source.image_side if settings["start"] else None
-        advice = advice_before(
-            splits,
-            blank,
-            native,
-            side,
-            balance,
-            drawn=images.drawn,
-            inner=inner,
-            trained=before,
-            sized=size is not None,
-            by_source=by,
-            trained_side=trained_side,
-            augment=None if "augment" in given else plan.augment,
-        )
-        advice += [*advice_on_time(minutes, speed, splits), *images.colors, *files_left_out(data)]
-        later = [f"{against} is trained afterwards for as long, to compare with"] if against else []
-        if not directory.rows():
-            if _new_classifier(source, blank.pretrained_cfg, settings):
-                later.append(
-                    f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
-                )
-            later += _other_weights(name, settings["start"])
-        if is_finished(plan, directory.rows()):
-            later.append(
-                f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew"
-            )
-        _say(*summary(plan, splits, settings, speed), *images.source_lines, *later, *advice)
+        advice = [
+            *advice_before(
+                splits,
+                blank,
+                native,
+                side,
+                balance,
+                drawn=images.drawn,
+                inner=folders_in_classes(data),
+                trained=before,
+                sized=size is not None,
+                by_source=by,
+                trained_side=source.image_side if settings["start"] else None,
+                augment=None if "augment" in given else plan.augment,
+            ),
+            *advice_on_time(minutes, speed, splits),
+            *images.colors,
+            *files_left_out(data),
+        ]
+        notes = _on_the_run(name, source, blank, plan, settings, directory, against)
+        _say(*summary(plan, splits, settings, speed), *images.source_lines, *notes, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
         codes = image_codes(splits["train"])
@@ -242,6 +233,29 @@ def finetune(
             device=device,
         )
     return FineTuned(model, report, directory.path)
+
+
+def _on_the_run(
+    name: str | os.PathLike[str],
+    source: ModelSource,
+    blank: EquivariantNet,
+    plan: Recipe,
+    settings: Mapping[str, Any],
+    directory: RunDirectory,
+    against: str | None,
+) -> list[str]:
+    """Lines on what the run starts from, what follows it, and whether it is finished."""
+    rows = directory.rows()
+    lines = [f"{against} is trained afterwards for as long, to compare with"] if against else []
+    if not rows:
+        if _new_classifier(source, blank.pretrained_cfg, settings):
+            lines.append(
+                f"the classifier starts from random weights; that of {settings['start']} may be of other classes"
+            )
+        lines += _other_weights(name, settings["start"])
+    if is_finished(plan, rows):
+        lines.append(f"the run in {directory.path} has all of its epochs: none is trained, the report is written anew")
+    return lines
 
 
 def _other_weights(name: str | os.PathLike[str], start: str | None) -> list[str]:

@@ -14,7 +14,8 @@ from tqdm import tqdm
 from ..analysis._mode import evaluation_mode
 from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 from ..data import AnySplit
-from ..groups import P4, Group, transform
+from ..groups import P4, Group
+from ..models.averaged import copy_logits
 
 __all__ = [
     "BATCH_SIZE",
@@ -100,10 +101,7 @@ def copy_probabilities(model: nn.Module, split: AnySplit, group: Group, workers:
 
 def _copy_logits(model: nn.Module, split: AnySplit, group: Group, workers: int) -> Tensor:
     """The finite logits for the copies of each image by all elements of a group, ``(|H|, n, classes)``, on the CPU."""
-    batches = [
-        torch.stack([model(transform(x, group, g, "trivial")).cpu() for g in group.elements])
-        for x in inputs(model, split, BATCH_SIZE, workers)
-    ]
+    batches = [copy_logits(model, x, group).cpu() for x in inputs(model, split, BATCH_SIZE, workers)]
     return finite(torch.cat(batches, 1))
 
 

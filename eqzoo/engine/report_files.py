@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,30 +83,15 @@ def write_report(
     split = next(name for name in ("test", "valid", "train") if name in splits)
     folder, rows, names = directory.path, directory.rows(), settings["label_names"]
     best = best_row(rows)
-    sizes = {name: len(part) for name, part in splits.items()}
-    notes = list(notes)
-    if split != "test":
-        notes.append(
-            f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."
-        )
     training_seconds = round(sum(row["seconds"] for row in rows))
-    allowed = max(_REPORT_SECONDS, training_seconds / 10)
-    metrics, logits = classifier_metrics(
-        model,
-        splits[split],
-        names,
-        workers=workers,
-        seconds=_EVALUATION * allowed,
-        channels_last=recipe.channels_last,
-    )
-    notes += _shortened(metrics, sizes[split])
-    some = sample(splits["train"], _TRAINING_SAMPLE)
-    training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
-    seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
-    notes += ties
-    error, x = _equivariance(model, seen)
+    found = _evaluated(model, recipe, splits, split, names, training_seconds, workers)
     advice = advice + advice_after(
-        metrics, training_accuracy, best["valid_accuracy"], recipe, model.group.reflections, settings["minutes"]
+        found.metrics,
+        found.training_accuracy,
+        best["valid_accuracy"],
+        recipe,
+        model.group.reflections,
+        settings["minutes"],
     )
     report: dict[str, Any] = {
         "model": recipe.model,
@@ -114,69 +100,129 @@ def write_report(
         "start": settings["start"],
         "classes_count": len(names),
         "input_size": settings["input_size"],
-        "images": {USES[name]: count for name, count in sizes.items()},
+        "images": {USES[name]: len(part) for name, part in splits.items()},
         "epochs": len(rows),  # patience may end a run before those of its recipe
         "selected_epoch": best["epoch"],
         "evaluated_on": f"{SPLIT_NAMES[split]} images",
-        "notes": notes,
+        "notes": [*notes, *found.notes],
         "advice": advice,
-        **metrics,
-        "training_accuracy": round(training_accuracy, DIGITS),
+        **found.metrics,
+        "training_accuracy": round(found.training_accuracy, DIGITS),
         "valid_accuracy": None if best["valid_accuracy"] is None else round(best["valid_accuracy"], DIGITS),
-        "equivariance_error": error,
+        "equivariance_error": found.equivariance_error,
         "training_seconds": training_seconds,
         "speed": speed.as_dict(),
         "settings": chosen(recipe, splits),
     }
-    weights = directory.weights.read_bytes()
-    digest = hashlib.sha256(weights).hexdigest()
-    atomic(folder / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
-    preprocessing = {key: settings[key] for key in ("input_size", "mean", "std")}
-    config = checkpoint_config(
-        model,
-        # Weights that started from none have no license but what their owner gives them.
-        model.pretrained_cfg
-        | preprocessing
-        | {"tag": settings["data"]}
-        | ({} if settings["start"] else {"license": None}),
-        model_args=recipe.model_args,
-        label_names=names,
-        group=model.group.name,
-        weights_sha256=digest,
-        image_side=image_side,
-    )
-    write_json(folder / CONFIG_NAME, config)
+    digest = _write_checkpoint(model, recipe, settings, directory, image_side)
     if split == "test":
         results = checkpoint_results(
             model,
             recipe,
             checkpoint=f"{recipe.model}.{recipe.dataset}",
-            split_sizes=sizes,
+            split_sizes={name: len(part) for name, part in splits.items()},
             label_names=names,
             command=made_by,
             rows=rows,
-            test_error=round(100 - metrics["accuracy"], DIGITS),
-            metrics=metrics,
-            rotated_images=metrics["rotated_images"],
+            test_error=round(100 - found.metrics["accuracy"], DIGITS),
+            metrics=found.metrics,
+            rotated_images=found.metrics["rotated_images"],
             training_seconds=training_seconds,
             weights_sha256=digest,
             base_model=settings["base_model"],
-            preprocessing=preprocessing,
+            preprocessing=_preprocessing(settings),
             timed_batch=max(1, min(_TIMED_BATCH, int(speed.images_per_second))),
-            x=x,
+            x=found.x,
         )
         of_images = {"image_side": image_side, "sources": dict(sources or {})}
         write_json(folder / RESULTS_NAME, results | {key: value for key, value in of_images.items() if value})
     if against is None and (before := _comparison(folder, report)):
         report["against"] = before
     _write_pages(report, folder)
-    _write_predictions(model, splits, names, folder / PREDICTIONS_NAME, {split: logits}, recipe.channels_last, workers)
+    known = {split: found.logits}
+    _write_predictions(model, splits, names, folder / PREDICTIONS_NAME, known, recipe.channels_last, workers)
     if against is not None:  # after the files of the network, which are whole if the other one fails or is interrupted
         report["against"] = train_baseline(
-            against, recipe, splits, settings, directory, device, workers, split, metrics, formats or {}
+            against, recipe, splits, settings, directory, device, workers, split, found.metrics, formats or {}
         )
         _write_pages(report, folder)
     return report
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What was measured of a fine-tuned network: scores, logits of the split, sentences on them, and on which images.
+
+    ``x`` are images for the equivariance error, where noise gives zeros; None otherwise.
+    """
+
+    metrics: dict[str, Any]
+    logits: Tensor
+    notes: list[str]
+    training_accuracy: float
+    equivariance_error: float
+    x: Tensor | None
+
+
+def _evaluated(
+    model: EquivariantNet,
+    recipe: Recipe,
+    splits: Mapping[str, AnySplit],
+    split: str,
+    names: list[str],
+    training_seconds: float,
+    workers: int,
+) -> _Evaluation:
+    """Evaluates a network on the split ``split``, and on some training images."""
+    notes: list[str] = []
+    if split != "test":
+        notes.append(
+            f"There is no test split: metrics on the {SPLIT_NAMES[split]} images are better than on new images."
+        )
+    metrics, logits = classifier_metrics(
+        model,
+        splits[split],
+        names,
+        workers=workers,
+        seconds=_EVALUATION * max(_REPORT_SECONDS, training_seconds / 10),
+        channels_last=recipe.channels_last,
+    )
+    notes += _shortened(metrics, len(splits[split]))
+    some = sample(splits["train"], _TRAINING_SAMPLE)
+    training_accuracy = top1(predict_split(model, some, workers), some.labels.cpu())
+    seen, ties = _with_logits(model, (splits[split], splits["train"]), recipe, names, workers)
+    error, x = _equivariance(model, seen)
+    return _Evaluation(metrics, logits, notes + ties, training_accuracy, error, x)
+
+
+def _preprocessing(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: settings[key] for key in ("input_size", "mean", "std")}
+
+
+def _write_checkpoint(
+    model: EquivariantNet,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    directory: RunDirectory,
+    image_side: int | None,
+) -> str:
+    """Writes model.safetensors and config.json, and returns the SHA-256 of the first."""
+    weights = directory.weights.read_bytes()
+    digest = hashlib.sha256(weights).hexdigest()
+    atomic(directory.path / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
+    # Weights that started from none have no license but what their owner gives them.
+    owned = {} if settings["start"] else {"license": None}
+    config = checkpoint_config(
+        model,
+        model.pretrained_cfg | _preprocessing(settings) | {"tag": settings["data"]} | owned,
+        model_args=recipe.model_args,
+        label_names=settings["label_names"],
+        group=model.group.name,
+        weights_sha256=digest,
+        image_side=image_side,
+    )
+    write_json(directory.path / CONFIG_NAME, config)
+    return digest
 
 
 def _write_predictions(

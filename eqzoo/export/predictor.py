@@ -1,16 +1,21 @@
 """Networks to predict with: checkpoints and ONNX files."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
-from ..models import EquivariantNet
+from ..groups import Group
+from ..models import AveragedNet, EquivariantNet
 from ..models.loading import load_network
 from .onnx_network import OnnxNetwork
 
-__all__ = ["Predictor", "load_predictor"]
+__all__ = ["Network", "Predictor", "averaged", "load_predictor"]
+
+Network: TypeAlias = EquivariantNet | OnnxNetwork | AveragedNet
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Predictor:
             `eqzoo.models.resolve.ModelSource.image_side`.
     """
 
-    network: EquivariantNet | OnnxNetwork
+    network: Network
     name: str
     title: str
     folder: Path | None = None
@@ -57,3 +62,35 @@ def load_predictor(source: str | os.PathLike[str], device: str | None = None) ->
     title = loaded.name if loaded.source.config else tagged
     network = loaded.network.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Predictor(network, loaded.name, title, loaded.source.folder, loaded.source.image_side)
+
+
+def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
+    """The networks with test-time augmentation: means over a group, see `eqzoo.models.AveragedNet`.
+
+    Networks that are invariant under the group stay as they are: their predictions for the copies are the same.
+
+    Raises:
+        ValueError: If the group is none of the pixel grid, or all networks are invariant under it.
+    """
+    group = Group.from_name(name)
+    found = [
+        predictor if _is_invariant(predictor.network.group.of_grid, group) else _averaged(predictor, group)
+        for predictor in predictors
+    ]
+    if all(new is old for new, old in zip(found, predictors, strict=True)):
+        names = " and ".join(predictor.name for predictor in predictors)
+        raise ValueError(
+            f"{names} {'are' if len(found) > 1 else 'is'} invariant under {name}, so that a mean over the copies of an "
+            "image changes nothing; leave tta (--tta) out"
+        )
+    return found
+
+
+def _is_invariant(own: Group, group: Group) -> bool:
+    return own.rotations % group.rotations == 0 and own.reflections >= group.reflections
+
+
+def _averaged(predictor: Predictor, group: Group) -> Predictor:
+    network = AveragedNet(predictor.network, group).eval()
+    more = f" (mean of {group.order})"
+    return replace(predictor, network=network, name=predictor.name + more, title=predictor.title + more)

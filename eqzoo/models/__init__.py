@@ -4,6 +4,7 @@ from ._base import EquivariantNet
 from ._builder import build, configs
 from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
+from .averaged import AveragedNet
 from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN
@@ -18,6 +19,7 @@ from .resnet44 import ResNet44
 __all__ = [
     "ASCResNet",
     "AllCNN",
+    "AveragedNet",
     "ConvNeXt",
     "E4Net",
     "E4ResNet",
