@@ -17,6 +17,7 @@ from recipes import RECIPES, Entry
 from eqzoo._common import write_text as write_text_file
 from eqzoo.analysis import machine
 from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
+from eqzoo.data.arrays import without_npz
 from eqzoo.data.folder import folder_colors
 from eqzoo.engine import Recipe
 from eqzoo.engine.processor import flushed_subnormals
@@ -83,7 +84,7 @@ def is_recipe_of(name: str, model: str, dataset: str) -> bool:
 
 def run_name(name: str, recipe: Recipe) -> str:
     """The name of a run: the given one if it is that of a recipe for the network and the data set; else these two."""
-    plain = f"{recipe.model}.{Path(recipe.dataset).stem}"
+    plain = f"{recipe.model}.{without_npz(recipe.dataset)}"
     return name if is_recipe_of(name, recipe.model, recipe.dataset) else plain
 
 

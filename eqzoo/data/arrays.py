@@ -13,12 +13,22 @@ from torch import Tensor
 
 from .splits import AnySplit, Split
 
-__all__ = ["ARRAYS", "from_arrays", "images_shape", "npz", "unlabeled_images"]
+__all__ = ["ARRAYS", "from_arrays", "images_shape", "is_npz", "npz", "unlabeled_images", "without_npz"]
 
 ARRAYS = (".npz", ".npy")  # how files of arrays end
 
 _NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "x_valid", "y_valid")
 _UNLABELED = ("x_test", "x_valid", "x_train")  # by preference
+
+
+def is_npz(path: str | os.PathLike[str]) -> bool:
+    """Whether a path ends in .npz, in lower or upper case."""
+    return Path(path).suffix.lower() == ".npz"
+
+
+def without_npz(path: str | os.PathLike[str]) -> str:
+    """The last part of a path, without .npz if it ends so."""
+    return Path(path).stem if is_npz(path) else Path(path).name
 
 
 def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool = True) -> dict[str, AnySplit]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import from_arrays, npz
+from .arrays import from_arrays, is_npz, npz
 from .chula_rbc12 import SIDE as CELL_SIDE
 from .chula_rbc12 import chula_rbc12
 from .eurosat import SIDE as TILE_SIDE
@@ -58,17 +58,16 @@ def load_splits(
         ImportError: If a package needed to read it is not installed.
     """
     path = Path(data_dir) / name
-    stand_in = path.with_name(f"{path.name}.npz")
-    if name in DATASETS and not stand_in.is_file():
-        splits = DATASETS[name](data_dir, download)
-        source = f"{name} in {data_dir}"
-    elif path.is_dir() and name not in DATASETS:
+    if name in DATASETS:
+        splits, source = named_set(name, data_dir, download)
+    elif path.is_dir():
         if input_size is None:
             raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
         splits, source = image_folder(path, input_size), str(path)
     else:
+        stand_in = path.with_name(f"{path.name}.npz")
         file = stand_in if stand_in.is_file() else path
-        if file.suffix != ".npz" or not file.is_file():
+        if not is_npz(file) or not file.is_file():
             raise FileNotFoundError(
                 f"no data set {name!r}: it is not one of {', '.join(DATASETS)}, and no image folder or .npz file is at "
                 f"{path}; set --data-dir to the folder that contains it"
@@ -81,6 +80,14 @@ def load_splits(
     if samples_per_class is not None:
         splits["train"] = per_class(splits["train"], samples_per_class)
     return splits
+
+
+def named_set(name: str, data_dir: str | os.PathLike[str], download: bool) -> tuple[dict[str, AnySplit], str]:
+    """A data set of `DATASETS`, or the file ``<name>.npz`` in the data folder that takes its place; and its source."""
+    stand_in = Path(data_dir) / f"{name}.npz"
+    if stand_in.is_file():
+        return npz(stand_in), str(stand_in)
+    return DATASETS[name](data_dir, download), f"{name} in {data_dir}"
 
 
 def _cifar(name: str) -> Callable[[str | os.PathLike[str], bool], dict[str, AnySplit]]:

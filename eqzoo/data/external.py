@@ -2,7 +2,8 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,10 @@ def torchvision_set(
     splits = {}
     for ours, pairs in found.items():
         source = f"torchvision's {name}, {ours}"
-        labels = _labels(pairs, source)
+        values = _listed(pairs)
+        if ours != "train" and _has_none(values, source):
+            continue
+        labels = _labels(pairs, values, source)
         classes = [str(c[0] if isinstance(c, tuple) else c) for c in getattr(found["train"], "classes", ())]
         channels = channels or _channels(_First(pairs), len(labels))
         splits[ours] = _split(_Rows(source, _First(pairs), (channels, side, side)), labels, tuple(classes))
@@ -180,17 +184,32 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
     for ours, rows in parts.items():
         image = _Column(rows, kinds["Image"])
         channels = channels or _channels(image, len(rows))
-        labels = torch.tensor(list(rows[kinds["ClassLabel"]]))
-        reader = _Rows(f"{name}, {ours}", image, (channels, side, side))
+        source, values = f"{name}, {ours}", list(rows[kinds["ClassLabel"]])
+        if ours != "train" and _has_none(values, source):
+            continue
+        labels = torch.tensor(values)
+        reader = _Rows(source, image, (channels, side, side))
         splits[ours] = _split(reader, labels, tuple(features[kinds["ClassLabel"]].names))
     return splits
 
 
-def _labels(pairs: Any, source: str) -> Tensor:
-    """The labels of all pairs: from the data set's list of labels if it has one, else read pair by pair."""
+def _has_none(labels: Sequence[Any], source: str) -> bool:
+    """Whether no image of a part has a label, as in the test parts of competitions; then a line on stderr says so."""
+    if any(label is not None and label != -1 for label in labels):
+        return False
+    print(f"eqzoo: {source}: its images have no labels, and are left out", file=sys.stderr)
+    return True
+
+
+def _listed(pairs: Any) -> Sequence[Any]:
+    """The labels of all pairs: the data set's list of labels if it has one, else read pair by pair."""
     lists = (getattr(pairs, name, None) for name in ("targets", "labels", "_labels"))
     kept = next((values for values in lists if values is not None and len(values) == len(pairs)), None)
-    labels = torch.as_tensor([pairs[i][1] for i in range(len(pairs))] if kept is None else kept)
+    return [pairs[i][1] for i in range(len(pairs))] if kept is None else kept
+
+
+def _labels(pairs: Any, values: Sequence[Any], source: str) -> Tensor:
+    labels = torch.as_tensor(values)
     if labels.ndim != 1 or labels.is_floating_point() or not isinstance(pairs[0][0], Image.Image):
         raise ValueError(
             f"{source} does not give pairs of one image and one class; create it in Python and pass the splits"

@@ -1,6 +1,7 @@
 """Image folders: one sub-folder per class, inside ``train``, ``val`` and ``test`` or without them."""
 
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
+# What archivers and network drives leave in folders: copies, thumbnails and waste.
+_LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 HDF5 = (".h5", ".hdf5")
 HDF5_WAY = (
     "PatchCamelyon's files are read as the data set pcam, with --data-dir the folder that holds their folder pcam; "
@@ -67,6 +70,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
                 f"{path} has {' and '.join(others)} but no folder train; the layout is train/<class>/<image>, val/..., "
                 "test/..., or <class>/<image>; if these are classes, rename them"
             )
+        _check_order(path)
         folders = {"train": path}
     elif (
         flat
@@ -85,7 +89,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             f"{path} holds images ({images[0].name} ...) and no folders of classes: give a folder with one folder for "
             "each class; where a table has the labels, sort the images into such folders"
         )
-    if folders["train"] is None and path.is_dir() and any(file.suffix in HDF5 for file in path.iterdir()):
+    if folders["train"] is None and path.is_dir() and any(file.suffix.lower() in HDF5 for file in path.iterdir()):
         raise ValueError(f"{path} holds HDF5 files and no folders of classes: {HDF5_WAY}")
     if folders["train"] is None:
         alone = " or, without train, <class>/<image>" if flat else ""
@@ -144,9 +148,13 @@ def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
 
 def inner_folders(path: Path) -> list[str]:
     """The sorted names of the folders inside of the class folders of an image folder that hold images."""
-    classes = _class_folders(path)
-    inner = [entry for folder in classes for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
-    return sorted({entry.name for entry in inner if images_below(entry)})
+    return sorted({entry.name for entry in _inner(path) if images_below(entry)})
+
+
+def _inner(path: Path) -> list[Path]:
+    """The folders inside of the class folders."""
+    entries = [entry for folder in _class_folders(path) for entry in folder.iterdir()]
+    return [entry for entry in entries if entry.is_dir() and not _hidden(entry.name)]
 
 
 def _class_folders(path: Path) -> list[Path]:
@@ -236,8 +244,8 @@ def split_folder(path: Path, split: str) -> Path | None:
 
 
 def _hidden(name: str) -> bool:
-    """Whether a file or folder is hidden, or left behind by an archiver."""
-    return name.startswith(".") or name == "__MACOSX"
+    """Whether a file or folder is hidden, or left behind by an archiver or a network drive."""
+    return name.startswith(".") or name in _LEFT_BEHIND
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
@@ -248,6 +256,26 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
         several = " and ".join(entry.name for entry in found)
         raise ValueError(f"{path} has the folders {several} for the same images; join them, or rename one")
     return found[0] if found else None
+
+
+def _check_order(path: Path) -> None:
+    """Raises ValueError if the folders of splits are inside of the class folders, or in a single folder."""
+    known = {name for names in _NAMES.values() for name in names}
+    inner = {folder.name for folder in _inner(path)}
+    if not inner or not known.issuperset(map(str.casefold, inner)):
+        return
+    shown, classes = ", ".join(sorted(inner)), _classes(path)
+    if len(classes) == 1:
+        raise ValueError(f"{path} holds the single folder {classes[0]}, in which are {shown}: give {path / classes[0]}")
+    raise ValueError(
+        f"{path} has folders {shown} inside of the folders {', '.join(classes[:SHOWN])}; the layout is "
+        "train/<class>/<image>, val/..., test/...: the other way round"
+    )
+
+
+def _composed(name: str) -> str:
+    """A name in one Unicode form: é is one character, and not e with an accent."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _class_beside(path: Path, train: Path) -> str | None:
@@ -274,6 +302,17 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
     if not classes:
         raise ValueError(f"{folder} has no class folders; it needs one for each class")
     here = _classes(folder)
+    if not here and (images := images_below(folder)):
+        raise ValueError(
+            f"{folder} holds images ({images[0].name} ...) without class folders, so that they have no labels; move it "
+            "away, and classify its images with eqzoo predict"
+        )
+    if here != classes and sorted(map(_composed, here)) == sorted(map(_composed, classes)):
+        differ = ", ".join(name for name in here if name not in classes)
+        raise ValueError(
+            f"the names {differ} in {folder} are those of another split in another Unicode form, such as macOS writes: "
+            "rename the folders by copying the names of one split"
+        )
     said = [
         f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
         for verb, names in (

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .arrays import is_npz
 from .folder import split_folder
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
@@ -93,7 +94,7 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, s
         found = [str(value) for value in values.tolist()]
     elif not isinstance(data, str | os.PathLike):
         raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
-    elif Path(data).suffix == ".npz" and Path(data).is_file():
+    elif is_npz(data) and Path(data).is_file():
         found = _of_array(split_by, Path(data), len(split))
     elif Path(data).is_dir():
         found = _of_files(split_by, Path(data), split.files)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .arrays import images_shape, npz
-from .datasets import DATASETS, SIDES
+from .arrays import images_shape, is_npz, npz
+from .datasets import DATASETS, SIDES, named_set
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import (
     HDF5,
@@ -64,15 +64,15 @@ def read_images(
     name, path = str(data), Path(data)
     if path.is_dir():
         splits = image_folder(path, (channels or folder_colors(path)[0], side, side), flat=True)
-    elif path.suffix == ".npz":
+    elif is_npz(path):
         splits = npz(path, needs_test=False)
     elif name.lower() in DATASETS:
-        splits = DATASETS[name.lower()](data_dir, download)
+        splits, name = named_set(name.lower(), data_dir, download)
     elif name.startswith(HUB_PREFIX):
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
         splits = torchvision_set(name, data_dir, side, channels, download)
-    elif path.is_file() and path.suffix in HDF5:
+    elif path.is_file() and path.suffix.lower() in HDF5:
         raise ValueError(f"{name} is an HDF5 file: {HDF5_WAY}")
     elif path.is_file():
         raise ValueError(
@@ -128,7 +128,7 @@ def labeled_images(
         return resized(data, (side, side)), None
     path, splits = Path(data), dict[str, AnySplit]()
     there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
-    if path.suffix == ".npz" and path.is_file():
+    if is_npz(path) and path.is_file():
         splits = npz(path, needs_test=False, needs_train=False)
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
@@ -162,8 +162,10 @@ def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
         raise ValueError(f"{data}: labels are 0, 1, 2 ..., with a name each or none, got {least} to {most}")
 
 
-def native_sides(data: object) -> tuple[int, int] | None:
+def native_sides(data: object, part: str | None = None) -> tuple[int, int] | None:
     """The shorter and the longer side of images before they are resized, in pixels; of a folder, medians of some.
+
+    Of a folder with splits those of its part ``part``, as it is named there, if one is given.
 
     None for data of another kind than a folder, a .npz file, a data set of `DATASETS` or splits in memory.
     """
@@ -175,10 +177,11 @@ def native_sides(data: object) -> tuple[int, int] | None:
     path = Path(data)
     if not path.is_dir() and (side := SIDES.get(str(data).lower())):
         return side, side
-    if path.suffix == ".npz" and path.is_file():
+    if is_npz(path) and path.is_file():
         sides = images_shape(path)[1:3]
         return min(sides), max(sides)
-    return folder_sides(path) if path.is_dir() else None
+    folder = split_folder(path, _PARTS[part]) if part and path.is_dir() else None
+    return folder_sides(folder or path) if path.is_dir() else None
 
 
 def folders_in_classes(data: object) -> list[str]:

@@ -67,7 +67,8 @@ def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
     keys = ("optimizer", "lr", "weight_decay", "schedule", "warmup_epochs", "epochs", "batch_size")
     values = {key: getattr(recipe, key) for key in keys} | {"steps": steps * recipe.epochs}
     more = ["augment", "label_smoothing", "ema_decay", "patience", "precision", "channels_last"]
-    more += [key for key in ("layer_decay", "lr_factors", "freeze", "class_weights", "seed") if getattr(recipe, key)]
+    where_set = ("layer_decay", "lr_factors", "freeze", "class_weights", "teachers", "seed")
+    more += [key for key in where_set if getattr(recipe, key)]
     return values | {key: getattr(recipe, key) for key in more} | {"threads": torch.get_num_threads()}
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
-from .defaults import keeps_statistics, stronger_augmentation, suitable_augmentation, with_rules
+from ..models.registry import list_models
+from .defaults import keeps_statistics, rate_factor, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
 from .loop import train
 from .metrics import BATCH_SIZE, copy_probabilities, evaluation_bar, scores
@@ -25,8 +26,9 @@ from .speed import recorded_speed
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]
 
 FOLDER = "against"
-# Of AdamW, for networks with batch norms and without, from trained weights and from random ones. Those of equivariant
-# networks with batch norms are higher (`eqzoo.engine.defaults`).
+# Of AdamW, for timm's networks with batch norms and without, from trained weights and from random ones. Networks of the
+# zoo have the higher rates of `eqzoo.engine.defaults`.
+_OF_BOTH = ("loss", "label_smoothing", "ema_decay", "clip_grad")  # keys of the recipe of the fine-tuning
 _RATES = {True: {True: 1e-3, False: 4e-3}, False: {True: 1e-4, False: 1e-3}}
 
 
@@ -70,28 +72,32 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     Batches are split into as many passes, of at least two images; its batch norms then see the parts, as those of the
     fine-tuned network do.
 
-    AdamW by the rules of `eqzoo.engine.defaults`. The augmentation is the one that suits the group of the fine-tuned
-    network: shifts, for p4 also rotations by any angle, for p4m also reflections; or that of the fine-tuning, if it is
-    stronger, such as with changes of color. What the fine-tuned network takes for a change of meaning, such as
-    reflections for p4, is not shown to the other network either.
+    AdamW by the rules of `eqzoo.engine.defaults`, with the loss, smoothed labels, average of the weights and limit of
+    the gradients of the fine-tuning; the network learns from no other ones. The augmentation is the one that suits the
+    group of the fine-tuned network: shifts, for p4 also rotations by any angle, for p4m also reflections; or that of
+    the fine-tuning, if it is stronger, such as with changes of color. What the fine-tuned network takes for a change of
+    meaning, such as reflections for p4, is not shown to the other network either.
 
     Args:
-        name: The network, as `check_baseline` takes it. With batch norms the learning rate is 1e-3 with a tag and 4e-3
-            without, without batch norms 1e-4 and 1e-3.
+        name: The network, as `check_baseline` takes it. Those of the zoo have the learning rate that `eqzoo.finetune`
+            gives them; timm's own with batch norms 1e-3 with a tag and 4e-3 without, without batch norms 1e-4 and 1e-3.
         own: The recipe of the fine-tuning.
         **given: Other keys of a recipe, ``epochs`` among them, which come first.
     """
+    architecture, trained = name.partition(".")[0], "." in name
     with torch.device("meta"):
-        has_batch_norms = not keeps_statistics(timm.create_model(name.partition(".")[0]))
+        blank = timm.create_model(architecture)
     group = weightless(own.model, **own.model_args).group
     augment = stronger_augmentation(suitable_augmentation(group), own.augment)
-    given = {"lr": _RATES[has_batch_norms]["." in name], "augment": augment, **given}
+    of_timm = architecture not in list_models()
+    rate = {"lr": _RATES[not keeps_statistics(blank)][trained]} if of_timm else {}
+    given = rate | {key: getattr(own, key) for key in _OF_BOTH} | {"augment": augment, **given}
     kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
     # A batch norm of one image of one pixel, as the last of a ResNet on small images, has no statistics.
     passes = [
         n for n in range(1, own.accumulate + 1) if own.batch_size % n == 0 and (n == 1 or own.batch_size >= 2 * n)
     ]
-    return Recipe(name, own.dataset, accumulate=passes[-1], **kept, **with_rules(given))
+    return Recipe(name, own.dataset, accumulate=passes[-1], **kept, **with_rules(given, rate_factor(blank, trained)))
 
 
 def baseline_network(name: str, settings: Mapping[str, Any]) -> nn.Module:

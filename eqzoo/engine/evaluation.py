@@ -167,7 +167,7 @@ def _notes(
         trained = _trained_on(images, predictor.folder, name)
     elif isinstance(network, OnnxNetwork):
         trained = [f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"]
-    native = native_sides(data)
+    native = native_sides(data, part)
     return [
         *trained,
         *cut_off(native),

@@ -333,7 +333,10 @@ def _settings(
     start = before.get("start") if before and pretrained is None else _start(source, name, cfg, pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(splits))))
     if len(classes) < 2:
-        raise ValueError(f"there is one class, {classes[0]!r}; two or more are needed")
+        raise ValueError(
+            f"there is one class, {classes[0]!r}; two or more are needed. If it is the folder that holds those of the "
+            "classes, give that one"
+        )
     if len(classes) != num_classes(splits):
         raise ValueError(f"there are {len(classes)} names for {num_classes(splits)} classes: {', '.join(classes)}")
     mean, std = image_statistics(blank, train, started=bool(start), frozen=frozen, workers=workers)

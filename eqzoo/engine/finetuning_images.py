@@ -23,6 +23,7 @@ from ..data import (
     read_images,
     source_counts,
 )
+from ..data.arrays import without_npz
 from ..models import EquivariantNet
 from .defaults import keeps_statistics
 from .digests import USES
@@ -108,7 +109,7 @@ def data_label(data: object) -> str:
     if isinstance(data, Mapping):
         return "own"
     path = Path(cast(str, data))
-    last = path.resolve().name if path.is_dir() else Path(str(data).rpartition(":")[2]).name.removesuffix(".npz")
+    last = path.resolve().name if path.is_dir() else without_npz(str(data).rpartition(":")[2])
     plain = unicodedata.normalize("NFKD", last.lower()).encode("ascii", "ignore").decode()  # é as e
     label = re.sub(r"[^a-z0-9_-]+", "-", plain).strip("-") or "own"
     return f"own-{label}" if path.exists() and label in DATASETS else label  # another set than that of the name

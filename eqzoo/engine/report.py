@@ -147,6 +147,8 @@ def _comparison(report: dict[str, Any]) -> list[str]:
         f"time: from {other['start'] or 'random weights'}, with AdamW, learning rate {other['lr']:g}, on images that "
         f"are {_AUGMENTED[other['augment']]} at random. Both are evaluated on the same images.",
     ]
+    if teachers := report["settings"].get("teachers"):
+        lines[-1] += f" {report['model']} learned from {', '.join(teachers)} as well, {other['model']} from no network."
     averaged = other.get("averaged") or {"copies": 1}  # a report of before has none
     if (copies := averaged["copies"]) > 1:
         lines[-1] += (

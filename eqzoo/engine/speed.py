@@ -1,5 +1,7 @@
 """The fastest number format and memory format for a training run, measured on a few steps."""
 
+import hashlib
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import AnySplit, Split, batches, draw
+from ..models.loading import weights_file
 from .allocator import keep_freed_memory
 from .defaults import AUTOMATIC
 from .loop import accelerator_of
@@ -37,11 +40,13 @@ class Speed:
         precision: The ``precision`` of a recipe.
         channels_last: The ``channels_last`` of a recipe.
         images_per_second: The training images in a second.
+        saving_seconds: The seconds in which the files of an epoch are written.
     """
 
     precision: str
     channels_last: bool
     images_per_second: float
+    saving_seconds: float = 0.0  # of runs that began before it was measured
 
     @classmethod
     def read(cls, values: object, path: Path) -> "Speed":
@@ -52,9 +57,9 @@ class Speed:
             raise ValueError(f"{path}: speed is no measured speed, got {values!r}; remove the folder") from error
 
     def epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
-        """The expected seconds of an epoch, validation included."""
+        """The expected seconds of an epoch, with its validation and the writing of its files."""
         valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
-        return (len(splits["train"]) + valid) / self.images_per_second
+        return (len(splits["train"]) + valid) / self.images_per_second + self.saving_seconds
 
     def epochs_within(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
         """The number of epochs that fit into a time, 1 to 1,000."""
@@ -113,7 +118,8 @@ def measure(
         each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])
     each = max(each, reading / workers) if workers else each + reading
-    return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"))
+    saving = float(f"{trial.saving_seconds():.2g}")
+    return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"), saving)
 
 
 def recorded_speed(
@@ -209,6 +215,17 @@ class _Trial:
                 torch.cuda.synchronize()
             found.append(self.clock() - began)
         return min(found[1:]) / len(self.batch[1])
+
+    def saving_seconds(self) -> float:
+        """The seconds in which the state and the weights of an epoch are written, to the folder of temporary files."""
+        began = self.clock()
+        with tempfile.TemporaryFile() as file:
+            torch.save(self.state.state_dict(), file)
+            weights = weights_file(self.state.eval_model.state_dict())
+            hashlib.sha256(weights)
+            file.write(weights)
+            file.flush()
+        return self.clock() - began
 
     def _backward(self, recipe: Recipe) -> float:
         self.state.recipe = recipe  # says the formats; the rest is the same

@@ -30,6 +30,7 @@ from eqzoo.data import (
     draw,
     folders_in_classes,
     hold_out,
+    labeled_images,
     load_image,
     load_splits,
     native_sides,
@@ -522,6 +523,46 @@ def test_split_folders_by_other_names(tmp_path):
         read_images(tmp_path / "mine", 8)
 
 
+def test_splits_inside_of_class_folders_are_an_error(tmp_path):
+    """They would be read as sources of one class, and test images be trained on."""
+    for name in ("cat", "dog"):
+        for part in ("train", "Test"):
+            (tmp_path / "pets" / name / part).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(tmp_path / "pets" / name / part / "0.png")
+    message = (
+        r"has folders Test, train inside of the folders cat, dog; the layout is train/<class>/<image>, .* other way"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_images(tmp_path / "pets", 8)
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name / "Test").rename(tmp_path / "pets" / name / "patient1")
+    assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # folders of other names too may be patients
+
+
+def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):
+    save_folder(tmp_path / "above" / "mine", [("train", 18), ("test", 6)])
+    with pytest.raises(ValueError, match=r"above holds the single folder mine, in which are test, train: give .*mine$"):
+        read_images(tmp_path / "above", 8)
+
+
+def test_images_without_labels_beside_others_with_labels(tmp_path):
+    save_folder(tmp_path / "mine", [("train", 18)])
+    (tmp_path / "mine" / "test").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "mine" / "test" / "0.png")
+    message = r"test holds images \(0\.png \.\.\.\) without class folders, .* move it away, and classify"
+    with pytest.raises(ValueError, match=message):
+        read_images(tmp_path / "mine", 8)
+
+
+def test_names_of_classes_in_two_unicode_forms(tmp_path):
+    for part, name in (("train", "mu\u0308de"), ("test", "m\u00fcde")):
+        for folder in (name, "wach"):
+            (tmp_path / "mine" / part / folder).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(tmp_path / "mine" / part / folder / "0.png")
+    with pytest.raises(ValueError, match="are those of another split in another Unicode form"):
+        read_images(tmp_path / "mine", 8)
+
+
 def test_a_class_that_is_named_as_the_folder_of_training_images(tmp_path):
     for name in ("bus", "car", "train"):  # a train is a vehicle too
         (tmp_path / "vehicles" / name / "north").mkdir(parents=True)
@@ -630,7 +671,15 @@ def test_too_little_memory_is_no_fault_of_the_files(tmp_path, monkeypatch):
 def test_hidden_folders_are_ignored(tmp_path):
     save_folder(tmp_path / "mine", [("train", 18)])
     image = tmp_path / "mine" / "train" / "class 0" / "000.png"
-    for place in ("class 0/.ipynb_checkpoints", "class 0/__MACOSX/deeper", "__MACOSX/class 0", ".trash"):
+    places = (
+        "class 0/.ipynb_checkpoints",
+        "class 0/__MACOSX/deeper",
+        "__MACOSX/class 0",
+        ".trash",
+        "@eaDir",
+        "#recycle",
+    )
+    for place in (*places, "class 0/@eaDir/000.png"):  # thumbnails of a network drive
         (folder := tmp_path / "mine" / "train" / place).mkdir(parents=True)
         shutil.copy(image, folder)
     (named := tmp_path / ".hidden").mkdir()
@@ -702,6 +751,15 @@ def test_cifar(tmp_path, monkeypatch, name, count):
 def test_an_npz_file_takes_precedence_over_a_data_set(tmp_path):
     save_npz(tmp_path / "cifar10.npz")
     assert len(load_splits("cifar10", tmp_path)["test"]) == 6
+    assert len(read_images("CIFAR10", 8, data_dir=tmp_path)["test"]) == 6
+
+
+def test_suffixes_of_arrays_may_be_in_upper_case(tmp_path):
+    save_npz(tmp_path / "mine.npz")
+    (tmp_path / "mine.npz").rename(tmp_path / "mine.NPZ")
+    assert len(read_images(tmp_path / "mine.NPZ", 8)["train"]) == len(load_splits("mine.NPZ", tmp_path)["train"]) + 1
+    assert len(labeled_images(tmp_path / "mine.NPZ", 8, 3)[0]) == 6
+    assert native_sides(tmp_path / "mine.NPZ") == (8, 8)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -984,7 +984,7 @@ def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):
     assert isinstance(read_images("Flowers102", 28, data_dir=tmp_path, download=True)["train"], Streamed)
 
 
-def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
+def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch, capsys):
     class Feature:
         names = NAMES
 
@@ -1007,6 +1007,17 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
     splits = read_images("hf:some/shapes", 28, data_dir=tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
     assert splits["valid"].classes == NAMES
+
+    class Unlabeled(Rows):
+        def __getitem__(self, key):
+            return [-1] * 9 if isinstance(key, str) else super().__getitem__(key)
+
+    module.load_dataset = lambda name, cache_dir: {"train": Rows(), "test": Unlabeled()}
+    assert set(read_images("hf:some/shapes", 28, data_dir=tmp_path)) == {"train"}
+    assert "some/shapes, test: its images have no labels, and are left out" in capsys.readouterr().err
+    module.load_dataset = lambda name, cache_dir: {"train": Unlabeled()}
+    with pytest.raises(ValueError, match="labels"):
+        read_images("hf:some/shapes", 28, data_dir=tmp_path)
     monkeypatch.setitem(kinds, "coarse_label", kinds["label"])
     with pytest.raises(ValueError, match=r"one of type ClassLabel; it has .*label \(ClassLabel\), coarse_label"):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
@@ -1077,6 +1088,9 @@ def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypa
     assert "| | p4_cnn | against p4_cnn |" in pages.markdown(both)
     assert "on images that are rotated by any angle, reflected and shifted at random" in pages.markdown(both)
     assert "## Against" not in pages.markdown(own)
+    taught = both | {"settings": both["settings"] | {"teachers": ["p4_cnn.rotmnist"]}}
+    assert "learned from" not in pages.markdown(both)
+    assert "p4_cnn learned from p4_cnn.rotmnist as well, p4_cnn from no network." in pages.markdown(taught)
 
 
 def test_a_comparison_that_is_not_finite_leaves_the_report(tmp_path, capsys, monkeypatch):
@@ -1187,7 +1201,8 @@ def test_a_network_to_compare_with_starts_from_trained_weights_if_its_name_has_a
     report = eqzoo.finetune("p4_cnn", images, tmp_path / "out", against=name, **options).report
     recipe = json.loads((tmp_path / "out" / "against" / name / "recipe.json").read_text())
     assert (recipe["precision"], recipe["channels_last"]) == ("bfloat16", False)  # as said; as is faster
-    assert (report["against"]["start"], report["against"]["lr"]) == (name, 1e-3)
+    rate = 1e-3 if name.startswith("test_resnet") else 1e-2  # of the zoo's networks the one of their own fine-tuning
+    assert (report["against"]["start"], report["against"]["lr"]) == (name, rate)
     assert asked.count((name, True)) == 3  # before the training, for its speed, and to train it
 
 

@@ -107,7 +107,16 @@ def test_networks_without_batch_norm_have_lower_rates(name, rates):
     # What does not fit into the memory at once does not in the other network either; but a part has two images or more.
     for passes, kept in ((2, 2), (4, 4), (own.batch_size, own.batch_size // 2)):
         assert baseline_recipe("test_resnet", replace(own, accumulate=passes), epochs=1).accumulate == kept
-    assert baseline_recipe("z2_resnet29.cifar10", own, epochs=1).lr == 1e-3
+    # A network of the zoo has the rate that its own fine-tuning has, with other optimizers or losses of the fine-tuning
+    # too; what of these is not of equivariant networks alone is of both.
+    assert (
+        baseline_recipe("z2_resnet29.cifar10", own, epochs=1).lr == baseline_recipe("z2_cnn", own, epochs=1).lr == 1e-2
+    )
+    assert baseline_recipe("z2_gsanet_t", own, epochs=1).lr == 1e-3
+    both = planned(None, optimizer="sgd", ema_decay=0.9, label_smoothing=0.2, clip_grad=1.0)
+    found = baseline_recipe("test_resnet", both, epochs=1)
+    assert (found.optimizer, found.ema_decay, found.label_smoothing, found.clip_grad) == ("adamw", 0.9, 0.2, 1.0)
+    assert baseline_recipe("test_resnet", replace(own, loss="bce"), epochs=1).loss == "bce"
     assert baseline_recipe("test_convnext", own, epochs=1).lr == 1e-3
     assert baseline_recipe("test_convnext.r160_in1k", own, epochs=1).lr == 1e-4
 
@@ -241,6 +250,8 @@ def test_a_comparison_has_the_nearest_number_of_epochs():
     split = {"train": Split(torch.zeros(30, 1, 28, 28, dtype=torch.uint8), torch.arange(30) % 3)}  # 3 s an epoch
     assert [found.epochs_nearest(seconds, split) for seconds in (0.1, 7.4, 7.6)] == [1, 2, 3]
     assert found.epochs_within(7.6, split) == 2
+    saved = replace(found, saving_seconds=1.0)  # large networks take long to write
+    assert [saved.epochs_within(7.6, split), saved.epochs_within(8.0, split)] == [1, 2]
 
 
 def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
@@ -255,6 +266,7 @@ def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second < 2 / 0.2
     plain = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu")
     assert plain.images_per_second > 2 / 0.2
+    assert 0 < plain.saving_seconds < 5
 
 
 def test_the_time_of_reading_counts_where_it_is_the_longer_one():
@@ -511,6 +523,12 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
     for i, size in enumerate([(30, 20), (22, 33), (40, 21)]):
         Image.new("L", size).save(tmp_path / "a class" / f"{i}.png")
     assert native_sides(tmp_path) == (21, 33)
+    for part, side in (("train", 50), ("val", 70)):  # of the part that is evaluated, as from another scanner
+        (tmp_path / "parts" / part / "a class").mkdir(parents=True)
+        for i in range(2):
+            Image.new("L", (side, side + i)).save(tmp_path / "parts" / part / "a class" / f"{i}.png")
+    assert native_sides(tmp_path / "parts", "val")[0] == 70
+    assert native_sides(tmp_path / "parts", "train")[0] == 50
 
 
 def test_names_of_files_may_tell_their_sources():

@@ -20,7 +20,7 @@ def plain():
     generator = torch.Generator().manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=5).double().eval()
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for value in model.parameters():
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             value.copy_(1 + 0.1 * noise if value.ndim == 1 else noise / value[0].numel() ** 0.5)
     return model
