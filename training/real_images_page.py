@@ -21,8 +21,8 @@ their weights of EuroSAT. p4m_resnet29 has 346,288 parameters, z2_resnet29 313,1
 equally good: these have 1.02 and 1.78 % test error, the first after 3.7 hours from random weights, the second
 after 0.8 hours from weights of CIFAR-10, which took 1.3 hours more.
 
-- **augmented**: every training image is rotated by a random angle, reflected with probability 1/2 and shifted by up to
-  a sixteenth of the side (`augment="affine"`).
+- **augmented**: half of the training images are rotated by any angle, the others by a multiple of 90°; all are
+  reflected with probability 1/2 and shifted by up to a sixteenth of the side (`augment="affine"`).
 - **same steps**: both networks take the steps of the first table, of 64 images each. **same minutes**: the plain
   network takes as many more steps as it is faster: {ratios}. The times of a step are medians, measured alternately
   on one core, each network in the faster of float32 and bfloat16{formats}, in which it predicts too.
@@ -43,7 +43,7 @@ Made by `python training/study_real_images.py --data-dir data` on one core of {m
 
 Accuracy and macro F1 are in percent, {seeds}.
 
-In short, the equivariant network less the plain one, both augmented, the lowest and the highest over the shares of
+In short, the equivariant network minus the plain one, both augmented, the lowest and the highest over the shares of
 training images, in percentage points:"""
 
 FIRST_WEIGHTS = (
@@ -123,7 +123,7 @@ def in_short(table: dict[str, Any], data: str, key: str) -> str:
             copies = ", against 8 copies averaged" if averaged else ""
             low, high = f"{min(found):+.1f}", f"{max(found):+.1f}"
             parts.append(f"same {budget}{copies} {low if low == high else f'{low} to {high}'}")
-    networks = f"`{comparison.equivariant}` less `{comparison.plain}`"
+    networks = f"`{comparison.equivariant}` minus `{comparison.plain}`"
     named = f"{comparison.title.partition(',')[0]}, {networks}, {NOUNS[key]}"
     return f"- {named}: {'; '.join(parts)}." if parts else ""
 
@@ -196,9 +196,9 @@ def score_table(table: dict[str, Any], data: str, key: str) -> list[str]:
 
 
 def difference_table(table: dict[str, Any], data: str, key: str) -> list[str]:
-    """The score of the equivariant network less that of the plain one, both augmented or both not."""
+    """The score of the equivariant network minus that of the plain one, both augmented or both not."""
     comparison = COMPARISONS[data]
-    lines = [header(f"{comparison.equivariant} less {comparison.plain}"), rule()]
+    lines = [header(f"{comparison.equivariant} minus {comparison.plain}"), rule()]
     for arm in (arm for arm in comparison.arms if arm.network == comparison.plain):
         own = Arm(comparison.equivariant, arm.augment, "steps")
         for averaged in (False, True):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..equivariance import (
     element_errors,
     equivariance_report,
+    group_layers,
     group_of,
     group_to_check,
     in_float64,
@@ -24,6 +25,7 @@ from ..equivariance import (
     unwrapped,
     without_parallel,
 )
+from ..equivariance.untrained import deployed_parts
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, Group, whole
 from ..models import EquivariantNet
@@ -220,11 +222,11 @@ def _module(
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     try:
         drawn = not trained if randomize is None else randomize
-        if drawn and own is not None and not _group_layers(network):
+        if drawn and (deployed_parts(network) or (own is not None and not group_layers(network))):
             # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
             notes.append(
-                "Its norms and biases were left as they are: it has a group, but no layer that says how the group acts "
-                "on them. Fresh ones, of a network that is untrained, can hide what training breaks."
+                "Its norms and biases were left as they are: it is deployed, or has a group, but no layer that says "
+                "how the group acts on them. Fresh ones, of a network that is untrained, can hide what training breaks."
             )
         elif drawn:
             randomize_norms(network, torch.Generator().manual_seed(seed), x)
@@ -290,11 +292,6 @@ def _module(
         diagnosis=diagnosis,
         notes=tuple(notes),
     )
-
-
-def _group_layers(network: nn.Module) -> list[nn.Module]:
-    """The layers that say which group acts on their fields."""
-    return [m for m in network.modules() if m is not network and getattr(m, "group", None) is not None]
 
 
 def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:

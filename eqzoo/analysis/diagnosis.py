@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import element_errors, is_subgroup, module_group
+from ..equivariance import element_errors, group_layers, is_subgroup
 from ..groups import Group, transform
 
 __all__ = ["diagnose", "lost_elements", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
@@ -46,7 +46,7 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     for name, module in model.named_modules():
         if said := getattr(module, "breaks_group", None):
             found.setdefault("layers that end a group", []).append(f"{name}, {said}")
-    layers = tuple(f"{name}." for name, module in model.named_modules() if name and module_group(module))
+    layers = tuple(f"{name}." for name in group_layers(model))
     for name, parameter in model.named_parameters():
         if any(word in name for word in _POSITIONS) and not name.startswith(layers):  # those of layers are relative
             shape = " x ".join(map(str, parameter.shape))
@@ -67,6 +67,11 @@ def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
 
 def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
     """What says so if the group of a layer, another one than that of the network, lacks elements that are checked."""
+    if own is None:  # a sequence of layers
+        for name, (module, group) in list(group_layers(network).items())[:1]:
+            if not is_subgroup(asked, group, on_grid=True):
+                said = f"the layer {name} ({type(module).__name__}) has the group {group.name}"
+                return (f"{said}, which has not all elements of {asked.name}; check it with group={group.name!r}",)
     for said, group, _ in _other_groups(network, own):
         if not is_subgroup(asked, group, on_grid=True):
             return (f"{said}; {group.name} has not all elements of {asked.name}",)
@@ -75,9 +80,7 @@ def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[
 
 def _other_groups(network: nn.Module, own: Group | None) -> Iterator[tuple[str, Group, Group]]:
     """The layers whose group is not that of the network, or of its first layer: in words, their group and that one."""
-    layers = {
-        name: (module, group) for name, module in network.named_modules() if name and (group := module_group(module))
-    }
+    layers = group_layers(network)
     first = next(iter(layers), "")
     whose, its = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
     for name, (module, group) in layers.items():

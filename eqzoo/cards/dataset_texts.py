@@ -39,8 +39,8 @@ DATASETS = {
         "digits",
         "rotated MNIST made anew from MNIST: {train} training and {valid} validation digits from MNIST's training "
         "split, {test} test digits from the rest of it and MNIST's test split, each rotated by a random angle with "
-        "bicubic interpolation. It has the sizes and the law of the original set but not its digits, so numbers "
-        "on the two are close, not the same",
+        "bicubic interpolation. It has the size and the distribution of the original set but not its digits, so "
+        "numbers on the two are close, not the same",
         "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
         "ylecun/mnist",
         images="white on black, with digits rotated by any angle, not transposed",
@@ -92,12 +92,13 @@ DATASETS = {
         "Chula RBC-12",
         "cells",
         "Chula RBC-12: {train} training, {valid} validation and {test} test cells, crops of 80 x 80 pixels around the "
-        "labeled centers of red blood cells; the class is one of eleven kinds. The parts "
-        "differ in their smears: runs of ten consecutive smears stay together",
+        "labeled centers of red blood cells in micrographs of blood smears; the class is one of eleven kinds. The "
+        "parts differ in their micrographs: runs of ten consecutive ones stay together",
         "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
-        "diagnose. It has seen the smears of one laboratory, one microscope and camera; on others it is not to be "
+        "diagnose. It has seen the smears of one laboratory, with one microscope and camera; on others it is not to be "
         "relied on before it has been measured there.",
-        images="single red blood cells in the center of a crop, stained and taken as in the data set",
+        images="single red blood cells in the center of a crop, stained and taken as in the data set: at a "
+        "magnification of 1,000, about 50 of the 80 pixels of a crop wide",
     ),
 }
 

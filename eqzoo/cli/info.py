@@ -87,6 +87,7 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
         }
         found["paper"]["spread"] = printed.spread
     path, found["results"] = weights_and_results(name)
+    found["classes"] = list((found["results"] or {}).get("label_names") or ())
     found["where"] = str(path) if path else f"https://huggingface.co/{repo_id}" if repo_id else None
     return found
 

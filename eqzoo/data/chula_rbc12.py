@@ -1,6 +1,6 @@
-"""Chula RBC-12: red blood cells, cut out of blood smears around their labeled centers.
+"""Chula RBC-12: red blood cells, cut out of micrographs of blood smears around their labeled centers.
 
-The data set as its authors publish it is two folders: ``Dataset/<n>.jpg``, smears of 640 x 480 pixels, and
+The data set as its authors publish it is two folders: ``Dataset/<n>.jpg``, micrographs of 640 x 480 pixels, and
 ``Label/<n>.txt``, a line ``x y class`` for each cell, with its center in pixels from the top left.
 
 References:
@@ -24,7 +24,7 @@ from .splits import Split
 __all__ = ["CELL_CLASSES", "chula_rbc12", "chula_rbc12_cells"]
 
 SIDE = 80  # pixels of a crop; a cell is about 50 wide
-RUN = 10  # consecutive smears that stay together: neighbors may be of one slide
+RUN = 10  # consecutive micrographs that stay together: neighbors may be of one slide
 SPLIT_SEED = 16_492  # of 0 to 19,999 the one whose parts are nearest to 60 : 20 : 20 in every class
 _SHARES = (("train", 0.6), ("valid", 0.8), ("test", 1.0))
 # Left out: 10, cells that the authors could not name, and 12, which one stain alone has.
@@ -47,11 +47,11 @@ CELL_CLASSES = tuple(_NAMES.values())
 
 
 def chula_rbc12(data_dir: str | os.PathLike[str]) -> dict[str, Split]:
-    """The cells in three parts, 60 : 20 : 20 by smears.
+    """The cells in three parts, 60 : 20 : 20 by micrographs.
 
-    Smears ``10 r + 1`` to ``10 r + 10`` are a run and go to one part: with u, the first 8 hexadecimal digits of the
-    SHA-256 of ``"16492/<r>"`` over 2³², to train if u < 0.6, to valid if u < 0.8, else to test. So a smear's part
-    depends on its number alone, whatever other smears a folder has.
+    Micrographs ``10 r + 1`` to ``10 r + 10`` are a run and go to one part: with u, the first 8 hexadecimal digits of
+    the SHA-256 of ``"16492/<r>"`` over 2³², to train if u < 0.6, to valid if u < 0.8, else to test. So the part of one
+    depends on its number alone, whatever others a folder has.
 
     Args:
         data_dir: The folder with ``Dataset`` and ``Label``, or the one that holds it as ``chula_rbc12``.
@@ -60,19 +60,19 @@ def chula_rbc12(data_dir: str | os.PathLike[str]) -> dict[str, Split]:
         ``train``, ``valid`` and ``test``, as `chula_rbc12_cells` gives them.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or a smear or its labels are missing.
+        FileNotFoundError: If there is no such folder, or a micrograph or its labels are missing.
         ValueError: If a file cannot be read or says something else.
     """
-    cells, smears = _read(data_dir)
-    parts = np.array([_part(number) for number in smears.tolist()])
+    cells, micrographs = _read(data_dir)
+    parts = np.array([_part(number) for number in micrographs.tolist()])
     return {name: cells[torch.from_numpy(parts == name)] for name, _ in _SHARES}
 
 
 def chula_rbc12_cells(data_dir: str | os.PathLike[str]) -> Split:
-    """All cells of a folder, undivided: to test on smears that were kept apart.
+    """All cells of a folder, undivided: to test on micrographs that were kept apart.
 
-    A cell is a crop of 80 x 80 pixels around its center; beyond the edge of the smear its reflection continues it.
-    Classes 10 (not named by the authors) and 12 (seen in one stain alone) are left out, and of smears that are the
+    A cell is a crop of 80 x 80 pixels around its center; beyond the edge of the micrograph its reflection continues it.
+    Classes 10 (not named by the authors) and 12 (seen in one stain alone) are left out, and of micrographs that are the
     same byte for byte the first is taken.
 
     Args:
@@ -82,20 +82,20 @@ def chula_rbc12_cells(data_dir: str | os.PathLike[str]) -> Split:
         Images ``(n, 3, 80, 80)`` uint8, labels ``(n,)`` and the names of the 11 classes.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or a smear or its labels are missing.
+        FileNotFoundError: If there is no such folder, or a micrograph or its labels are missing.
         ValueError: If a file cannot be read or says something else.
     """
     return _read(data_dir)[0]
 
 
-def _part(smear: int) -> str:
-    digest = hashlib.sha256(f"{SPLIT_SEED}/{(smear - 1) // RUN}".encode()).hexdigest()
+def _part(micrograph: int) -> str:
+    digest = hashlib.sha256(f"{SPLIT_SEED}/{(micrograph - 1) // RUN}".encode()).hexdigest()
     place = int(digest[:8], 16) / 2**32
     return next(name for name, end in _SHARES if place < end)
 
 
 def _read(data_dir: str | os.PathLike[str]) -> tuple[Split, torch.Tensor]:
-    """The cells, and the number of each one's smear."""
+    """The cells, and the number of each one's micrograph."""
     folder = _folder(Path(data_dir))
     images = _numbered(folder / "Dataset", ".jpg")
     texts = _numbered(folder / "Label", ".txt")
@@ -104,7 +104,7 @@ def _read(data_dir: str | os.PathLike[str]) -> tuple[Split, torch.Tensor]:
     if alone := sorted(images.keys() ^ texts.keys()):
         lacks = f"Label/{alone[0]}.txt" if alone[0] in images else f"Dataset/{alone[0]}.jpg"
         raise FileNotFoundError(
-            f"{folder} lacks {lacks}; every smear has an image and its labels ({len(alone)} do not)"
+            f"{folder} lacks {lacks}; every micrograph has an image and its labels ({len(alone)} do not)"
         )
     seen: set[bytes] = set()
     chosen = []
@@ -117,8 +117,8 @@ def _read(data_dir: str | os.PathLike[str]) -> tuple[Split, torch.Tensor]:
         found = list(pool.map(lambda number: _cells(images[number], texts[number]), chosen))
     crops = torch.from_numpy(np.concatenate([crops for crops, _ in found])).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor([label for _, labels in found for label in labels], dtype=torch.int64)
-    smears = torch.tensor([n for n, (_, labels) in zip(chosen, found, strict=True) for _ in labels], dtype=torch.int64)
-    return Split(crops, labels, CELL_CLASSES), smears
+    numbers = [n for n, (_, labels) in zip(chosen, found, strict=True) for _ in labels]
+    return Split(crops, labels, CELL_CLASSES), torch.tensor(numbers, dtype=torch.int64)
 
 
 def _folder(path: Path) -> Path:
@@ -136,17 +136,17 @@ def _numbered(folder: Path, suffix: str) -> dict[int, Path]:
 
 
 def _cells(image: Path, text: Path) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """The crops of a smear, ``(n, 80, 80, 3)`` uint8, and their labels."""
+    """The crops of a micrograph, ``(n, 80, 80, 3)`` uint8, and their labels."""
     try:
         with Image.open(image) as file:
-            smear = np.asarray(file.convert("RGB"))
+            micrograph = np.asarray(file.convert("RGB"))
     except Exception as error:  # every format of Pillow's raises its own on a broken file
         raise ValueError(f"{image} is not an image that Pillow can read: {error}") from error
-    height, width = smear.shape[:2]
+    height, width = micrograph.shape[:2]
     half = SIDE // 2
     if min(height, width) <= half:
         raise ValueError(f"{image} is {width} x {height} pixels; crops of {SIDE} x {SIDE} need more than {half}")
-    around = np.pad(smear, ((half, half), (half, half), (0, 0)), mode="reflect")
+    around = np.pad(micrograph, ((half, half), (half, half), (0, 0)), mode="reflect")
     crops, labels = [], []
     for place, line in enumerate(text.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         if not line.strip():

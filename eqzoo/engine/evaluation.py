@@ -14,7 +14,6 @@ from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..export.onnx_network import OnnxNetwork
 from ..export.predictor import Network, Predictor, averaged, load_predictor
-from ..models import EquivariantNet
 from .advice import cut_off, darker_note, other_side
 from .digests import image_codes
 from .metrics import STEPS, classifier_metrics, scores
@@ -30,7 +29,7 @@ _SECONDS = 120  # after which fewer are rotated
 
 
 def evaluate(
-    model: str | os.PathLike[str] | EquivariantNet | OnnxNetwork,
+    model: str | os.PathLike[str] | Network,
     data: str | os.PathLike[str] | AnySplit,
     *,
     split: str | None = None,
@@ -51,8 +50,8 @@ def evaluate(
 
     Args:
         model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers, or its
-            `eqzoo.export.OnnxNetwork`; or a network, which is evaluated on the device on which it is, in evaluation
-            mode, and has its own modes afterwards.
+            `eqzoo.export.OnnxNetwork`; or a network of this package, or any in an `eqzoo.models.AveragedNet`, which is
+            evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
@@ -140,10 +139,10 @@ def evaluate(
 
 def _given(model: nn.Module, device: str | None) -> Predictor:
     """A network that is given itself, and not by name, after checks."""
-    if not isinstance(model, EquivariantNet | OnnxNetwork):
+    if not isinstance(model, Network):
         raise TypeError(
             "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, not a "
-            f"wrapper, got {type(model).__name__}"
+            f"wrapper but AveragedNet, got {type(model).__name__}"
         )
     if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
         raise ValueError(

@@ -18,6 +18,7 @@ __all__ = [
     "element_errors",
     "equivariance_error",
     "equivariance_report",
+    "group_layers",
     "group_of",
     "group_to_check",
     "in_float64",
@@ -191,6 +192,21 @@ def module_group(module: nn.Module) -> Group | None:
     """The group of a layer or network of this package, its attribute ``group``; None if it has none, or another one."""
     group = getattr(module, "group", None)
     return group if isinstance(group, Group) else None
+
+
+def group_layers(model: nn.Module) -> dict[str, tuple[nn.Module, Group]]:
+    """The layers inside of a network that have a group, by name, and their groups.
+
+    Those inside of a module whose ``layers_have_group`` is False are left out: its group is not theirs.
+    """
+    others = tuple(
+        name and f"{name}." for name, module in model.named_modules() if not getattr(module, "layers_have_group", True)
+    )
+    return {
+        name: (module, group)
+        for name, module in model.named_modules()
+        if name and (group := module_group(module)) and not name.startswith(others)
+    }
 
 
 def without_parallel(model: nn.Module) -> nn.Module:
@@ -392,23 +408,21 @@ def is_subgroup(group: Group, other: Group, on_grid: bool = False) -> bool:
 
 
 def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
-    layers = {name: module for name, module in model.named_modules() if name and module_group(module)}
+    layers = group_layers(model)
     inputs: dict[str, Any] = {}
     handles = [
         module.register_forward_hook(partial(_keep_input, inputs, name), with_kwargs=True)
-        for name, module in layers.items()
+        for name, (module, _) in layers.items()
     ]
     model(x)
     for handle in handles:
         handle.remove()
     errors = {}
     for name, value in inputs.items():
-        layer = layers[name]
+        layer, own = layers[name]
         law = getattr(layer, "transform_field", None)
         found = (
-            element_errors(layer, value, group, layer.group, law)
-            if law
-            else _of_planes(layer, value, group, layer.group, fields=True)
+            element_errors(layer, value, group, own, law) if law else _of_planes(layer, value, group, own, fields=True)
         )
         errors[name] = max(found.values())
     return errors

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["is_constant", "looks_untrained", "randomize_norms"]
+__all__ = ["deployed_parts", "is_constant", "looks_untrained", "randomize_norms"]
 
 
 @torch.no_grad()
@@ -14,9 +14,10 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     One-dimensional parameters, those of torch's layer norms, and others that have one value everywhere, such as a gain
     of ones for each pose, are drawn uniformly from [0.5, 1.5); those that are zero everywhere, such as the last layer
     of a branch or position embeddings, from a normal distribution with standard deviation 0.02. Frozen ones that have
-    one value everywhere, such as the filter of a fixed blur, stay. Running statistics become those of the given images,
-    so that activations neither vanish nor explode; then variances are multiplied by factors uniform in [0.5, 1.5), and
-    means are shifted by up to half a standard deviation.
+    one value everywhere, such as the filter of a fixed blur, stay. So does all of deployed networks, whose norms are of
+    planes: other values for each pose would break them. Running statistics become those of the given images, so that
+    activations neither vanish nor explode; then variances are multiplied by factors uniform in [0.5, 1.5), and means
+    are shifted by up to half a standard deviation.
 
     Args:
         model: The network, in evaluation mode.
@@ -30,11 +31,14 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     def factors(like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like) + 0.5
 
-    layer_norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
+    modules = [module for name, module in model.named_modules() if not f"{name}.".startswith(deployed_parts(model))]
+    own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
+    parameters = [parameter for parameter in model.parameters() if id(parameter) in own]
+    layer_norms = [module for module in modules if isinstance(module, nn.LayerNorm | nn.RMSNorm)]
     over_axes = {id(parameter) for norm in layer_norms for parameter in norm.parameters()}
-    trained = [p for p in model.parameters() if p.requires_grad] or model.parameters()
+    trained = [p for p in parameters if p.requires_grad] or parameters
     constant = [p for p in trained if p.ndim != 1 and id(p) not in over_axes and is_constant(p)]
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.ndim == 1 or id(parameter) in over_axes:
             parameter.copy_(factors(parameter))
     for parameter in constant:
@@ -42,7 +46,7 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
             parameter.copy_(factors(parameter))
         else:
             parameter.normal_(std=0.02, generator=generator)
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    norms = [module for module in modules if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
     if x is None:
@@ -59,6 +63,11 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
         assert variance is not None
         mean.add_((factors(mean) - 1) * variance.sqrt())
         variance.mul_(factors(variance))
+
+
+def deployed_parts(model: nn.Module) -> tuple[str, ...]:
+    """How the names of modules in deployed networks, as `timm.utils.reparameterize_model` gives, begin."""
+    return tuple(name and f"{name}." for name, module in model.named_modules() if getattr(module, "_deployed", False))
 
 
 def is_constant(parameter: Tensor) -> bool:

@@ -66,7 +66,7 @@ class OnnxFile:
 
     def run(self, x: Tensor) -> list[Tensor]:
         """All outputs for a batch of images."""
-        found = self._session.run(None, {self._name: x.to(self.dtype).contiguous().numpy()})
+        found = self._session.run(None, {self._name: x.detach().to("cpu", self.dtype).contiguous().numpy()})
         return [torch.from_numpy(output) for output in found]
 
 

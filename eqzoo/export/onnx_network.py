@@ -65,6 +65,10 @@ class OnnxNetwork(nn.Module):
             "label_names": () if labels == tuple(map(str, range(len(labels)))) else labels,
         }
 
+    def __reduce__(self) -> tuple[type["OnnxNetwork"], tuple[Path]]:
+        """A copy, also in another process, reads the file again: a session of ONNX Runtime cannot be copied."""
+        return OnnxNetwork, (self.path,)
+
     def forward(self, x: Tensor) -> Tensor:
         """The logits of normalized images."""
         return self._file(x.detach().to("cpu", torch.float32))

@@ -67,14 +67,15 @@ def load_predictor(source: str | os.PathLike[str], device: str | None = None) ->
 def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
     """The networks with test-time augmentation: means over a group, see `eqzoo.models.AveragedNet`.
 
-    Networks that are invariant under the group stay as they are: their predictions for the copies are the same.
+    Networks that are invariant under the group stay as they are, and those that are so in part average over the rest:
+    their predictions for the other copies are the same.
 
     Raises:
         ValueError: If the group is none of the pixel grid, or all networks are invariant under it.
     """
     group = Group.from_name(name)
     found = [
-        predictor if _is_invariant(predictor.network.group.of_grid, group) else _averaged(predictor, group)
+        _averaged(predictor, rest) if (rest := _beyond(predictor.network.group.of_grid, group)).order > 1 else predictor
         for predictor in predictors
     ]
     if all(new is old for new, old in zip(found, predictors, strict=True)):
@@ -86,8 +87,13 @@ def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
     return found
 
 
-def _is_invariant(own: Group, group: Group) -> bool:
-    return own.rotations % group.rotations == 0 and own.reflections >= group.reflections
+def _beyond(own: Group, group: Group) -> Group:
+    """The group to average the predictions of a network over, so that they become invariant under ``group``.
+
+    Averages over more copies would be the same: those that differ by an element of the network's own group are equal.
+    """
+    rotations = 1 if own.rotations % group.rotations == 0 else group.rotations
+    return Group(rotations, group.reflections and not own.reflections)
 
 
 def _averaged(predictor: Predictor, group: Group) -> Predictor:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..groups import Field, Group, orbit_array
+from ..groups import Field, Group, orbit_array, whole
 from ..ops import attend_input, attentive_conv, expand_filters
 from ..ops.attentive import check_dilation
 from ._arguments import check_arguments, check_field, check_numbers
@@ -192,7 +192,7 @@ class _AttentiveConv2d(_OrbitConv2d):
         check_numbers(attention_size=attention_size, attention_dilation=attention_dilation)
         if attention not in get_args(Attention):
             raise ValueError(f"attention is one of {', '.join(map(repr, get_args(Attention)))}, got {attention!r}")
-        if chunk < 1:
+        if whole(chunk, "chunk is a whole number of fields") < 1:
             raise ValueError(
                 f"chunk is the number of fields whose responses are in memory at once, at least 1; got {chunk}"
             )
@@ -395,7 +395,10 @@ def _draw(weight: Tensor) -> None:
 
 
 def _hidden(hidden_channels: int | None, in_channels: int) -> int:
-    hidden = max(1, in_channels // 2) if hidden_channels is None else hidden_channels
+    if hidden_channels is None:
+        hidden = max(1, in_channels // 2)
+    else:
+        hidden = whole(hidden_channels, "hidden_channels is a whole number")
     if hidden < 1:
         raise ValueError(
             f"hidden_channels, the hidden width of the channel attention, is at least 1; got {hidden_channels}"

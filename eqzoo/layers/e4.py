@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Group, orbit_array
+from ..groups import Group, orbit_array, whole
 from ..ops import generated_depthwise
 from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
@@ -246,9 +246,9 @@ def _check_values(
 ) -> None:
     if kernel_size < 1 or kernel_size % 2 == 0:
         raise ValueError(f"kernel_size must be odd, so that filters have a center pixel; got {kernel_size}")
-    if slices < 1 or out_channels % slices:
+    if whole(slices, "slices is a whole number") < 1 or out_channels % slices:
         raise ValueError(f"slices must divide the {out_channels} output channels, got {slices}")
-    if reduction < 1 or in_channels % reduction:
+    if whole(reduction, "reduction is a whole number") < 1 or in_channels % reduction:
         raise ValueError(f"reduction must divide the {in_channels} input channels, got {reduction}")
     if kernel_norm_affine not in ("tied", "per_element"):
         raise ValueError(f"kernel_norm_affine is 'tied' or 'per_element', got {kernel_norm_affine!r}")

@@ -146,6 +146,8 @@ class AttentionHeads2d(nn.Module):
         self.in_order = in_order
         self.out_order = out_order
         self.num_heads = num_heads
+        if head_channels is not None:
+            check_numbers(head_channels=head_channels)
         self.head_channels = out_channels // 2 if head_channels is None else head_channels
         self.attn_drop = attn_drop
         self.query_parts = 2 if in_order is None else 3

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from ..groups import Group
+from ..groups import Group, whole
 from ._arguments import check_arguments, check_field
 from ._layout import is_channels_last
 from ._planes import Planes
@@ -43,7 +43,7 @@ class GroupSqueezeExcite(nn.Module):
     def __init__(self, group: Group, channels: int, reduction: int = 16) -> None:
         super().__init__()
         check_arguments(group, channels=channels)
-        if reduction < 1 or channels % reduction:
+        if whole(reduction, "reduction is a whole number") < 1 or channels % reduction:
             raise ValueError(f"reduction must divide the {channels} channels, got {reduction}")
         self.group = group
         self.channels = channels

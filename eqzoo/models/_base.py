@@ -10,7 +10,7 @@ import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from ..groups import Group
+from ..groups import Group, whole
 from ..layers import GlobalPool, SizeError
 from ..layers._planes import Planes
 from .sizes import with_image_size
@@ -62,6 +62,8 @@ class EquivariantNet(nn.Module):
     def __init__(self, group: Group, num_classes: int, in_chans: int, num_features: int) -> None:
         super().__init__()
         check_is_group(group)
+        whole(num_classes, "num_classes is a whole number")
+        whole(in_chans, "in_chans is a whole number")
         if num_classes < 0 or in_chans < 1:
             raise ValueError(f"a network needs num_classes >= 0 and in_chans >= 1, got {num_classes} and {in_chans}")
         self.group = group

@@ -32,7 +32,7 @@ from typing import Any, Literal
 from timm.models import register_model
 from torch import Tensor, nn
 
-from ..groups import P4, P4M, Z2, Group
+from ..groups import P4, P4M, Z2, Group, whole
 from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, LiftingConv2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
@@ -104,6 +104,10 @@ class E4ResNet(EquivariantNet):
         drop_rate: float = 0.2,
         global_pool: Reduce = "max",
     ) -> None:
+        if not depths or min(whole(depth, "depths are whole numbers") for depth in depths) < 1:
+            raise ValueError(
+                f"depths are the numbers of blocks of the stages, one stage or more of 1 or more, got {depths}"
+            )
         widths = [width * 2**stage for stage in range(len(depths))]
         super().__init__(group, num_classes, in_chans, num_features=widths[-1])
         if mechanism not in ("conv", "e4"):

@@ -207,6 +207,8 @@ class GSANet(EquivariantNet):
         pose_index: PoseIndex = "exact",
     ) -> None:
         stages = _stages(stages)
+        if not stages or not all(stage.widths for stage in stages):
+            raise ValueError(f"a GSA-Net has one stage or more, each with one width or more, got stages={stages}")
         super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
         if downsample not in ("exact", "floor"):
             raise ValueError(f"downsample is 'exact' or 'floor', got {downsample!r}")

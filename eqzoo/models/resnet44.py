@@ -27,7 +27,7 @@ from typing import Any, Literal
 from timm.models import register_model
 from torch import Tensor, nn
 
-from ..groups import P4M, Z2, Group
+from ..groups import P4M, Z2, Group, whole
 from ..layers import Dropout, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
 from ..layers.attentive_conv import Attention
@@ -81,6 +81,10 @@ class ResNet44(EquivariantNet):
         global_pool: Reduce = "avg",
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
+        if not widths or whole(depth, "depth is the number of blocks of each stage") < 1:
+            raise ValueError(
+                f"a ResNet has a stage or more, each of a block or more, got widths={widths}, depth={depth}"
+            )
         super().__init__(group, num_classes, in_chans, num_features=widths[-1])
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
@@ -162,8 +166,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    depth = kwargs.get("depth", 7)
-    ends = (depth, 2 * depth, 3 * depth)
+    depth, stages = kwargs.get("depth", 7), len((args | kwargs)["widths"])
+    ends = tuple(depth * stage for stage in range(1, stages + 1))
     options: dict[str, Any] = {"feature_indices": ends, "pretrained_filter_fn": fresh_where_sizes_differ}
     return build(ResNet44, variant, pretrained, **(options | args | kwargs))
 

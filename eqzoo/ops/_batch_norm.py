@@ -203,9 +203,9 @@ def _backward(
         g = grad.to(stats.dtype) if y is None else grad.to(stats.dtype) * (y > 0)
         normal = (x - mean) * inverse
         grad_weight, grad_bias = (g * normal).sum(axes), g.sum(axes)
-        share = training / (x.numel() // x.shape[1])
         scale = inverse if weight is None else inverse * weight.view(places)
-        grad_x.copy_(scale * (g - share * (grad_bias.view(places) + normal * grad_weight.view(places))))
+        sums = (grad_bias.view(places) + normal * grad_weight.view(places)) / (x.numel() // x.shape[1])
+        grad_x.copy_(scale * (g - sums if training else g))
         grad_residual = grad_residual.copy_(g) if residual else grad_residual
     else:
         to = grad_residual if residual else None

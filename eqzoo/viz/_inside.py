@@ -1,5 +1,7 @@
 """Inputs of inner layers, and group actions on images, maps and pixels."""
 
+from difflib import get_close_matches
+
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +29,7 @@ def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """The input that a layer receives in ``model(x)``; an empty name is the model itself.
 
     Raises:
-        ValueError: If the model does not call the layer.
+        ValueError: If the model has no such layer, or does not call it.
     """
     if not name:
         return x
@@ -35,7 +37,7 @@ def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         raise _FedError(args[0])
 
-    handle = model.get_submodule(name).register_forward_pre_hook(stop)
+    handle = _part(model, name).register_forward_pre_hook(stop)
     try:
         model(x)
     except _FedError as fed:
@@ -43,6 +45,15 @@ def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     finally:
         handle.remove()
     raise ValueError(f"the network never calls its layer {name!r}")
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        names = [other for other, _ in model.named_modules() if other]
+        near = get_close_matches(name, names, n=3) or names[:3]
+        raise ValueError(f"the network has no layer {name!r}; near it are {', '.join(near)}") from error
 
 
 class _FedError(Exception):

@@ -137,7 +137,7 @@ def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attenti
 
 def feature_rings(
     field: Tensor,
-    group: Group | None = None,
+    group: Group | str | None = None,
     image: Tensor | None = None,
     fields: Sequence[int] | None = None,
     columns: int = 5,
@@ -146,7 +146,7 @@ def feature_rings(
 
     Args:
         field: A regular field ``(C, |H|, height, width)``, or ``(1, C, |H|, height, width)``.
-        group: Its group; by default the cyclic group with as many rotations as poses.
+        group: Its group, or the name of it; by default the cyclic group with as many rotations as poses.
         image: An image ``(C, height, width)`` for the center of each ring.
         fields: The indices of the fields; by default the first 10.
         columns: The number of rings per row.
@@ -158,6 +158,8 @@ def feature_rings(
     if columns < 1:
         raise ValueError(f"columns is the number of rings per row, at least 1; got {columns}")
     maps = field[0] if field.ndim == 5 and len(field) == 1 else field
+    if isinstance(group, str):
+        group = Group.from_name(group)
     group = group or (cyclic(maps.shape[1]) if maps.ndim == 4 else None)
     if maps.ndim != 4 or group is None or maps.shape[1] != group.order:
         wanted = group.order if group else "|H|"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..equivariance import in_float64, module_group
+from ..equivariance import in_float64, module_group, without_parallel
 from ..groups import Group
 from ..layers import GroupConv2d, LiftingConv2d
 from ..layers.conv import _OrbitConv2d
@@ -98,7 +98,7 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
         >>> found.maps[1].shape, found.errors[0], found.errors[1] > 0.1
         (torch.Size([6, 6]), 0.0, True)
     """
-    net = in_float64(model)
+    net = in_float64(without_parallel(model))
     x = fed_to(net, layer or "", x.detach().to("cpu", torch.float64))
     module = net.get_submodule(layer or "")
     own = module_group(module) or module_group(net) or Group(1)

@@ -14,6 +14,8 @@ from torch import nn
 import eqzoo
 from eqzoo.analysis.check import _image_shape
 from eqzoo.analysis.diagnosis import diagnose
+from eqzoo.equivariance import randomize_norms
+from eqzoo.groups import P4, Z2M
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.layers import (
     GlobalPool,
@@ -292,6 +294,31 @@ def test_a_fused_network_that_is_not_trained_is_not_given_other_norms():
     assert "left as they are" in found.notes[0]
     assert not eqzoo.check_equivariance(fused, group="p4m").exact
     assert "p4m has elements" in eqzoo.check_equivariance(fused, group="p4m").diagnosis[0]
+
+
+@pytest.mark.parametrize("name", ["r4_gsanet_t", "p4_se_resnet29", "p4m_octic_vit_tiny_patch16_224"])
+def test_layers_of_a_group_that_a_deployed_network_still_has_do_not_give_its_norms_other_values(name):
+    options = {"depth": 2, "img_size": 32, "patch_size": 4} if "octic" in name else {}
+    model = eqzoo.create_model(name, **options).eval()
+    fused = timm.utils.reparameterize_model(model)
+    x = torch.randn(1, *((1, 22, 22) if "gsanet" in name else (3, 32, 32)))
+    assert eqzoo.equivariance_error(fused, x, randomize=True) < 1e-9
+    inside = nn.Sequential(fused)
+    randomize_norms(inside.double(), torch.Generator().manual_seed(0), x.double())
+    assert eqzoo.equivariance_error(inside, x, group=model.group) < 1e-9
+    found = eqzoo.check_equivariance(fused, size=x.shape[-1])
+    assert found.exact
+    assert "left as they are" in found.notes[0]
+
+
+@pytest.mark.parametrize(("layers", "group", "said"), [(P4, "p4m", "p4, which has not all"), (Z2M, None, "z2m, which")])
+def test_a_sequence_of_layers_is_told_which_group_it_has(layers, group, said):
+    network = nn.Sequential(LiftingConv2d(layers, 1, 4, 3), GroupConv2d(layers, 4, 4, 3), GlobalPool(layers))
+    network.input_size = (1, 9, 9)
+    found = eqzoo.check_equivariance(network, group=group)
+    assert not found.exact
+    assert f"the layer 0 (LiftingConv2d) has the group {said}" in found.diagnosis[0]
+    assert f"check it with group='{layers.name}'" in found.diagnosis[0]
 
 
 def test_where_every_layer_with_a_group_is_exact_the_others_are_named():

@@ -1,7 +1,9 @@
 """ONNX files that predict and are evaluated, as checkpoints are."""
 
+import copy
 import csv
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -69,6 +71,11 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
     found = eqzoo.evaluate(exported / "net.onnx", exported / "digits.npz", rotated=0)
     again = eqzoo.evaluate(OnnxNetwork(exported / "net.onnx"), exported / "digits.npz", rotated=0)
     assert (again["accuracy"], again["images"], again["network"]) == (found["accuracy"], 4, found["network"])
+    network = OnnxNetwork(exported / "net.onnx")
+    x = torch.randn(2, *network.input_size, requires_grad=True)
+    for copied in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert torch.equal(copied(x), network(x))
+    assert eqzoo.equivariance_error(network) < 1e-4  # it computes in float32
 
 
 def test_what_a_file_cannot_do_is_an_error(capsys, exported, tmp_path):

@@ -21,7 +21,7 @@ def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     draw_smears(tmp_path / "smears", SMEARS)
     notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
-    found = notebooks.run(notebook, {"SMEARS": "smears", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28})
+    found = notebooks.run(notebook, {"MICROGRAPHS": "smears", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28})
     assert found["check"].exact
     assert found["checked"].exact
     assert (tmp_path / "cells.onnx").is_file()
@@ -41,7 +41,7 @@ def test_cells_of_other_slides_with_other_classes(tmp_path, monkeypatch):
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
     notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
-    changed = {"SMEARS": "nowhere", "CROPS": "crops", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28}
+    changed = {"MICROGRAPHS": "nowhere", "CROPS": "crops", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28}
     found = notebooks.run(notebook, changed)
     assert found["names"] == ("other", "round")
     assert found["check"].exact

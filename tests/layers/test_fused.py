@@ -85,3 +85,13 @@ def test_other_norms_and_activations_run_one_after_the_other():
     torch.testing.assert_close(norm_act(plain, nn.ReLU(), x, x), (plain(x) + x).relu())
     leaky = nn.LeakyReLU(0.5)
     torch.testing.assert_close(FusedSequential(norm, leaky)(x), leaky(norm(x)))
+
+
+def test_a_norm_whose_forward_is_the_users_own_is_called_as_it_is():
+    class Doubled(GroupBatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    norm, x = Doubled(P4, 3).eval(), torch.randn(2, 3, 4, 5, 5)
+    assert torch.equal(FusedSequential(norm, nn.ReLU())(x), norm(x).clamp_min(0))
+    assert torch.equal(norm_act(norm, nn.ReLU(), x, residual=x), (norm(x) + x).clamp_min(0))

@@ -57,20 +57,47 @@ def test_probabilities_that_vanish_stay_numbers():
     assert AveragedNet(network, "p4")(x).isfinite().all()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("last", [False, True])
-def test_copies_have_the_memory_format_of_the_images(last):
+def test_copies_have_the_memory_format_of_the_images(last, channels):
     seen = []
-    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).float()
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(channels, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ).float()
     network.register_forward_pre_hook(lambda _, args: seen.append(is_channels_last(args[0])))
-    x = images().float()
-    AveragedNet(network, "p4m")(x.contiguous(memory_format=torch.channels_last) if last else x)
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(2, channels, 8, 8, dtype=torch.float32)
+    AveragedNet(network, "p4m")(torch.empty_like(x, memory_format=layout).copy_(x))
     assert seen == [last] * 8
 
 
-@pytest.mark.parametrize("group", ["z2", "r8", "r3"])
-def test_other_groups_are_errors(group):
-    with pytest.raises(ValueError, match=f"rotations by 90° and reflections, p4, p4m or z2m, got {group}"):
-        AveragedNet(plain(), group)
+def test_other_groups_are_errors():
+    for group in ("z2", "r3"):
+        with pytest.raises(ValueError, match=f"{group} has only the identity on the pixel grid"):
+            AveragedNet(plain(), group)
+    with pytest.raises(ValueError, match="rotations by 90° and reflections, p4, p4m or z2m, got r8"):
+        AveragedNet(plain(), "r8")
+    with pytest.raises(TypeError, match="or its name, got 4"):
+        AveragedNet(plain(), 4)
+
+
+def test_a_single_output_is_no_class():
+    for count in (0, 1):
+        with pytest.raises(ValueError, match=f"two or more, and the model has num_classes={count}"):
+            AveragedNet(eqzoo.create_model("z2_cnn", num_classes=count), "p4")
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1))
+    with pytest.raises(ValueError, match="num_classes=1"):
+        AveragedNet(network, "p4")(torch.zeros(1, 1, 4, 4))
+
+
+def test_what_is_inside_may_have_another_group():
+    """Layers of z2 and z2m are not equivariant to rotations; their mean is."""
+    for name in ("z2_cnn", "p4_cnn"):
+        check = eqzoo.check_equivariance(AveragedNet(eqzoo.create_model(name, pretrained=True), "p4m"))
+        assert check.exact, check
+        assert check.diagnosis == ()
+        assert check.group == "p4m"
+    assert eqzoo.equivariance_error(AveragedNet(eqzoo.create_model("z2_cnn", pretrained=True), "z2m")) < 1e-12
 
 
 def test_images_that_are_rotated_are_square():
@@ -99,7 +126,17 @@ def test_commands_average_what_is_not_invariant(capsys, tmp_path):
     for name in ("p4_cnn", "p4m_cnn"):
         with pytest.raises(ValueError, match=f"{name} is invariant under p4, so that a mean .* leave tta"):
             eqzoo.evaluate(name, digits, tta="p4")
-    assert eqzoo.evaluate("p4_cnn", digits, tta="p4m")["network"] == "p4_cnn (mean of 8)"
+    # A network that is invariant to rotations is averaged over the reflection alone, with the same result.
+    found = eqzoo.evaluate("p4_cnn", digits, tta="p4m", predictions=True)
+    assert found["network"] == "p4_cnn (mean of 2)"
+    whole = AveragedNet(eqzoo.create_model("p4_cnn", pretrained=True).eval(), "p4m")
+    again = eqzoo.evaluate(whole, digits, predictions=True)["predictions"]
+    of_timm = AveragedNet(timm.create_model("test_resnet", num_classes=6, in_chans=1).eval(), "p4m")
+    of_timm.pretrained_cfg = of_timm.pretrained_cfg | {"mean": (0.5,), "std": (0.5,)}
+    of_timm.input_size, of_timm.in_chans = (1, 32, 32), 1
+    assert eqzoo.evaluate(of_timm, digits)["same_class_at_all_quarter_rotations"] == 100
+    for row, other in zip(found["predictions"], again, strict=True):
+        np.testing.assert_allclose(row["probabilities"], other["probabilities"], atol=1e-5)
     code, _, error = run(capsys, "evaluate", "p4_cnn", tmp_path, "--tta", "p4")
     assert code == 2
     assert "p4_cnn is invariant under p4" in error

@@ -358,9 +358,30 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("p4m_resnet44", {"depth": 0}, "depth=0"),
+        ("p4m_resnet44", {"depth": 4.0}, "depth is the number of blocks of each stage, got 4.0"),
+        ("p4_resnet18", {"depths": ()}, r"got \(\)"),
+        ("p4_resnet18", {"depths": (2, 0, 2)}, r"got \(2, 0, 2\)"),
+        ("r4_gsanet_t", {"stages": ()}, r"got stages=\(\)"),
+        ("p4_cnn", {"num_classes": "3"}, "num_classes is a whole number, got '3'"),
+        ("p4_cnn", {"num_classes": True}, "num_classes is a whole number, got True"),
+        ("p4_cnn", {"in_chans": 1.0}, "in_chans is a whole number, got 1.0"),
+    ],
+)
+def test_numbers_that_make_no_network_are_errors(name, arguments, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        eqzoo.create_model(name, **arguments)
+
+
 def test_features_of_another_depth_and_of_an_extractor_in_training():
     channels = eqzoo.create_model("p4m_resnet44", depth=2, features_only=True).feature_info.channels()
     assert channels == [8 * width for width in (11, 23, 45)]
+    for widths in ((8, 16), (4, 8, 12, 16)):
+        model = eqzoo.create_model("p4m_resnet44", depth=1, widths=widths, features_only=True)
+        assert model.feature_info.channels() == [8 * width for width in widths]
     channels = eqzoo.create_model("p4_resnet18", depths=(1, 1), features_only=True).feature_info.channels()
     assert channels == [4 * width for width in (32, 32, 64)]
     stages = eqzoo.create_model("r4_gsanet_t").feature_info

@@ -11,6 +11,7 @@ from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import GroupBatchNorm2d
 from eqzoo.ops import batch_norm, use_backend
+from eqzoo.ops._dtypes import accumulation_dtype
 
 # The axes of a field from the slowest in memory to the fastest.
 ORDERS = {
@@ -259,3 +260,17 @@ def test_what_would_be_read_beyond_memory_or_broadcast_is_refused():
     for residual in (torch.zeros(3, 1, 3, 4, 5, 5), torch.zeros(3, 4, 5, 5), torch.zeros(x.shape, device="meta")):
         with pytest.raises(ValueError, match="the residual has the shape and device of x"):
             batch_norm(x, vector, vector, residual=residual)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("relu", [False, True])
+def test_an_infinite_image_leaves_the_gradients_of_others_alone_in_evaluation(relu, order, dtype):
+    size = (4, 3, 4, 9, 8)
+    x, (mean, var, weight, bias) = field(size, order, dtype), vectors(3, accumulation_dtype(dtype))
+    x[0, 1, 2, 3, 4] = torch.inf
+    x.requires_grad_()
+    batch_norm(x, mean, var, weight, bias, relu=relu)[1:].sum().backward()
+    assert x.grad[1:].isfinite().all()
+    assert x.grad[1:].any()
+    assert not x.grad[0].any()

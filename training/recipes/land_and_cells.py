@@ -10,8 +10,8 @@ _TEXT = (
     "Our recipe, for {where}: {epochs} epochs{precision} {start}{sizes}. Muon, batch size {batch_size}, a cosine "
     "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not "
     "matrices), weight decay {weight_decay:g}, label smoothing 0.1, a moving average of the weights. Augmentation by "
-    "rotations by any angle, reflections{color} and shifts of up to a sixteenth of the side, with the image reflected "
-    "at its edges. {split}.{more}"
+    "rotations, of half of the images by any angle and of the others by multiples of 90°, reflections{color} and "
+    "shifts of up to a sixteenth of the side, with the image reflected at its edges. {split}.{more}"
 )
 _SHARP = (
     " Rotations by any angle interpolate, which blurs an image a little. In the first ten epochs of this run every "
@@ -48,7 +48,7 @@ _LONGER = (
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
     "chula_rbc12": (
-        "3,028 cells, of a fifth of the smears, select the epoch; 10,184 are for training and 3,202 for the test"
+        "3,028 cells, of a fifth of the micrographs, select the epoch; 10,184 are for training and 3,202 for the test"
     ),
 }
 _VALUES: dict[str, Any] = MUON | {
