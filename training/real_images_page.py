@@ -16,7 +16,7 @@ _INTRODUCTION = """# Satellite tiles and blood cells: accuracy over the number o
 Does equivariance pay on images without a canonical orientation? `p4_resnet29` and its plain twin `z2_resnet29`, with
 about as many parameters, are fine-tuned from their weights of CIFAR-10 on a part of the training images of EuroSAT
 (16,200 satellite tiles, scaled to 32 x 32 pixels) and of Chula RBC-12 (10,184 red blood cells, scaled to 40 x 40), with
-the splits of `eqzoo.data.load_splits`. {starts} On the cells, `p4m_resnet29` and `z2_resnet29` are also fine-tuned from
+the splits of `eqzoo.data.load_splits`. On the cells, `p4m_resnet29` and `z2_resnet29` are also fine-tuned from
 their weights of EuroSAT. p4m_resnet29 has 346,288 parameters, z2_resnet29 313,114. The weights of EuroSAT are not
 equally good: these have 1.02 and 1.78 % test error, the first after 3.7 hours from random weights, the second
 after 0.8 hours from weights of CIFAR-10, which took 1.3 hours more.
@@ -37,8 +37,6 @@ A fraction has the same share of each class, at least one image. Each seed draws
 networks. {choice:,} validation images choose one of up to {epochs} epochs and nothing else. Each run is tested once, on
 all test images. The budgets are small: this does not compare final accuracies.
 
-Made by `python training/study_real_images.py --data-dir data` on one core of {machine}, with torch {torch}.{elsewhere}
-
 ![Accuracy over the share of the training images]({name}.png)
 
 Accuracy and macro F1 are in percent, {seeds}.
@@ -46,8 +44,14 @@ Accuracy and macro F1 are in percent, {seeds}.
 In short, the equivariant network minus the plain one, both augmented, the lowest and the highest over the shares of
 training images, in percentage points:"""
 
+_MADE = """## How it was made
+
+`python training/study_real_images.py --data-dir data` on one core of {machine}, with torch {torch}.{elsewhere}
+
+{starts}"""
+
 FIRST_WEIGHTS = (
-    "The weights of both are their first ones, of the recipes `p4_resnet29.cifar10_first` and "
+    "Both networks started from their first weights of CIFAR-10, of the recipes `p4_resnet29.cifar10_first` and "
     "`z2_resnet29.cifar10_first`: 8.15 and 7.87 % test error. To repeat the runs, put what `git show "
     "b3d3c8f:model_cards/p4_resnet29.cifar10/model.safetensors` and `git show "
     "09cc2c0:model_cards/z2_resnet29.cifar10/model.safetensors` write into "
@@ -57,7 +61,7 @@ FIRST_WEIGHTS = (
 OTHER_WEIGHTS = f"The SHA-256 of the weights that each run started from are in {NAME}.json."
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ELSEWHERE = (
-    " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs{torch}. Seconds below "
+    " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs{torch}. Seconds above "
     "are those of the first machine, and so is the ratio of speeds behind the same minutes."
 )
 LONGER = " Elsewhere the equivariant network took {low:.0f} to {high:.0f} % longer in them than the plain one."
@@ -76,10 +80,8 @@ def page(table: dict[str, Any]) -> str:
     seeds = len({run["seed"] for run in table["runs"]})
     text = _INTRODUCTION.format(
         **table,
-        starts=FIRST_WEIGHTS if all(map(has_first_start, table["runs"])) else OTHER_WEIGHTS,
         ratios=ratios(table),
         formats=formats(table),
-        elsewhere=elsewhere(table),
         choice=CHOICE_SIZE,
         epochs=EPOCHS,
         seeds=SEEDS_WORDS.format(seeds=seeds) if seeds > 1 else ONE_SEED,
@@ -109,6 +111,8 @@ def page(table: dict[str, Any]) -> str:
             parts += score_table(table, data, key)
             parts += ["", f"Differences of {NOUNS[key]} on the same images and seeds, in percentage points:", ""]
             parts += difference_table(table, data, key)
+    starts = FIRST_WEIGHTS if all(map(has_first_start, table["runs"])) else OTHER_WEIGHTS
+    parts += ["", *map(filled, _MADE.format(**table, elsewhere=elsewhere(table), starts=starts).splitlines())]
     return "\n".join(parts) + "\n"
 
 

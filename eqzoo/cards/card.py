@@ -282,8 +282,8 @@ def _results(r: dict[str, Any], data: DataSet, row: Row | None, size: int, ours:
     if count := r.get("multiply_adds"):
         rows.append(("multiply-adds an image", f"{count:,}", ""))
     if speed := r.get("throughput"):
-        value = f"{speed['images_per_second']:,.0f} a second, batch {speed['batch_size']}, {speed['machine']}"
-        value += "; `eqzoo bench` compares networks"
+        value = f"{speed['images_per_second']:,.0f} a second, float32, contiguous, batch {speed['batch_size']}, "
+        value += f"{speed['machine']}; `eqzoo bench` compares networks"
         rows.append((f"throughput, {data.noun}", value, ""))
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in [("", "here", "paper"), ("---",) * 3, *rows])
     note = f"The paper's number: {row.note}. " if row else ""

@@ -58,7 +58,10 @@ def sizes_that_work(model: "EquivariantNet", height: int, width: int) -> str:
     def accepts_width(side: int) -> bool:
         return refusal(model, anchor[0] if anchor else side, side) is None
 
-    near = zip(_nearest(accepts_height, height), _nearest(accepts_width, width), strict=True)
+    heights = _nearest(accepts_height, height)
+    # What a network with rotations by 90° accepts in one direction it accepts in the other.
+    alike = height == width and (anchor is None or anchor[0] == anchor[1]) and model.group.rotations % 4 == 0
+    near = zip(heights, heights if alike else _nearest(accepts_width, width), strict=True)
     sizes = list(dict.fromkeys(f"{h} x {w}" for h, w in near if h and w))
     if sizes:
         which = "size that works is" if len(sizes) == 1 else "sizes that work are"

@@ -274,7 +274,10 @@ def test_the_throughput_of_all_is_measured_in_turn(tmp_path, cards, monkeypatch,
         "throughput": {"images_per_second": 9_876.0, "batch_size": 64, "machine": "A, 2 cores, 1 thread"}
     }
     assert list(after) == list(before | {"throughput": None})
-    assert "9,876 a second, batch 64, A, 2 cores, 1 thread;" in (cards / NAME / "README.md").read_text()
+    assert (
+        "9,876 a second, float32, contiguous, batch 64, A, 2 cores, 1 thread;"
+        in (cards / NAME / "README.md").read_text()
+    )
 
 
 def test_half_precision_is_what_was_evaluated(tmp_path, cards):
@@ -355,7 +358,7 @@ def test_a_card_says_what_holds_for_its_data_set(tmp_path, model, dataset, check
     assert f"test error, 8,000 {noun}, seed 0 | 2.228 % |" in text
     assert "| 2.243 ± 0.050 % |" in text
     assert "12,345,678" in text
-    assert "4,321 a second, batch 256, NVIDIA H100" in text
+    assert "4,321 a second, float32, contiguous, batch 256, NVIDIA H100" in text
     assert f"lowest and highest, the first 1,234 {noun} | 90.00 %, 91.67 % |" in text
     assert "(rotation_curve.svg)" in text
     assert "(training_curve.svg)" in text
