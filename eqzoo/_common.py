@@ -18,6 +18,7 @@ __all__ = [
     "interleaved_times",
     "json_text",
     "lazy_names",
+    "network_name",
     "parse_settings",
     "setting_text",
     "torch_benchmark",
@@ -51,6 +52,11 @@ def lazy_names(package: str, modules: Mapping[str, Iterable[str]]) -> Callable[[
         return value
 
     return get
+
+
+def network_name(model: object) -> str:
+    """What a network is called: its registered name, or its class if it has none."""
+    return (getattr(model, "pretrained_cfg", None) or {}).get("architecture") or type(model).__name__
 
 
 def atomic(path: Path, write: Callable[[Path], T]) -> T:

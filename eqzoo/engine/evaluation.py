@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .._common import network_name
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..export.onnx_network import OnnxNetwork
@@ -152,7 +153,7 @@ def _given(model: nn.Module, device: str | None) -> Predictor:
     if device is not None:
         way = "an ONNX file runs on the CPU" if is_file else f"move the network with model.to({device!r})"
         raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
-    name = str(model.path) if is_file else model.pretrained_cfg.get("architecture") or type(model).__name__
+    name = str(model.path) if is_file else network_name(model)
     return Predictor(model, name, name)
 
 

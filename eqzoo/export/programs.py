@@ -20,7 +20,7 @@ from timm.utils import reparameterize_model
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from .._common import __version__, atomic, interleaved_times
+from .._common import __version__, atomic, interleaved_times, network_name
 from ..equivariance import element_errors, in_float64, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
@@ -191,7 +191,7 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
     cfg = _configuration(model, size)
     labels = cfg.get("label_names") or ()
     entries = {
-        "architecture": cfg.get("architecture") or type(model).__name__,
+        "architecture": network_name(model),
         "tag": cfg.get("tag") or "",
         "classes": list(labels) if len(labels) == model.num_classes else [str(i) for i in range(model.num_classes)],
         "mean": _each(cfg["mean"], model.in_chans),

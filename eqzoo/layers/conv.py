@@ -15,6 +15,7 @@ from ._cache import CachesFilters, cached
 from ._exact import check_size, with_size_check
 from ._layout import from_planes, is_channels_last, laid_out_as, to_planes
 from ._padding import PaddingMode, check_window, padded
+from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
 __all__ = ["GroupConv2d", "LiftingConv2d"]
@@ -139,25 +140,8 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
 
         It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
         """
-        conv = nn.Conv2d(
-            self.in_planes,
-            self.out_channels * self.group.order,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            bias=self.bias is not None,
-            padding_mode=self.padding_mode,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        with torch.no_grad():
-            conv.weight.copy_(self.filters())
-            bias = self.expanded_bias()
-            if conv.bias is not None and bias is not None:
-                conv.bias.copy_(bias)
-        conv.train(self.training)
+        sampling = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
+        conv = plain_conv2d(self.filters(), self.expanded_bias(), *sampling).train(self.training)
         return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
 
     @property

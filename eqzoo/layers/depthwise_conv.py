@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group, orbit_array
+from ..ops import expand_filters
 from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
 from ._exact import check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 from ._padding import PaddingMode, check_window, padded
+from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
 __all__ = ["DepthwiseGroupConv2d"]
@@ -95,8 +97,7 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
     def filters(self) -> Tensor:
         """The filters ``(C, |H|, k, k)``: for each field its filter under all elements."""
         k, order = self.kernel_size, self.group.order
-        index = self.orbit_index.expand(self.channels, -1, -1)
-        return self.weight.flatten(1)[:, None].expand(-1, order, -1).gather(2, index).unflatten(2, (k, k))
+        return expand_filters(self.weight.flatten(2), self.orbit_index, order).reshape(-1, order, k, k)
 
     def forward(self, x: Tensor) -> Tensor:
         order = self.group.order
@@ -122,25 +123,10 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
 
         It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
         """
-        planes = self.channels * self.group.order
-        conv = nn.Conv2d(
-            planes,
-            planes,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            groups=planes,
-            bias=self.bias is not None,
-            padding_mode=self.padding_mode,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        with torch.no_grad():
-            conv.weight.copy_(self.filters().flatten(0, 1)[:, None])
-            if conv.bias is not None and self.bias is not None:
-                conv.bias.copy_(self.bias.repeat_interleave(self.group.order))
-        conv.train(self.training)
+        filters, order = self.filters().flatten(0, 1)[:, None], self.group.order
+        bias = None if self.bias is None else self.bias.repeat_interleave(order)
+        sampling = (self.stride, self.padding, self.dilation, self.channels * order, self.padding_mode)
+        conv = plain_conv2d(filters, bias, *sampling).train(self.training)
         return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
 
     def extra_repr(self) -> str:

@@ -11,6 +11,7 @@ from ..groups import Group, orbit_array, whole
 from ..ops import generated_depthwise
 from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
+from ._plain import plain_conv2d, written_out
 from ._tables import KeepsTables
 from .conv import GroupConv2d
 from .pointwise import PointwiseConv2d
@@ -186,11 +187,7 @@ class _KernelNorm(nn.GroupNorm):
         """The equivalent norm on planes."""
         copies = self.group.order if self.tied else 1
         norm = nn.GroupNorm(self.num_groups, self.num_groups * self.group.order, self.eps)
-        norm = norm.to(self.weight.device, self.weight.dtype)
-        with torch.no_grad():
-            norm.weight.copy_(self.weight.repeat_interleave(copies))
-            norm.bias.copy_(self.bias.repeat_interleave(copies))
-        return norm.train(self.training)
+        return written_out(norm, self, copies, weight=self.weight, bias=self.bias)
 
 
 class _RotatedTaps(KeepsTables, CachesFilters, nn.Conv2d):
@@ -221,24 +218,13 @@ class _RotatedTaps(KeepsTables, CachesFilters, nn.Conv2d):
     def fuse(self) -> nn.Conv2d:
         """The equivalent plain convolution."""
         weight, bias = self.bank()
-        return _plain_conv(weight.detach(), bias.detach(), self.order).train(self.training)
+        return plain_conv2d(weight, bias, groups=self.order).train(self.training)
 
 
 def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> GroupConv2d | PointwiseConv2d:
     if concat:
         return GroupConv2d(group, in_channels, out_channels, 1, bias=False)
     return PointwiseConv2d(group, in_channels, out_channels, bias=False)
-
-
-def _plain_conv(weight: Tensor, bias: Tensor | None, groups: int = 1) -> nn.Conv2d:
-    out_planes, in_planes = weight.shape[:2]
-    conv = nn.Conv2d(in_planes * groups, out_planes, 1, groups=groups, bias=bias is not None)
-    conv = conv.to(weight.device, weight.dtype)
-    with torch.no_grad():
-        conv.weight.copy_(weight)
-        if conv.bias is not None and bias is not None:
-            conv.bias.copy_(bias)
-    return conv
 
 
 def _check_values(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ._arguments import check_arguments, check_field
+from ._plain import written_out
 
 __all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
 
@@ -58,7 +59,7 @@ class FieldLayerNorm2d(nn.Module):
     def fuse(self) -> nn.Module:
         """The same map as timm's ``LayerNorm2d`` on planes, ``(B, C·|H|, height, width)``."""
         norm = LayerNorm2d(self.num_features * self.group.order, self.eps)
-        return _tied(norm, self, self.group.order)
+        return written_out(norm, self, self.group.order, weight=self.weight, bias=self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, {self.num_features}, eps={self.eps}"
@@ -111,7 +112,7 @@ class FieldResponseNorm2d(nn.Module):
     def fuse(self) -> nn.Module:
         """The same map as timm's ``GlobalResponseNorm`` on planes, ``(B, C·|H|, height, width)``."""
         norm = GlobalResponseNorm(self.num_features * self.group.order, self.eps, channels_last=False)
-        return _tied(norm, self, self.group.order)
+        return written_out(norm, self, self.group.order, weight=self.weight, bias=self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, {self.num_features}, eps={self.eps}"
@@ -151,19 +152,7 @@ class FieldLayerScale2d(nn.Module):
     def fuse(self) -> nn.Module:
         """The same map as timm's ``LayerScale2d`` on planes, ``(B, C·|H|, height, width)``."""
         scale = LayerScale2d(len(self.gamma) * self.group.order)
-        scale = scale.to(self.gamma.device, self.gamma.dtype)
-        with torch.no_grad():
-            scale.gamma.copy_(self.gamma.repeat_interleave(self.group.order))
-        return scale.train(self.training)
+        return written_out(scale, self, self.group.order, gamma=self.gamma)
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, {len(self.gamma)}"
-
-
-def _tied(plain: nn.Module, layer: "FieldLayerNorm2d | FieldResponseNorm2d", order: int) -> nn.Module:
-    """The plain layer with the values of a layer of fields, one for each of a field's planes."""
-    plain = plain.to(layer.weight.device, layer.weight.dtype)
-    with torch.no_grad():
-        for name in ("weight", "bias"):
-            getattr(plain, name).copy_(getattr(layer, name).repeat_interleave(order))
-    return plain.train(layer.training)

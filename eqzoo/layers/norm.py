@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..groups import Group
 from ..ops import batch_norm
 from ._arguments import check_arguments, check_field, named
+from ._plain import written_out
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
 
@@ -94,17 +95,14 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         For inference only: in training mode the plain layer has separate statistics for every plane.
         """
         norm = nn.BatchNorm2d(self.num_features * self.group.order, self.eps, self.momentum or 0.0)
-        norm = norm.to(self.weight.device, self.weight.dtype)
         assert self.running_mean is not None
         assert self.running_var is not None
         with torch.no_grad():
             # What of a variance exceeds the range of float16 goes into the scale, so that the plain layer may be cast.
             var = self.running_var.clamp(max=_LARGEST)
-            scale = self.weight * ((var + self.eps) / (self.running_var + self.eps)).sqrt()
-            values = {"weight": scale, "bias": self.bias, "running_mean": self.running_mean, "running_var": var}
-            for name, value in values.items():
-                getattr(norm, name).copy_(value.repeat_interleave(self.group.order))
-        return norm.train(self.training)
+            scale = self.weight * ((var + self.eps) / (self.running_var + self.eps)).sqrt().to(self.weight.dtype)
+        statistics = {"running_mean": self.running_mean, "running_var": var}
+        return written_out(norm, self, self.group.order, weight=scale, bias=self.bias, **statistics)
 
 
 class GroupLayerNorm2d(nn.GroupNorm):
@@ -152,8 +150,4 @@ class GroupLayerNorm2d(nn.GroupNorm):
     def fuse(self) -> nn.GroupNorm:
         """The equivalent plain `torch.nn.GroupNorm` with one group on planes, ``(B, C·|H|, height, width)``."""
         norm = nn.GroupNorm(1, self.num_channels * self.group.order, self.eps)
-        norm = norm.to(self.weight.device, self.weight.dtype)
-        with torch.no_grad():
-            norm.weight.copy_(self.weight.repeat_interleave(self.group.order))
-            norm.bias.copy_(self.bias.repeat_interleave(self.group.order))
-        return norm.train(self.training)
+        return written_out(norm, self, self.group.order, weight=self.weight, bias=self.bias)

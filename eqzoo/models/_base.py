@@ -10,6 +10,7 @@ import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
+from .._common import network_name
 from ..groups import Group, whole
 from ..layers import GlobalPool, SizeError
 from ..layers._planes import Planes
@@ -287,7 +288,7 @@ class EquivariantNet(nn.Module):
 
     @property
     def _name(self) -> str:
-        return getattr(self, "pretrained_cfg", {}).get("architecture") or type(self).__name__
+        return network_name(self)
 
     def _check_images(self, x: Tensor) -> None:
         """Raises ValueError unless these are a batch of images with the network's number of channels."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .._common import network_name
 from ..layers import SizeError
 from ..ops import use_backend
 
@@ -93,5 +94,6 @@ def with_image_size(model: "EquivariantNet", x: Tensor, error: SizeError) -> Siz
         work = sizes_that_work(blank(model), height, width)
     except Exception:  # no copy of hooks, pruned weights and tensors without memory is worth losing the layer's error
         return error
-    name = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
-    return SizeError(f"{name} does not accept images of {height} x {width} pixels; {work} ({error.reason})")
+    return SizeError(
+        f"{network_name(model)} does not accept images of {height} x {width} pixels; {work} ({error.reason})"
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .._common import network_name
 from ..analysis.rotation import rotate
 from ..groups import Group, cyclic
 from ._draw import (
@@ -246,7 +247,7 @@ def equivariance_map(
     norm, errors = LogNorm(1e-17, 1), found.errors
     columns = min(4, len(shown))
     figure = new_figure(2.3 * columns + 1.0, 2.5 * -(-len(shown) // columns) + 0.5)
-    name = getattr(model, "pretrained_cfg", {}).get("architecture") or type(model).__name__
+    name = network_name(model)
     figure.suptitle(f"equivariance error of {layer + ' in ' if layer else ''}{name}", fontsize=10)
     (grid,), (bar,) = panels(figure, len(shown), columns)
     for axes, (g, values) in zip(grid, shown.items(), strict=True):
