@@ -63,6 +63,25 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             is a folder ``train``, ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed
             split, only the headers of the files are checked.
     """
+    folders = _split_folders(path, flat)
+    classes = _classes(folders["train"])
+    listed = {name: _listed(folder, classes) for name, folder in folders.items()}
+    with _pool() as pool:
+        read = {name: _read(pool, path, *found, classes, input_size) for name, found in listed.items()}
+    if broken := [problem for _, problems in read.values() for problem in problems]:
+        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
+        same = len(broken) > 1 and len(reasons) == 1
+        why = f" (each: {reasons.pop()})" if same else ""
+        shown = [f"{path}" if same else f"{path} ({said})" for path, said in broken[:SHOWN]]
+        raise ValueError(
+            f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
+        )
+    return {name: split for name, (split, _) in read.items() if split is not None}
+
+
+def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
+    """The folders of the splits that there are, ``train`` among them; it raises what `image_folder` says of layouts."""
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
     if folders["train"] is None and flat and _classes(path):
         if others := [folder.name for folder in folders.values() if folder]:
@@ -96,20 +115,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
         raise FileNotFoundError(
             f"{path} has no folder train; the layout is train/<class>/<image>, val/..., test/...{alone}"
         )
-    classes = _classes(folders["train"])
-    listed = {name: _listed(folder, classes) for name, folder in folders.items() if folder}
-    with _pool() as pool:
-        read = {name: _read(pool, path, *found, classes, input_size) for name, found in listed.items()}
-    if broken := [problem for _, problems in read.values() for problem in problems]:
-        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
-        same = len(broken) > 1 and len(reasons) == 1
-        why = f" (each: {reasons.pop()})" if same else ""
-        shown = [f"{path}" if same else f"{path} ({said})" for path, said in broken[:SHOWN]]
-        raise ValueError(
-            f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
-        )
-    return {name: split for name, (split, _) in read.items() if split is not None}
+    return {name: folder for name, folder in folders.items() if folder}
 
 
 def folder_colors(path: Path) -> tuple[int, list[str]]:

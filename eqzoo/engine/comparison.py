@@ -14,6 +14,7 @@ from torch import nn
 from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
+from ..groups import Group
 from ..models.registry import list_models
 from .defaults import keeps_statistics, rate_factor, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
@@ -170,12 +171,8 @@ def train_baseline(
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
-    old = folder.settings()
-    if old and [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] == ["minutes"]:
-        print(f"eqzoo: {name} is trained anew: the fine-tuning has gone on since", file=sys.stderr)
-        aside = folder.path.with_name(f".{folder.path.name}.old")
-        shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed here
-        shutil.rmtree(folder.path.rename(aside))
+    if old := folder.settings():
+        _set_aside_if_longer(folder, name, old, said)
     whole = baseline_recipe(name, own, epochs=own.epochs)
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
@@ -190,17 +187,8 @@ def train_baseline(
             f"{str(error).partition(';')[0]} in training {name}, to compare with, at its lr of {recipe.lr}; name "
             f"another network, or leave it out: the fine-tuned network is finished, in {directory.path}"
         ) from error
-    split = splits[evaluated]
-    curve = metrics["rotation_curve"]
-    rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
-    copies = weightless(own.model, **own.model_args).group.of_grid
-    total = copies.order * len(split) + len(curve["angles"]) * len(rotated)
-    with torch.no_grad(), evaluation_bar(model, total, recipe.channels_last):
-        probabilities = copy_probabilities(model, split, copies, workers)
-        found = scores(split.labels, probabilities[0].argmax(1), settings["label_names"])
-        averaged = scores(split.labels, probabilities.mean(0).argmax(1), settings["label_names"])
-        x = torch.cat(list(inputs(model, rotated, BATCH_SIZE, workers)))
-        values_at = rotation_curve(model, x, rotated.labels.to(x.device), curve["angles"], BATCH_SIZE)
+    group = weightless(own.model, **own.model_args).group.of_grid
+    found = _evaluated(model, splits[evaluated], settings["label_names"], group, metrics, recipe.channels_last, workers)
     return {
         "model": name,
         "start": start,
@@ -209,9 +197,43 @@ def train_baseline(
         "epochs": recipe.epochs,
         "selected_epoch": best_row(folder.rows())["epoch"],
         "training_seconds": round(sum(row["seconds"] for row in folder.rows())),
+    } | found
+
+
+def _set_aside_if_longer(folder: RunDirectory, name: str, old: Mapping[str, Any], said: Mapping[str, Any]) -> None:
+    """Removes a run of the other network that differs in its time alone, because the fine-tuning has gone on since."""
+    if [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] != ["minutes"]:
+        return
+    print(f"eqzoo: {name} is trained anew: the fine-tuning has gone on since", file=sys.stderr)
+    aside = folder.path.with_name(f".{folder.path.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed here
+    shutil.rmtree(folder.path.rename(aside))
+
+
+@torch.no_grad()
+def _evaluated(
+    model: nn.Module,
+    split: AnySplit,
+    names: Sequence[str],
+    group: Group,
+    metrics: Mapping[str, Any],
+    channels_last: bool,
+    workers: int,
+) -> dict[str, Any]:
+    """The scores of the other network, its mean over the copies by ``group``, and its curve at the same angles."""
+    curve = metrics["rotation_curve"]
+    rotated = sample(sample(split, metrics["rotated_images"]), curve["images"])
+    total = group.order * len(split) + len(curve["angles"]) * len(rotated)
+    with evaluation_bar(model, total, channels_last):
+        probabilities = copy_probabilities(model, split, group, workers)
+        found = scores(split.labels, probabilities[0].argmax(1), names)
+        averaged = scores(split.labels, probabilities.mean(0).argmax(1), names)
+        x = torch.cat(list(inputs(model, rotated, BATCH_SIZE, workers)))
+        values_at = rotation_curve(model, x, rotated.labels.to(x.device), curve["angles"], BATCH_SIZE)
+    return {
         "accuracy": found["accuracy"],
         "macro_f1": found["macro_f1"],
-        "averaged": {"copies": copies.order, "accuracy": averaged["accuracy"], "macro_f1": averaged["macro_f1"]},
+        "averaged": {"copies": group.order, "accuracy": averaged["accuracy"], "macro_f1": averaged["macro_f1"]},
         "rotation_curve": {
             "angles": curve["angles"],
             "accuracy": [round(value, 2) for value in values_at],

@@ -13,6 +13,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.data.images import darker_images
+from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.export.onnx_network import OnnxNetwork
 from tests.conftest import ROOT
 
@@ -75,6 +76,7 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
     x = torch.randn(2, *network.input_size, requires_grad=True)
     for copied in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert torch.equal(copied(x), network(x))
+    assert torch.equal(OnnxFile(exported / "net.onnx")(x), network(x))
     assert eqzoo.equivariance_error(network) < 1e-4  # it computes in float32
 
 
