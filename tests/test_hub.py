@@ -65,7 +65,7 @@ def test_the_order_of_the_places(tmp_path, monkeypatch):
 def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_are(tmp_path, monkeypatch):
     from eqzoo.models import _builder
 
-    name = "p4_resnet18"  # no weights of it are published
+    name = "p4m_resnet18"  # no weights of it are published
     fresh = eqzoo.create_model(name)
     assert (fresh.num_classes, fresh.pretrained_cfg["tag"]) == (10, "cifar10")
     zeros_checkpoint(tmp_path, f"{name}.cifar100")
@@ -75,7 +75,7 @@ def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_
         trained = create(name, pretrained=True)
         assert (trained.num_classes, trained.pretrained_cfg["tag"]) == (100, "cifar100")
     assert eqzoo.create_model(name, pretrained=True, in_chans=1, num_classes=4).in_chans == 1
-    with pytest.raises(FileNotFoundError, match=r"no weights for p4_resnet18\.cifar10"):
+    with pytest.raises(FileNotFoundError, match=r"no weights for p4m_resnet18\.cifar10"):
         eqzoo.create_model(f"{name}.cifar10", pretrained=True)
     # Weights of the first data set come before those of another.
     zeros_checkpoint(tmp_path, f"{name}.cifar10")

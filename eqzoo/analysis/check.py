@@ -222,11 +222,13 @@ def _module(
     limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     try:
         drawn = not trained if randomize is None else randomize
-        if drawn and (deployed_parts(network) or (own is not None and not group_layers(network))):
+        plain = own is not None and not group_layers(network)
+        if drawn and (plain or deployed_parts(network)):
             # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
+            why = "it has a group, but no layer that says how the group acts on them" if plain else "it is deployed"
             notes.append(
-                "Its norms and biases were left as they are: it is deployed, or has a group, but no layer that says "
-                "how the group acts on them. Fresh ones, of a network that is untrained, can hide what training breaks."
+                f"Its norms and biases were left as they are: {why}. Fresh ones, of a network that is untrained, can "
+                "hide what training breaks."
             )
         elif drawn:
             randomize_norms(network, torch.Generator().manual_seed(seed), x)

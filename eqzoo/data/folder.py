@@ -18,6 +18,7 @@ from .splits import AnySplit, Split, Streamed
 
 __all__ = [
     "MEMORY_LIMIT",
+    "composed",
     "folder_colors",
     "folder_sides",
     "image_folder",
@@ -31,8 +32,8 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
-# What archivers and network drives leave in folders: copies, thumbnails and waste.
-_LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+# What archivers and drives leave in folders, copies, thumbnails and waste; in lower case.
+_LEFT_BEHIND = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found"}
 HDF5 = (".h5", ".hdf5")
 HDF5_WAY = (
     "PatchCamelyon's files are read as the data set pcam, with --data-dir the folder that holds their folder pcam; "
@@ -251,7 +252,7 @@ def split_folder(path: Path, split: str) -> Path | None:
 
 def _hidden(name: str) -> bool:
     """Whether a file or folder is hidden, or left behind by an archiver or a network drive."""
-    return name.startswith(".") or name in _LEFT_BEHIND
+    return name.startswith(".") or name.casefold() in _LEFT_BEHIND
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
@@ -279,7 +280,7 @@ def _check_order(path: Path) -> None:
     )
 
 
-def _composed(name: str) -> str:
+def composed(name: str) -> str:
     """A name in one Unicode form: é is one character, and not e with an accent."""
     return unicodedata.normalize("NFC", name)
 
@@ -313,7 +314,7 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
             f"{folder} holds images ({images[0].name} ...) without class folders, so that they have no labels; move it "
             "away, and classify its images with eqzoo predict"
         )
-    if here != classes and sorted(map(_composed, here)) == sorted(map(_composed, classes)):
+    if here != classes and sorted(map(composed, here)) == sorted(map(composed, classes)):
         differ = ", ".join(name for name in here if name not in classes)
         raise ValueError(
             f"the names {differ} in {folder} are those of another split in another Unicode form, such as macOS writes: "

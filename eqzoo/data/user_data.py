@@ -45,7 +45,8 @@ def read_images(
 
     Args:
         data: A folder with ``train``, ``val`` and ``test`` or with the class folders alone; a .npz file; a name of
-            `DATASETS`; the name of a torchvision data set; or ``hf:<owner>/<name>``.
+            `DATASETS`, of which a file ``<name>.npz`` in ``data_dir`` takes the place; the name of a torchvision data
+            set; or ``hf:<owner>/<name>``.
         side: The side of the square images, in pixels.
         channels: The number of channels; None for that of the data: for image files 1 if all are grayscale, else 3.
         data_dir: The folder of data sets that are given by name.
@@ -162,12 +163,15 @@ def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
         raise ValueError(f"{data}: labels are 0, 1, 2 ..., with a name each or none, got {least} to {most}")
 
 
-def native_sides(data: object, part: str | None = None) -> tuple[int, int] | None:
+def native_sides(
+    data: object, part: str | None = None, data_dir: str | os.PathLike[str] = "data"
+) -> tuple[int, int] | None:
     """The shorter and the longer side of images before they are resized, in pixels; of a folder, medians of some.
 
     Of a folder with splits those of its part ``part``, as it is named there, if one is given.
 
-    None for data of another kind than a folder, a .npz file, a data set of `DATASETS` or splits in memory.
+    None for data of another kind than a folder, a .npz file, a data set of `DATASETS` or splits in memory. A file
+    ``<name>.npz`` in ``data_dir`` takes the place of the data set of that name.
     """
     if isinstance(data, Mapping | Split | Streamed):
         sides = (data["train"] if isinstance(data, Mapping) else data).shape[1:]
@@ -176,7 +180,9 @@ def native_sides(data: object, part: str | None = None) -> tuple[int, int] | Non
         return None
     path = Path(data)
     if not path.is_dir() and (side := SIDES.get(str(data).lower())):
-        return side, side
+        path = Path(data_dir) / f"{str(data).lower()}.npz"
+        if not path.is_file():
+            return side, side
     if is_npz(path) and path.is_file():
         sides = images_shape(path)[1:3]
         return min(sides), max(sides)

@@ -27,9 +27,9 @@ from .speed import recorded_speed
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]
 
 FOLDER = "against"
+_OF_BOTH = ("loss", "label_smoothing", "ema_decay", "clip_grad")  # keys of the recipe of the fine-tuning
 # Of AdamW, for timm's networks with batch norms and without, from trained weights and from random ones. Networks of the
 # zoo have the higher rates of `eqzoo.engine.defaults`.
-_OF_BOTH = ("loss", "label_smoothing", "ema_decay", "clip_grad")  # keys of the recipe of the fine-tuning
 _RATES = {True: {True: 1e-3, False: 4e-3}, False: {True: 1e-4, False: 1e-3}}
 
 

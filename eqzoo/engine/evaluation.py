@@ -13,8 +13,10 @@ from torch import nn
 from .._common import network_name
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
+from ..data.folder import composed
 from ..export.onnx_network import OnnxNetwork
 from ..export.predictor import Network, Predictor, averaged, load_predictor
+from ..models import AveragedNet
 from .advice import cut_off, darker_note, other_side
 from .digests import image_codes
 from .metrics import STEPS, classifier_metrics, scores
@@ -105,11 +107,11 @@ def evaluate(
         raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
     if rotated is not None and rotated < 0:
         raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
-    predictor = _given(model, device) if isinstance(model, nn.Module) else load_predictor(model, device)
+    predictor = _predictor_of(model, device) if isinstance(model, nn.Module) else load_predictor(model, device)
+    classes = _classes(predictor.network, predictor.name)
     if tta is not None:
         (predictor,) = averaged([predictor], tta)
     network, name = predictor.network, predictor.name
-    classes = _classes(network, name)
     check_thresholds(thresholds or {}, classes, name)
     channels, height, width = network.input_size
     if height != width:
@@ -117,7 +119,7 @@ def evaluate(
     read, part = labeled_images(data, width, channels, split, data_dir, download)
     source = str(data) if isinstance(data, str | os.PathLike) else "the images"
     images, notes = _relabeled(read, network, name, classes, source)
-    notes += _notes(predictor, data, part, images)
+    notes += _notes(predictor, data, part, data_dir, images)
     with evaluation_mode(network):
         most = _ROTATED if rotated is None else rotated
         limit = _SECONDS if rotated is None else None
@@ -138,7 +140,7 @@ def evaluate(
     return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 
 
-def _given(model: nn.Module, device: str | None) -> Predictor:
+def _predictor_of(model: nn.Module, device: str | None) -> Predictor:
     """A network that is given itself, and not by name, after checks."""
     if not isinstance(model, Network):
         raise TypeError(
@@ -149,25 +151,33 @@ def _given(model: nn.Module, device: str | None) -> Predictor:
         raise ValueError(
             f"the network's pretrained_cfg says how its images are normalized, and lacks {', '.join(sorted(missing))}"
         )
-    is_file = isinstance(model, OnnxNetwork)
+    if lacks := [key for key in ("num_classes", "input_size") if not hasattr(model, key)]:
+        raise ValueError(f"the network in the AveragedNet has no {' and no '.join(lacks)}; set it there")
+    inside = model.model if isinstance(model, AveragedNet) else model
+    is_file = isinstance(inside, OnnxNetwork)
     if device is not None:
         way = "an ONNX file runs on the CPU" if is_file else f"move the network with model.to({device!r})"
         raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
-    name = str(model.path) if is_file else network_name(model)
+    name = str(inside.path) if isinstance(inside, OnnxNetwork) else network_name(inside)
+    name += f" (mean of {model.group.order})" if inside is not model else ""
     return Predictor(model, name, name)
 
 
 def _notes(
-    predictor: Predictor, data: str | os.PathLike[str] | AnySplit, part: str | None, images: AnySplit
+    predictor: Predictor,
+    data: str | os.PathLike[str] | AnySplit,
+    part: str | None,
+    data_dir: str | os.PathLike[str],
+    images: AnySplit,
 ) -> list[str]:
     """What a user should know of the images: whether they were trained on, how they were scaled, what was left out."""
     network, name = predictor.network, predictor.name
     trained: list[str] = []
     if predictor.folder:
         trained = _trained_on(images, predictor.folder, name)
-    elif isinstance(network, OnnxNetwork):
+    elif isinstance(network.model if isinstance(network, AveragedNet) else network, OnnxNetwork):
         trained = [f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"]
-    native = native_sides(data, part)
+    native = native_sides(data, part, data_dir)
     return [
         *trained,
         *cut_off(native),
@@ -194,15 +204,17 @@ def _relabeled(
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels
     if split.classes:
-        names = {name.casefold(): name for name in classes}
-        if unknown := [item for i, item in enumerate(split.classes) if item not in classes and (labels == i).any()]:
+        known = {composed(item): number for number, item in enumerate(classes)}
+        names = {item.casefold(): item for item in classes}
+        theirs = [composed(item) for item in split.classes]
+        if unknown := [item for i, item in enumerate(theirs) if item not in known and (labels == i).any()]:
             raise ValueError(
                 f"{source} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
                 f"{name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
                 f"{', ...' * (len(classes) > 12)}; give the classes the same names, such as of their folders, or leave "
                 f"their images out{_in_other_case(unknown, names)}"
             )
-        numbers = [classes.index(item) if item in classes else 0 for item in split.classes]
+        numbers = [known.get(item, 0) for item in theirs]
         return replace(split, labels=torch.tensor(numbers)[labels], classes=classes), []
     if int(labels.max()) >= len(classes):
         raise ValueError(f"{source} has labels up to {int(labels.max())}, and {name} has {len(classes)} classes")

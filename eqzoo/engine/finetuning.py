@@ -174,7 +174,7 @@ def finetune(
             measured["epochs"] = speed.epochs_within(60 * minutes, splits)
         plan = planned(given | measured)
         directory.check(plan)
-        native = native_sides(data)
+        native = native_sides(data, data_dir=data_dir)
         advice = [
             *advice_before(
                 splits,
@@ -194,7 +194,7 @@ def finetune(
             *images.colors,
             *files_left_out(data),
         ]
-        notes = _on_the_run(name, source, blank, plan, settings, directory, against)
+        notes = _run_lines(name, source, blank, plan, settings, directory, against)
         _say(*summary(plan, splits, settings, speed), *images.source_lines, *notes, *advice)
         train_splits = {key: split for key, split in splits.items() if key != "test"}
         model = train(plan, build, train_splits, directory.path, device, workers).eval()
@@ -235,7 +235,7 @@ def finetune(
     return FineTuned(model, report, directory.path)
 
 
-def _on_the_run(
+def _run_lines(
     name: str | os.PathLike[str],
     source: ModelSource,
     blank: EquivariantNet,

@@ -31,7 +31,8 @@ def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | No
     def factors(like: Tensor) -> Tensor:
         return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like) + 0.5
 
-    modules = [module for name, module in model.named_modules() if not f"{name}.".startswith(deployed_parts(model))]
+    left = deployed_parts(model)
+    modules = [module for name, module in model.named_modules() if not f"{name}.".startswith(left)]
     own = {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
     parameters = [parameter for parameter in model.parameters() if id(parameter) in own]
     layer_norms = [module for module in modules if isinstance(module, nn.LayerNorm | nn.RMSNorm)]

@@ -65,9 +65,9 @@ class OnnxNetwork(nn.Module):
             "label_names": () if labels == tuple(map(str, range(len(labels)))) else labels,
         }
 
-    def __reduce__(self) -> tuple[type["OnnxNetwork"], tuple[Path]]:
+    def __reduce__(self) -> tuple[type["OnnxNetwork"], tuple[Path], dict[str, Any]]:
         """A copy, also in another process, reads the file again: a session of ONNX Runtime cannot be copied."""
-        return OnnxNetwork, (self.path,)
+        return OnnxNetwork, (self.path.resolve(),), {"pretrained_cfg": self.pretrained_cfg, "training": self.training}
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits of normalized images."""

@@ -74,9 +74,10 @@ def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
         ValueError: If the group is none of the pixel grid, or all networks are invariant under it.
     """
     group = Group.from_name(name)
+    missing = [_missing(predictor.network.group.of_grid, group) for predictor in predictors]
     found = [
-        _averaged(predictor, rest) if (rest := _beyond(predictor.network.group.of_grid, group)).order > 1 else predictor
-        for predictor in predictors
+        _averaged(predictor, rest) if rest.order > 1 else predictor
+        for predictor, rest in zip(predictors, missing, strict=True)
     ]
     if all(new is old for new, old in zip(found, predictors, strict=True)):
         names = " and ".join(predictor.name for predictor in predictors)
@@ -87,7 +88,7 @@ def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
     return found
 
 
-def _beyond(own: Group, group: Group) -> Group:
+def _missing(own: Group, group: Group) -> Group:
     """The group to average the predictions of a network over, so that they become invariant under ``group``.
 
     Averages over more copies would be the same: those that differ by an element of the network's own group are equal.
@@ -97,6 +98,6 @@ def _beyond(own: Group, group: Group) -> Group:
 
 
 def _averaged(predictor: Predictor, group: Group) -> Predictor:
-    network = AveragedNet(predictor.network, group).eval()
     more = f" (mean of {group.order})"
+    network = AveragedNet(predictor.network, group)
     return replace(predictor, network=network, name=predictor.name + more, title=predictor.title + more)

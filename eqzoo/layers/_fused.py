@@ -62,7 +62,7 @@ def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor
         >>> norm_act(GroupBatchNorm2d(P4, 2), nn.ReLU(), x, residual=x).shape
         torch.Size([3, 2, 4, 5, 5])
     """
-    if _takes_more(norm) and not _is_watched(norm) and (act is None or _fuses(norm, act)):
+    if _takes_residual_and_relu(norm) and not _is_watched(norm) and (act is None or _fuses(norm, act)):
         fused: Tensor = norm(x, residual=residual, relu=act is not None)
         return fused
     y: Tensor = norm(x)
@@ -74,12 +74,12 @@ def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor
 
 
 def _fuses(norm: nn.Module, act: nn.Module) -> bool:
-    if not _takes_more(norm) or type(act) is not nn.ReLU:
+    if not _takes_residual_and_relu(norm) or type(act) is not nn.ReLU:
         return False
     return not (_is_watched(norm) or _has_hooks(act))
 
 
-def _takes_more(norm: nn.Module) -> bool:
+def _takes_residual_and_relu(norm: nn.Module) -> bool:
     """Whether it is a group batch norm; one whose ``forward`` is the user's own takes no residual and no ReLU."""
     return isinstance(norm, GroupBatchNorm2d) and type(norm).forward is GroupBatchNorm2d.forward
 

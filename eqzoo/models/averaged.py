@@ -38,7 +38,7 @@ class AveragedNet(nn.Module):
     Args:
         model: The classifier Φ, which maps images ``(B, C, height, width)`` to logits ``(B, classes)``. Its
             ``pretrained_cfg``, ``num_classes``, ``in_chans``, ``input_size`` and ``faster_channels_last`` are found
-            here too, as far as it has them; `eqzoo.evaluate` needs the first three.
+            here too, as far as it has them.
         group: H, or its name: ``"p4"``, the rotations, ``"p4m"``, reflections too, or ``"z2m"``, reflections alone.
 
     Raises:
@@ -71,6 +71,7 @@ class AveragedNet(nn.Module):
         _check_classes(getattr(model, "num_classes", 2))
         self.model = model
         self.group = group
+        self.training = model.training
         for name in ("pretrained_cfg", "num_classes", "in_chans", "input_size", "faster_channels_last"):
             if (value := getattr(model, name, None)) is not None:
                 setattr(self, name, value)

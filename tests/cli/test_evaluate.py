@@ -106,6 +106,16 @@ def test_classes_are_matched_by_their_names(capsys, digits, tmp_path):
     assert (data["accuracy"], data["classes"][4]["name"], data["classes"][4]["recall"]) == (83.333333, "7", 100)
 
 
+def test_names_of_classes_in_another_unicode_form_are_the_same(tmp_path):
+    """macOS writes the names of folders with the accents as characters of their own."""
+    folder = card(tmp_path, label_names=["m\u00fcde", *"123456789"])
+    image = tmp_path / "images" / "mu\u0308de" / "0.png"
+    image.parent.mkdir(parents=True)
+    Image.open(IMAGE).save(image)
+    found = eqzoo.evaluate(folder, tmp_path / "images", rotated=0)
+    assert found["classes"][0]["images"] == 1
+
+
 def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path):
     for name in ("train", "val", "test"):
         (tmp_path / "all" / name / "7").mkdir(parents=True)

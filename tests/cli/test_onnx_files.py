@@ -69,6 +69,9 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
         assert [row["name"] for row in found["classes"]] == [row["name"] for row in expected["classes"]]
         assert found["network"] == str(exported / name)
         assert any("does not tell which images it was trained on" in note for note in found["notes"])
+        found = eqzoo.evaluate(exported / name, exported / "digits.npz", tta="p4m")
+        assert found["network"] == f"{exported / name} (mean of 2)"
+        assert any("does not tell which images it was trained on" in note for note in found["notes"])
     found = eqzoo.evaluate(exported / "net.onnx", exported / "digits.npz", rotated=0)
     again = eqzoo.evaluate(OnnxNetwork(exported / "net.onnx"), exported / "digits.npz", rotated=0)
     assert (again["accuracy"], again["images"], again["network"]) == (found["accuracy"], 4, found["network"])
@@ -76,6 +79,10 @@ def test_a_file_is_evaluated_as_its_checkpoint(capsys, exported):
     x = torch.randn(2, *network.input_size, requires_grad=True)
     for copied in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert torch.equal(copied(x), network(x))
+    network.pretrained_cfg["label_names"] = None
+    again = copy.deepcopy(network.train())
+    assert again.training
+    assert again.pretrained_cfg["label_names"] is None
     assert torch.equal(OnnxFile(exported / "net.onnx")(x), network(x))
     assert eqzoo.equivariance_error(network) < 1e-4  # it computes in float32
 

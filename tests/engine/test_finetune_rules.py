@@ -252,9 +252,10 @@ def test_a_comparison_has_the_nearest_number_of_epochs():
     assert found.epochs_within(7.6, split) == 2
     saved = replace(found, saving_seconds=1.0)  # large networks take long to write
     assert [saved.epochs_within(7.6, split), saved.epochs_within(8.0, split)] == [1, 2]
+    assert saved.epochs_nearest(7.6, split) == 3  # as long as the seconds of the fine-tuning, which are without it
 
 
-def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
+def test_a_measurement_is_of_the_steps_of_the_run(tmp_path):
     """The time of a step is that of the network: one that sleeps is as slow as it sleeps."""
 
     def build():
@@ -266,7 +267,11 @@ def test_a_measurement_is_of_the_steps_of_the_run(monkeypatch):
     assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second < 2 / 0.2
     plain = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu")
     assert plain.images_per_second > 2 / 0.2
-    assert 0 < plain.saving_seconds < 5
+    assert plain.saving_seconds == 0  # the number of epochs does not follow from it
+    options = {"seconds": 60.0, "folder": tmp_path}
+    timed = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu", **options)
+    assert 0 < timed.saving_seconds < 5
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_time_of_reading_counts_where_it_is_the_longer_one():
@@ -529,6 +534,9 @@ def test_the_side_of_images_before_they_are_resized(tmp_path):
             Image.new("L", (side, side + i)).save(tmp_path / "parts" / part / "a class" / f"{i}.png")
     assert native_sides(tmp_path / "parts", "val")[0] == 70
     assert native_sides(tmp_path / "parts", "train")[0] == 50
+    (tmp_path / "a.npz").rename(tmp_path / "cifar10.npz")
+    assert native_sides("CIFAR10", data_dir=tmp_path) == (40, 50)  # it takes the place of the data set
+    assert native_sides("cifar10") == (32, 32)
 
 
 def test_names_of_files_may_tell_their_sources():

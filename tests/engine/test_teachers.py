@@ -179,6 +179,6 @@ def test_a_recipe_refuses_teachers_that_have_no_effect():
     with pytest.raises(ValueError, match="teachers go with loss='ce', got 'bce'"):
         Recipe("p4_cnn", "bars", 1, teachers=("a",), loss="bce")
     split = bars(16, 0)
-    for name in ("no_such_net", "local-dir:/nonexistent", "p4_resnet18"):  # the last one has no weights
+    for name in ("no_such_net", "local-dir:/nonexistent", "p4m_resnet18"):  # the last one has no weights
         with pytest.raises(ValueError, match=f"the teacher {name!r} cannot be created: "):
             state_of(replace(RECIPE, teachers=(name,)), {"train": split})

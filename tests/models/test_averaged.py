@@ -131,6 +131,17 @@ def test_commands_average_what_is_not_invariant(capsys, tmp_path):
     assert found["network"] == "p4_cnn (mean of 2)"
     whole = AveragedNet(eqzoo.create_model("p4_cnn", pretrained=True).eval(), "p4m")
     again = eqzoo.evaluate(whole, digits, predictions=True)["predictions"]
+    assert eqzoo.evaluate(whole, digits)["network"] == "p4_cnn (mean of 8)"
+    plain_network = eqzoo.create_model("z2_cnn", pretrained=True).train()
+    plain_network.stem.eval()
+    for tta in (None, "p4m"):
+        eqzoo.evaluate(plain_network, digits, tta=tta)
+        modes = plain_network.training, plain_network.blocks.training, plain_network.stem.training
+        assert modes == (True, True, False)
+    nameless = AveragedNet(torch.nn.Flatten(), "p4")
+    nameless.pretrained_cfg = {"mean": (0.5,), "std": (0.5,), "input_size": (1, 4, 4)}
+    with pytest.raises(ValueError, match="has no num_classes and no input_size; set it there"):
+        eqzoo.evaluate(nameless, digits)
     of_timm = AveragedNet(timm.create_model("test_resnet", num_classes=6, in_chans=1).eval(), "p4m")
     of_timm.pretrained_cfg = of_timm.pretrained_cfg | {"mean": (0.5,), "std": (0.5,)}
     of_timm.input_size, of_timm.in_chans = (1, 32, 32), 1

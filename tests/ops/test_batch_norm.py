@@ -274,3 +274,13 @@ def test_an_infinite_image_leaves_the_gradients_of_others_alone_in_evaluation(re
     assert x.grad[1:].isfinite().all()
     assert x.grad[1:].any()
     assert not x.grad[0].any()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_what_the_relu_cuts_off_has_no_gradient_in_evaluation(order):
+    x, (mean, var, weight, bias) = field((4, 3, 4, 9, 8), order), vectors(3)
+    x.requires_grad_()
+    y = batch_norm(x, mean, var, weight, bias, relu=True)
+    y.backward(torch.where(y > 0, 1.0, torch.inf))
+    assert x.grad[y == 0].eq(0).all()
+    assert x.grad.isfinite().all()

@@ -463,20 +463,17 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
             if (grad_weight) grad_weight[c] = static_cast<A>(all[c].product * inverse(c));
             if (grad_bias) grad_bias[c] = static_cast<A>(all[c].grad);
         }
-        // With running statistics the sums play no part, whatever they are: one infinite image leaves the others alone.
         const double share = 1 / shape.count();
         scale = spread<A>(shape, width, factor);
         slope = spread<A>(shape, width, [&](int64_t c) {
-            return training ? -factor(c) * inverse(c) * inverse(c) * all[c].product * share : 0.0;
+            return -factor(c) * inverse(c) * inverse(c) * all[c].product * share;
         });
-        offset = spread<A>(shape, width, [&](int64_t c) {
-            return training ? -factor(c) * all[c].grad * share : 0.0;
-        });
+        offset = spread<A>(shape, width, [&](int64_t c) { return -factor(c) * all[c].grad * share; });
     };
+    // With running statistics the sums play no part, whatever they are: one infinite image leaves the others alone.
     const auto apply = [&](auto last, auto with_relu) {
         // The gradient of the residual is the one behind the ReLU, and stands there from the first pass.
         const T *from = grad_residual ? grad_residual : grad;
-        const T *values = training ? x : from;  // which are multiplied by a slope of 0, and x need not be finite
         cut.blocks(true, [&](int64_t first, int64_t rows, int64_t width) {
             const int64_t plane = last ? 0 : cut.plane(first);
             const A own_mean = mean[plane], own_scale = scale[plane];
@@ -485,12 +482,14 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
             over<T>(first, rows, width, [=](auto n, int64_t at, int64_t lane) {
                 pack<A, n> g = load<n>(from + at);
                 if constexpr (with_relu) g = load<n>(y + at) > 0 ? g : pack<A, n>{};
-                const pack<A, n> value = load<n>(values + at);
                 if constexpr (last) {
-                    g = g * load<n>(scales + lane) +
-                        ((value - load<n>(means + lane)) * load<n>(slopes + lane) + load<n>(offsets + lane));
+                    g = g * load<n>(scales + lane);
+                    if (training)
+                        g = g + ((pack<A, n>(load<n>(x + at)) - load<n>(means + lane)) * load<n>(slopes + lane) +
+                                 load<n>(offsets + lane));
                 } else {
-                    g = g * own_scale + ((value - own_mean) * own_slope + own_offset);
+                    g = g * own_scale;
+                    if (training) g = g + ((pack<A, n>(load<n>(x + at)) - own_mean) * own_slope + own_offset);
                 }
                 store<n>(grad_x + at, g);
             });
