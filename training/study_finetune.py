@@ -301,7 +301,12 @@ def run_plain(cell: Cell, args: argparse.Namespace, until: float) -> None:
                 return baseline_network(network, settings)
 
             fine_tuning = Recipe(
-                cell.network, cell.data, epochs=1, batch_size=min(32, len(splits["train"])), valid_size=0
+                cell.network,
+                cell.data,
+                epochs=1,
+                batch_size=min(32, len(splits["train"])),
+                label_smoothing=0.1,
+                valid_size=0,
             )
             whole = baseline_recipe(network, fine_tuning, epochs=1, lr=rate, augment="affine")
             speed = measure(whole, build, splits, {}, "cpu", seconds, time.process_time)

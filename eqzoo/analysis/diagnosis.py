@@ -71,7 +71,8 @@ def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[
         for name, (module, group) in list(group_layers(network).items())[:1]:
             if not is_subgroup(asked, group, on_grid=True):
                 said = f"the layer {name} ({type(module).__name__}) has the group {group.name}"
-                return (f"{said}, which has not all elements of {asked.name}; check it with group={group.name!r}",)
+                way = f"; check it with group={group.name!r}" if group.of_grid.order > 1 else ""
+                return (f"{said}, which has not all elements of {asked.name}{way}",)
     for said, group, _ in _other_groups(network, own):
         if not is_subgroup(asked, group, on_grid=True):
             return (f"{said}; {group.name} has not all elements of {asked.name}",)

@@ -57,7 +57,7 @@ def load_splits(
         ValueError: If a file is corrupt or has other contents, or a size is larger than the data set.
         ImportError: If a package needed to read it is not installed.
     """
-    path = Path(data_dir) / name
+    path, file = Path(data_dir) / name, stand_in(name, data_dir)
     if name in DATASETS:
         splits, source = named_set(name, data_dir, download)
     elif path.is_dir():
@@ -65,8 +65,7 @@ def load_splits(
             raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
         splits, source = image_folder(path, input_size), str(path)
     else:
-        stand_in = path.with_name(f"{path.name}.npz")
-        file = stand_in if stand_in.is_file() else path
+        file = file or path
         if not is_npz(file) or not file.is_file():
             raise FileNotFoundError(
                 f"no data set {name!r}: it is not one of {', '.join(DATASETS)}, and no image folder or .npz file is at "
@@ -82,11 +81,25 @@ def load_splits(
     return splits
 
 
-def named_set(name: str, data_dir: str | os.PathLike[str], download: bool) -> tuple[dict[str, AnySplit], str]:
-    """A data set of `DATASETS`, or the file ``<name>.npz`` in the data folder that takes its place; and its source."""
-    stand_in = Path(data_dir) / f"{name}.npz"
-    if stand_in.is_file():
-        return npz(stand_in), str(stand_in)
+def stand_in(name: str, data_dir: str | os.PathLike[str]) -> Path | None:
+    """The file ``<name>.npz`` in the data folder, which takes the place of the data set; None if there is none."""
+    path = Path(data_dir) / f"{name}.npz"
+    return path if path.is_file() else None
+
+
+def named_set(
+    name: str, data_dir: str | os.PathLike[str], download: bool, needs_test: bool = True
+) -> tuple[dict[str, AnySplit], str]:
+    """A data set of `DATASETS`, or the file that takes its place, see `stand_in`; and its source.
+
+    Args:
+        name: The name.
+        data_dir: The folder of data sets.
+        download: Whether torchvision may download missing files.
+        needs_test: Whether the file has to have a test split.
+    """
+    if file := stand_in(name, data_dir):
+        return npz(file, needs_test), str(file)
     return DATASETS[name](data_dir, download), f"{name} in {data_dir}"
 
 

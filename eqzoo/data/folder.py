@@ -61,8 +61,8 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
         ValueError: If there are images but no classes, a class has no images, the splits differ in their classes, there
-            is a folder ``train``, ``val`` or ``test`` beside class folders, or files cannot be read. Of a streamed
-            split, only the headers of the files are checked.
+            is a folder ``train``, ``val`` or ``test`` beside class folders or in each of them, or files cannot be read.
+            Of a streamed split, only the headers of the files are checked.
     """
     folders = _split_folders(path, flat)
     classes = _classes(folders["train"])
@@ -155,13 +155,13 @@ def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
 
 def inner_folders(path: Path) -> list[str]:
     """The sorted names of the folders inside of the class folders of an image folder that hold images."""
-    return sorted({entry.name for entry in _inner(path) if images_below(entry)})
+    return sorted({entry.name for entry in _inner(path)})
 
 
 def _inner(path: Path) -> list[Path]:
-    """The folders inside of the class folders."""
+    """The folders inside of the class folders that hold images."""
     entries = [entry for folder in _class_folders(path) for entry in folder.iterdir()]
-    return [entry for entry in entries if entry.is_dir() and not _hidden(entry.name)]
+    return [entry for entry in entries if entry.is_dir() and not _hidden(entry.name) and images_below(entry)]
 
 
 def _class_folders(path: Path) -> list[Path]:
@@ -268,10 +268,13 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
 def _check_order(path: Path) -> None:
     """Raises ValueError if the folders of splits are inside of the class folders, or in a single folder."""
     known = {name for names in _NAMES.values() for name in names}
-    inner = {folder.name for folder in _inner(path)}
-    if not inner or not known.issuperset(map(str.casefold, inner)):
+    inner, classes = _inner(path), _classes(path)
+    names = sorted({folder.name for folder in inner})
+    if not inner or not known.issuperset(map(str.casefold, names)):
         return
-    shown, classes = ", ".join(sorted(inner)), _classes(path)
+    if len({folder.parent for folder in inner}) < len(classes):  # a folder of that name in one class of several
+        return
+    shown = ", ".join(names)
     if len(classes) == 1:
         raise ValueError(f"{path} holds the single folder {classes[0]}, in which are {shown}: give {path / classes[0]}")
     raise ValueError(

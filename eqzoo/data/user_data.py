@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .arrays import images_shape, is_npz, npz
-from .datasets import DATASETS, SIDES, named_set
+from .datasets import DATASETS, SIDES, named_set, stand_in
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import (
     HDF5,
@@ -68,7 +68,7 @@ def read_images(
     elif is_npz(path):
         splits = npz(path, needs_test=False)
     elif name.lower() in DATASETS:
-        splits, name = named_set(name.lower(), data_dir, download)
+        splits, name = named_set(name.lower(), data_dir, download, needs_test=False)
     elif name.startswith(HUB_PREFIX):
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
@@ -129,8 +129,11 @@ def labeled_images(
         return resized(data, (side, side)), None
     path, splits = Path(data), dict[str, AnySplit]()
     there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
-    if is_npz(path) and path.is_file():
-        splits = npz(path, needs_test=False, needs_train=False)
+    file = path if is_npz(path) else None
+    if not path.is_dir() and str(data).lower() in DATASETS:
+        file = stand_in(str(data).lower(), data_dir)
+    if file and file.is_file():
+        splits = npz(file, needs_test=False, needs_train=False)
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
     if len(splits) > 1 or "test" in splits or "valid" in splits:
@@ -180,9 +183,9 @@ def native_sides(
         return None
     path = Path(data)
     if not path.is_dir() and (side := SIDES.get(str(data).lower())):
-        path = Path(data_dir) / f"{str(data).lower()}.npz"
-        if not path.is_file():
+        if not (file := stand_in(str(data).lower(), data_dir)):
             return side, side
+        path = file
     if is_npz(path) and path.is_file():
         sides = images_shape(path)[1:3]
         return min(sides), max(sides)

@@ -90,7 +90,7 @@ def summary(
     shape = " x ".join(map(str, settings["input_size"]))
     steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
     length = f"{epochs} epoch{'s' * (epochs != 1)} of {steps} step{'s' * (steps != 1)}"
-    time = _duration(epochs * speed.epoch_seconds(splits))
+    time = _duration(epochs * speed.whole_epoch_seconds(splits))
     said = [f"{key} {setting_text(value)}" for key, value in made.items()]
     statistics = f"mean {settings['mean']}, std {settings['std']}"
     return (
@@ -148,7 +148,7 @@ def advice_before(
 
 def advice_on_time(minutes: float | None, speed: "Speed", splits: Mapping[str, AnySplit]) -> list[str]:
     """A line where an epoch, the least that is trained, takes longer than the minutes that the user gave."""
-    seconds = speed.epoch_seconds(splits)
+    seconds = speed.whole_epoch_seconds(splits)
     if minutes is None or seconds <= _LATE * 60 * minutes:
         return []
     return [

@@ -92,7 +92,10 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     augment = stronger_augmentation(suitable_augmentation(group), own.augment)
     of_timm = architecture not in list_models()
     rate = {"lr": _RATES[not keeps_statistics(blank)][trained]} if of_timm else {}
-    given = rate | {key: getattr(own, key) for key in _OF_BOTH} | {"augment": augment, **given}
+    of_both = {key: getattr(own, key) for key in _OF_BOTH}
+    if own.teacher_weight == 1:  # which learns from no labels, so that none are smoothed
+        del of_both["label_smoothing"]
+    given = rate | of_both | {"augment": augment, **given}
     kept = {key: getattr(own, key) for key in ("batch_size", "seed", "class_weights", "valid_size", "deterministic")}
     # A batch norm of one image of one pixel, as the last of a ResNet on small images, has no statistics.
     passes = [
@@ -171,10 +174,9 @@ def train_baseline(
     said = {key: settings[key] for key in ("data", "data_sha256", "input_size", "mean", "std", "label_names")}
     said |= {"name": name, "start": start, "minutes": seconds / 60}
     parts = {key: split for key, split in splits.items() if key != "test"}
-    if old := folder.settings():
-        _set_aside_if_longer(folder, name, old, said)
+    _set_aside_if_other(folder, name, own, said)
     whole = baseline_recipe(name, own, epochs=own.epochs)
-    speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers)
+    speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers, saving=False)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     nearest = speed.epochs_nearest(seconds, splits)
     epochs = Recipe.read(folder.recipe).epochs if folder.recipe.is_file() else nearest
@@ -200,11 +202,23 @@ def train_baseline(
     } | found
 
 
-def _set_aside_if_longer(folder: RunDirectory, name: str, old: Mapping[str, Any], said: Mapping[str, Any]) -> None:
-    """Removes a run of the other network that differs in its time alone, because the fine-tuning has gone on since."""
-    if [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value] != ["minutes"]:
+def _set_aside_if_other(folder: RunDirectory, name: str, own: Recipe, said: Mapping[str, Any]) -> None:
+    """Removes a run of the other network if the fine-tuning has gone on since, or if its recipe is not this one.
+
+    The recipe of an earlier version of eqzoo may be another one. A run on other images stays, and is an error.
+    """
+    if not (old := folder.settings()):
         return
-    print(f"eqzoo: {name} is trained anew: the fine-tuning has gone on since", file=sys.stderr)
+    other = [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value]
+    there = Recipe.read(folder.recipe) if folder.recipe.is_file() else None
+    kept = {} if there is None else {key: getattr(there, key) for key in ("epochs", "precision", "channels_last")}
+    if other == ["minutes"]:
+        why = "the fine-tuning has gone on since"
+    elif not other and there is not None and there != baseline_recipe(name, own, **kept):
+        why = "an earlier version of eqzoo trained it by another recipe"
+    else:
+        return
+    print(f"eqzoo: {name} is trained anew: {why}", file=sys.stderr)
     aside = folder.path.with_name(f".{folder.path.name}.old")
     shutil.rmtree(aside, ignore_errors=True)  # of a command that was killed here
     shutil.rmtree(folder.path.rename(aside))

@@ -205,7 +205,7 @@ def _relabeled(
     labels = split.labels
     if split.classes:
         known = {composed(item): number for number, item in enumerate(classes)}
-        names = {item.casefold(): item for item in classes}
+        names = {composed(item).casefold(): item for item in classes}
         theirs = [composed(item) for item in split.classes]
         if unknown := [item for i, item in enumerate(theirs) if item not in known and (labels == i).any()]:
             raise ValueError(

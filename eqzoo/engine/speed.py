@@ -62,9 +62,13 @@ class Speed:
         valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
         return (len(splits["train"]) + valid) / self.images_per_second
 
+    def whole_epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
+        """The expected seconds of an epoch with its validation, and with the writing of its files where it is known."""
+        return self.epoch_seconds(splits) + self.saving_seconds
+
     def epochs_within(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
         """The number of epochs that fit into a time with the writing of their files, 1 to 1,000."""
-        return _between(seconds / (self.epoch_seconds(splits) + self.saving_seconds))
+        return _between(seconds / self.whole_epoch_seconds(splits))
 
     def epochs_nearest(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
         """The number of epochs whose time, without the writing of files, is nearest to a time, 1 to 1,000."""
@@ -139,6 +143,7 @@ def recorded_speed(
     given: Mapping[str, Any],
     device: str | None,
     workers: int,
+    saving: bool = True,
 ) -> Speed:
     """The speed of a run: that in finetune.json of a run that is resumed, or measured, and written there.
 
@@ -151,6 +156,7 @@ def recorded_speed(
         given: The keys of the recipe that are not to be chosen.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
+        saving: Whether the writing of files is timed too, where there are ``minutes``.
 
     Raises:
         ValueError: If the run that is resumed has another format than the given one.
@@ -167,7 +173,8 @@ def recorded_speed(
             )
         return speed
     seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
-    speed = measure(recipe, build, splits, fixed, device, seconds, workers=workers, folder=directory.path)
+    to = directory.path if saving else None
+    speed = measure(recipe, build, splits, fixed, device, seconds, workers=workers, folder=to)
     write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
     return speed
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.folder import composed
 from .metrics import percent
 
 __all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
@@ -16,7 +17,7 @@ def check_thresholds(
 ) -> None:
     """Raises ValueError unless thresholds are of classes of a network, between 0 and 1, and to choose not of all."""
     for name, value in thresholds.items():
-        if name not in classes:
+        if composed(name) not in map(composed, classes):
             shown = f"{', '.join(map(repr, classes[:12]))}{', ...' * (len(classes) > 12)}"
             raise ValueError(f"a threshold is given for {name!r}, and the classes of {network} are {shown}")
         if not 0 < value < 1:
@@ -41,8 +42,9 @@ def chosen_classes(probabilities: Tensor, classes: Sequence[str], thresholds: Ma
         >>> chosen_classes(p, ("fine", "defect"), {"defect": 0.2})
         tensor([1, 0])
     """
-    with_one = torch.tensor([name in thresholds for name in classes])
-    limits = torch.tensor([thresholds.get(name, 0.0) for name in classes], dtype=probabilities.dtype)
+    given, names = {composed(name): value for name, value in thresholds.items()}, list(map(composed, classes))
+    with_one = torch.tensor([name in given for name in names])
+    limits = torch.tensor([given.get(name, 0.0) for name in names], dtype=probabilities.dtype)
     reached = (probabilities >= limits) & with_one
     allowed = torch.where(reached.any(1, keepdim=True), reached, ~with_one)
     return probabilities.masked_fill(~allowed, -1).argmax(1)
@@ -66,11 +68,11 @@ def threshold_scores(
     """
     rows = []
     for name, threshold in thresholds.items():
-        label = classes.index(name)
+        label = list(map(composed, classes)).index(composed(name))
         found, actual = probabilities[:, label] >= threshold, labels == label
         rows.append(
             {
-                "name": name,
+                "name": classes[label],
                 "threshold": threshold,
                 "found": int(found.sum()),
                 "recall": percent((found & actual).sum(), actual.sum()),

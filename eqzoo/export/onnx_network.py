@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..groups import Group
@@ -71,7 +70,7 @@ class OnnxNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits of normalized images."""
-        return self._file(x.detach().to("cpu", torch.float32))
+        return self._file(x).float()
 
 
 def _read(found: Mapping[str, str]) -> tuple[int, int, int, tuple[str, ...], tuple[float, ...], tuple[float, ...]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from torch import nn
 
 from ..groups import Group
 from ..models import AveragedNet, EquivariantNet
@@ -68,13 +69,14 @@ def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
     """The networks with test-time augmentation: means over a group, see `eqzoo.models.AveragedNet`.
 
     Networks that are invariant under the group stay as they are, and those that are so in part average over the rest:
-    their predictions for the other copies are the same.
+    their predictions for the other copies are the same. Those with options that give up exactness, ``exact=False`` of
+    layers and the authors' variants of GSA-Nets, average over the whole group.
 
     Raises:
         ValueError: If the group is none of the pixel grid, or all networks are invariant under it.
     """
     group = Group.from_name(name)
-    missing = [_missing(predictor.network.group.of_grid, group) for predictor in predictors]
+    missing = [_missing(predictor.network, group) for predictor in predictors]
     found = [
         _averaged(predictor, rest) if rest.order > 1 else predictor
         for predictor, rest in zip(predictors, missing, strict=True)
@@ -88,13 +90,23 @@ def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
     return found
 
 
-def _missing(own: Group, group: Group) -> Group:
+def _missing(network: Network, group: Group) -> Group:
     """The group to average the predictions of a network over, so that they become invariant under ``group``.
 
-    Averages over more copies would be the same: those that differ by an element of the network's own group are equal.
+    Averages over more copies would be the same: those that differ by an element of the network's own group are equal,
+    but where an option of a layer gives that up.
     """
+    if any(_is_inexact(layer) for layer in network.modules()):
+        return group
+    own = network.group.of_grid
     rotations = 1 if own.rotations % group.rotations == 0 else group.rotations
     return Group(rotations, group.reflections and not own.reflections)
+
+
+def _is_inexact(layer: nn.Module) -> bool:
+    """Whether a layer is to be equivariant at some sizes only (``exact=False``), or in part, as the authors' code."""
+    index = getattr(layer, "pose_index", None)  # a table of numbers in other layers
+    return getattr(layer, "exact", None) is False or (isinstance(index, str) and index == "released")
 
 
 def _averaged(predictor: Predictor, group: Group) -> Predictor:

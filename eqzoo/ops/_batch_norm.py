@@ -200,7 +200,7 @@ def _backward(
     if function is None:
         axes, places = (0, 2, 3, 4), (1, -1, 1, 1, 1)
         mean, inverse = stats[0].view(places), stats[1].view(places)
-        g = grad.to(stats.dtype) if y is None else grad.to(stats.dtype) * (y > 0)
+        g = _behind_relu(grad.to(stats.dtype), y)
         normal = (x - mean) * inverse
         grad_weight, grad_bias = (g * normal).sum(axes), g.sum(axes)
         scale = inverse if weight is None else inverse * weight.view(places)
@@ -277,10 +277,15 @@ def _gradients(ctx: Any, grad: Tensor, backward: Any) -> tuple[Tensor | None, ..
     return *grads, None, None, None, None
 
 
+def _behind_relu(grad: Tensor, y: Tensor | None) -> Tensor:
+    """The gradient where a ReLU with the output y lets it through, also an infinite one; all of it without a ReLU."""
+    return grad if y is None else torch.where(y > 0, grad, torch.zeros_like(grad))
+
+
 def _by_definition(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients as functions that can be differentiated in turn."""
     x, y, weight, bias, mean, var, _ = ctx.saved_tensors
-    grad_residual = grad = grad if y is None else grad * (y > 0)
+    grad_residual = grad = _behind_relu(grad, y)
     given = {0: x, 2: weight, 3: bias}
     inputs: dict[int, Tensor] = {place: given[place] for place in given if ctx.needs_input_grad[place]}
     grads: list[Tensor | None] = [None] * 8

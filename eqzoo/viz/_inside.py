@@ -53,7 +53,8 @@ def _part(model: nn.Module, name: str) -> nn.Module:
     except AttributeError as error:
         names = [other for other, _ in model.named_modules() if other]
         near = get_close_matches(name, names, n=3) or names[:3]
-        raise ValueError(f"the network has no layer {name!r}; near it are {', '.join(near)}") from error
+        said = f"near it are {', '.join(near)}" if near else "it has none"
+        raise ValueError(f"the network has no layer {name!r}; {said}") from error
 
 
 class _FedError(Exception):

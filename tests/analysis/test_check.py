@@ -15,7 +15,7 @@ import eqzoo
 from eqzoo.analysis.check import _image_shape
 from eqzoo.analysis.diagnosis import diagnose
 from eqzoo.equivariance import randomize_norms
-from eqzoo.groups import P4, Z2M
+from eqzoo.groups import P4, Z2, Z2M
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.layers import (
     GlobalPool,
@@ -319,6 +319,13 @@ def test_a_sequence_of_layers_is_told_which_group_it_has(layers, group, said):
     assert not found.exact
     assert f"the layer 0 (LiftingConv2d) has the group {said}" in found.diagnosis[0]
     assert f"check it with group='{layers.name}'" in found.diagnosis[0]
+
+
+def test_a_group_without_rotations_of_the_pixel_grid_is_not_advised():
+    network = nn.Sequential(LiftingConv2d(Z2, 1, 2, 1), nn.Flatten(), nn.Linear(162, 3))
+    network.input_size = (1, 9, 9)
+    said = eqzoo.check_equivariance(network, group="p4").diagnosis
+    assert "the layer 0 (LiftingConv2d) has the group z2, which has not all elements of p4" in said, said
 
 
 def test_where_every_layer_with_a_group_is_exact_the_others_are_named():

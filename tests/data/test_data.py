@@ -537,6 +537,16 @@ def test_splits_inside_of_class_folders_are_an_error(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name / "Test").rename(tmp_path / "pets" / name / "patient1")
     assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # folders of other names too may be patients
+    (tmp_path / "pets" / "dog" / "patient1").rename(tmp_path / "pets" / "dog" / "train" / "test")
+    (tmp_path / "pets" / "cat" / "patient1").rename(tmp_path / "pets" / "cat" / "1")
+    (tmp_path / "pets" / "cat" / "train").rename(tmp_path / "pets" / "cat" / "2")
+    assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # in one of the classes alone
+    for name in ("train", "Test"):
+        (tmp_path / "pets" / "cat" / name).mkdir()
+        shutil.rmtree(tmp_path / "pets" / "dog" / name, ignore_errors=True)
+        (tmp_path / "pets" / "dog" / name).mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "pets" / "dog" / "0.png")
+    assert len(read_images(tmp_path / "pets", 8)["train"]) == 3  # or without images
 
 
 def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):
@@ -759,6 +769,11 @@ def test_suffixes_of_arrays_may_be_in_upper_case(tmp_path):
     (tmp_path / "mine.npz").rename(tmp_path / "mine.NPZ")
     assert len(read_images(tmp_path / "mine.NPZ", 8)["train"]) == len(load_splits("mine.NPZ", tmp_path)["train"]) + 1
     assert len(labeled_images(tmp_path / "mine.NPZ", 8, 3)[0]) == 6
+    for name, part in (("cifar10", None), ("eurosat", "test")):  # in place of a data set too
+        images, labels = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 2
+        np.savez(tmp_path / f"{name}.npz", **{f"x_{part or 'train'}": images, f"y_{part or 'train'}": labels})
+        assert labeled_images(name, 8, 3, data_dir=tmp_path)[1] == part
+    assert {*read_images("cifar10", 8, data_dir=tmp_path)} == {"train"}
     assert native_sides(tmp_path / "mine.NPZ") == (8, 8)
 
 

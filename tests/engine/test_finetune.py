@@ -1066,6 +1066,14 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     assert run(capsys, *args)[0] == 0
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
     monkeypatch.undo()
+    # One that an earlier version trained by another recipe is trained anew.
+    path = tmp_path / "out" / "against" / "test_resnet" / "recipe.json"
+    recipe = json.loads(path.read_text())
+    path.write_text(json.dumps(recipe | {"lr": 0.5}))
+    code, _, said = run(capsys, *args)
+    assert code == 0
+    assert "test_resnet is trained anew: an earlier version of eqzoo trained it by another recipe" in said
+    assert json.loads(path.read_text())["lr"] == recipe["lr"]
     # It goes on, and the other network is trained anew for the longer time.
     minutes = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
     code, *_ = run(capsys, *[4 if arg == 3 else arg for arg in args], "--set", "restarts=[3]")

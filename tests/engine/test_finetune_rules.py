@@ -117,6 +117,8 @@ def test_networks_without_batch_norm_have_lower_rates(name, rates):
     found = baseline_recipe("test_resnet", both, epochs=1)
     assert (found.optimizer, found.ema_decay, found.label_smoothing, found.clip_grad) == ("adamw", 0.9, 0.2, 1.0)
     assert baseline_recipe("test_resnet", replace(own, loss="bce"), epochs=1).loss == "bce"
+    taught = replace(own, teachers=("p4_cnn.rotmnist",), teacher_weight=1, label_smoothing=0)
+    assert baseline_recipe("test_resnet", taught, epochs=1).label_smoothing == 0.1  # it learns from the labels
     assert baseline_recipe("test_convnext", own, epochs=1).lr == 1e-3
     assert baseline_recipe("test_convnext.r160_in1k", own, epochs=1).lr == 1e-4
 
@@ -252,6 +254,7 @@ def test_a_comparison_has_the_nearest_number_of_epochs():
     assert found.epochs_within(7.6, split) == 2
     saved = replace(found, saving_seconds=1.0)  # large networks take long to write
     assert [saved.epochs_within(7.6, split), saved.epochs_within(8.0, split)] == [1, 2]
+    assert saved.whole_epoch_seconds(split) == 4
     assert saved.epochs_nearest(7.6, split) == 3  # as long as the seconds of the fine-tuning, which are without it
 
 
@@ -515,6 +518,8 @@ def test_advice_on_an_epoch_that_takes_longer_than_the_time():
     (late,) = advice_on_time(2.0, speed, splits)
     assert late.startswith("an epoch takes about 5.0 minutes, and --minutes is 2: one epoch is trained")
     assert advice_on_time(5.0, speed, splits) == advice_on_time(None, speed, splits) == []
+    (slow,) = advice_on_time(5.0, replace(speed, saving_seconds=600.0), splits)  # to a drive on a network, say
+    assert slow.startswith("an epoch takes about 15.0 minutes, and --minutes is 5")
 
 
 def test_the_side_of_images_before_they_are_resized(tmp_path):

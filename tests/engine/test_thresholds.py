@@ -11,7 +11,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split
-from eqzoo.engine.thresholds import chosen_classes, threshold_scores
+from eqzoo.engine.thresholds import check_thresholds, chosen_classes, threshold_scores
 from tests.conftest import ROOT
 
 IMAGE = ROOT / "examples" / "seven.png"
@@ -105,6 +105,15 @@ def test_other_thresholds_are_errors(capsys, digits, given, message):
         code, out, err = run(capsys, *command, *(word for item in given for word in ("--threshold", item)))
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_names_in_another_unicode_form_are_the_same_class():
+    classes, thresholds = ("mu\u0308de", "wach"), {"m\u00fcde": 0.2}
+    check_thresholds(thresholds, classes, "a network")
+    p = torch.tensor([[0.3, 0.7], [0.1, 0.9]])
+    assert chosen_classes(p, classes, thresholds).tolist() == [0, 1]
+    (row,) = threshold_scores(p, torch.tensor([0, 1]), classes, thresholds)
+    assert (row["name"], row["found"], row["recall"]) == (classes[0], 1, 100)
 
 
 def test_all_classes_with_thresholds_leave_none(capsys, digits):

@@ -9,6 +9,7 @@ import torch
 
 import eqzoo
 from eqzoo.data import Split
+from eqzoo.export.predictor import Predictor, averaged
 from eqzoo.groups import P4M, transform
 from eqzoo.layers._layout import is_channels_last
 from eqzoo.models import AveragedNet
@@ -98,6 +99,22 @@ def test_what_is_inside_may_have_another_group():
         assert check.diagnosis == ()
         assert check.group == "p4m"
     assert eqzoo.equivariance_error(AveragedNet(eqzoo.create_model("z2_cnn", pretrained=True), "z2m")) < 1e-12
+
+
+@pytest.mark.parametrize(("given", "side"), [({"downsample": "floor"}, 27), ({"pose_index": "released"}, 28)])
+def test_options_that_give_up_exactness_are_averaged_over_the_whole_group(given, side):
+    model = eqzoo.create_model("r4_gsanet_t", pretrained=True, **given).eval()
+    (predictor,) = averaged([Predictor(model, "a", "a")], "p4")
+    assert predictor.name == "a (mean of 4)"
+    x = torch.rand(1, 1, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        alone, mean = (
+            (net(x).softmax(1) - net(x.rot90(1, (2, 3))).softmax(1)).abs().max() for net in (model, predictor.network)
+        )
+    assert mean < 1e-12 < 1e-5 < alone
+    exact = Predictor(eqzoo.create_model("r4_gsanet_t").eval(), "b", "b")
+    with pytest.raises(ValueError, match="b is invariant under p4"):
+        averaged([exact], "p4")
 
 
 def test_images_that_are_rotated_are_square():

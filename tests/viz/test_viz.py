@@ -177,6 +177,7 @@ def test_errors_say_what_would_work():
         ("LiftingConv2d, GroupConv2d", lambda: viz.orbit_filters(nn.Conv2d(1, 1, 3))),
         ("output fields 0 to 9", lambda: viz.filter_orbit(attentive, channel=1)),
         ("\\(B, C, height, width\\) or a regular field", lambda: viz.error_maps(nn.Flatten(), x[None], group=P4)),
+        ("no layer 'nope'; it has none", lambda: viz.error_maps(nn.Identity(), x[None], "nope", P4)),
         ("no layer 'nope'; near it are", lambda: viz.error_maps(nn.Sequential(nn.Identity()), x[None], "nope", P4)),
         ("zero everywhere", lambda: viz.error_maps(nn.Identity(), 0 * x[None], group=P4)),
         ("no curve", lambda: viz.plot_rotation_curve({})),
