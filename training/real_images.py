@@ -40,6 +40,9 @@ COMPARISONS = {
     "eurosat": Comparison(
         "eurosat", 32, "EuroSAT, 32 x 32", "p4_resnet29", "z2_resnet29", "cifar10", ("accuracy",)
     ),
+    "eurosat_p4m": Comparison(
+        "eurosat", 32, "EuroSAT with p4m_resnet29, 32 x 32", "p4m_resnet29", "z2_resnet29", "cifar10", ("accuracy",)
+    ),
     "chula_rbc12": Comparison(
         "chula_rbc12", 40, "Chula RBC-12, 40 x 40", "p4_resnet29", "z2_resnet29", "cifar10", ("accuracy", "macro_f1")
     ),

@@ -1,9 +1,9 @@
 """Accuracy from few to all images of land and cells: `python training/study_real_images.py --data-dir DATA`.
 
 Fine-tunes p4_resnet29 and its plain twin z2_resnet29 on 1 to 100 % of the training images of EuroSAT and Chula RBC-12,
-and p4m_resnet29 and z2_resnet29 from their weights of EuroSAT on those of Chula RBC-12, for the same steps and for the
-same minutes, and tests them. Each run adds its row to real_images.json when it is finished and is not repeated, so the
-same command resumes the study; `--render` only writes the page and its figure.
+and p4m_resnet29 and z2_resnet29 too, on Chula RBC-12 from their weights of EuroSAT, for the same steps and for the same
+minutes, and tests them. Each run adds its row to real_images.json when it is finished and is not repeated, so the same
+command resumes the study; `--render` only writes the page and its figure.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def study(args: argparse.Namespace) -> None:
                 )
             continue
         name, sha256 = start_here(cell)
-        others = {start_of(run) for run in table["runs"]} - {(name, sha256)}
+        others = {start_of(run) for run in table["runs"] if run["data"] == cell.data} - {(name, sha256)}
         if other := dict(others).get(name):
             raise SystemExit(
                 f"{args.output / NAME}.json has runs that started from other weights of {name} "

@@ -114,7 +114,7 @@ def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, mon
     for network, digest in digests.items():
         results = json.loads((ROOT / "model_cards" / f"{network}.cifar10" / "results.json").read_text())
         assert digest == results["weights_sha256"]
-    assert "their first ones" not in (tmp_path / f"{study.NAME}.md").read_text()
+    assert "from their first weights" not in (tmp_path / f"{study.NAME}.md").read_text()
     assert len(untrained(1)["runs"]) == 2 * len(runs)
     with monkeypatch.context() as patch:
         patch.setattr("common.sha256_of", lambda path: "0" * 64)
@@ -131,7 +131,7 @@ def test_rows_say_what_they_started_from_and_a_file_has_one_start(untrained, mon
     monkeypatch.setattr("common.sha256_of", lambda path: starts[path.parent.name])
     added = untrained(1)["runs"][-len(runs) :]
     assert {run["start_sha256"] for run in added} == set(starts.values())
-    assert "their first ones" in (tmp_path / f"{study.NAME}.md").read_text()
+    assert "from their first weights" in (tmp_path / f"{study.NAME}.md").read_text()
 
 
 def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
@@ -144,6 +144,23 @@ def test_the_p4m_network_is_compared_from_the_weights_that_it_has():
     assert not torch.equal(model.head.weight, weights.head.weight)
     page = real_images_page.page(table(run(cells[0].arm, 80.0, data="chula_rbc12_p4m", percent=10)))
     assert "| p4m_resnet29, augmented | not run | not run | 80.0 % |" in page
+
+
+def test_a_comparison_that_was_made_on_another_machine_alone_has_the_times_of_that_one():
+    equal, plain, longer = study.COMPARISONS["eurosat_p4m"].arms[:3]
+    other = {"machine": "another machine"}
+    runs = [run(arm, 80.0, data="eurosat_p4m") | other for arm in (equal, plain, longer)]
+    page = real_images_page.page(table(run(FIRST.arms[0], 80.0), *runs))
+    words = " ".join(page.split())
+    assert "3 of the 4 runs" in words
+    assert "For EuroSAT with p4m_resnet29, all of whose runs were made there, both are of that machine." in words
+    assert "% longer" not in words  # the minutes are those of that machine
+    row = "| seconds on EuroSAT with p4m_resnet29: p4m_resnet29, augmented, same steps |"
+    assert f"{row} 50 | not run" in page
+    assert "SHA-256 of the weights that the other runs started from" in words
+    mixed = real_images_page.page(table(run(FIRST.arms[0], 80.0), runs[0], run(plain, 80.0, data="eurosat_p4m")))
+    assert "all of whose runs" not in " ".join(mixed.split())
+    assert f"{row} other machine | not run" in mixed
 
 
 def test_averaging_over_8_copies_is_invariant_and_one_copy_is_not():
