@@ -354,7 +354,8 @@ def _explain(error: BaseException, repo_id: str) -> str:
     if status == 412:
         return "the repo was changed meanwhile; look at it, and try again"
     if status is not None:
-        return f"the server answered {status}; try again later"
+        passing = status >= 500 or status in (408, 429)
+        return f"the server answered {status}; {'try again later' if passing else ' '.join(str(error).split())[:500]}"
     if "onsistency check failed" in str(error):
         return "the download was cut short, and is not kept; try again"
     if isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or any(

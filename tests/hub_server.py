@@ -115,7 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
                 (hub.private.add if asked else hub.private.discard)(repo)
                 self.answer({"url": f"{hub.url}/{repo}", "id": repo, "name": repo})
         elif path == "/api/validate-yaml":
-            self.answer({"errors": [], "warnings": []})
+            errors = [{"message": '"license" must be one of apache-2.0, mit'}] if "bad_card" in hub.failing else []
+            self.answer({"errors": errors, "warnings": []}, 400 if errors else 200)
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/[^/]+", path):
             names = [file["path"] for file in json.loads(self.body)["files"]]
             modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}

@@ -239,7 +239,8 @@ def test_configs_that_cannot_be_built_are_named(hub, client):
 PUSH_FAILURES = {
     "unauthorized": "the Hub refused (401)",
     "forbidden": "the Hub refused (403)",
-    "error": "the server answered 500",
+    "error": "the server answered 500; try again later",
+    "bad_card": 'the server answered 400; Invalid metadata in README.md. - "license" must be one of apache-2.0, mit',
     "dies_upload": "went away half-way",
     "dies_commit": "went away half-way",
 }
@@ -348,6 +349,12 @@ print(torch.equal(loaded(x), model.eval()(x)), loaded.input_size, loaded.pretrai
 """)
             assert found.startswith("True (3, 28, 28) ")
             assert all(name in found for name in ("round", "long", "torn"))
+    # What its owner writes into the card stays.
+    text = card + "\nStained by hand.\n"
+    (output / "README.md").write_text(text)
+    again = f"assert main(['publish', {str(output)!r}, '--push', 'someone']) == 0"
+    assert "README.md is not as it was written, and was taken as it is" in client.run(again)
+    assert files(hub, "someone/p4_cnn.cells")["README.md"].decode() == text == (output / "README.md").read_text()
     # In a folder of checkpoints it goes by the folder's name, and more classes can be put on it in turn.
     client.run(f"os.environ['EQZOO_WEIGHTS'] = {str(tmp_path / 'own')!r}")
     shutil.copytree(output, tmp_path / "own" / "p4_cnn.cells")

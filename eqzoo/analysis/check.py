@@ -159,7 +159,7 @@ def check_equivariance(
         raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
-    own_weights = isinstance(source, nn.Module) or Path(source).suffix == ".onnx"
+    own_weights = isinstance(source, nn.Module) or Path(source).suffix.lower() == ".onnx"
     if own_weights and (model is not None or pretrained):
         what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
         raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
@@ -168,7 +168,7 @@ def check_equivariance(
         trained = not looks_untrained(source)
         return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained, randomize)
     text = os.fspath(source)
-    if Path(text).suffix == ".onnx":
+    if Path(text).suffix.lower() == ".onnx":
         if randomize is not None:
             raise ValueError(f"the ONNX file {source} is checked with the weights that it has; leave randomize out")
         return _onnx(Path(text), asked, size, tolerance, seed)

@@ -10,6 +10,7 @@ from .._common import atomic, json_text, write_text
 from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
+from ..models import EquivariantNet
 from ..models.loading import load_network
 from .card import full_size_accuracies, render_card
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
@@ -21,6 +22,7 @@ __all__ = [
     "ONNX_NAME",
     "REPO_FILES",
     "check_name",
+    "edited_card",
     "evaluated_weights",
     "export_beside",
     "is_repo_folder",
@@ -172,14 +174,14 @@ def make_repo(
         folder: The folder to make.
         results: Their results, with what was said of the checkpoint besides.
         repo_id: The Hub repo that the card should name; None if it is not known.
-        replace: Whether other weights that are in the folder may be replaced.
+        replace: Whether other weights that are in the folder, or an edited card, may be replaced.
         place: The folder that the card should name; None for the name of the repo or, without one, of ``folder``.
         ours: Whether it is a checkpoint of this package.
         said: A paragraph on its recipe, for the card.
 
     Raises:
-        ValueError: If something is missing or does not belong together, or the folder has other weights, or files of
-            other kinds that would be overwritten.
+        ValueError: If something is missing or does not belong together, or the folder has other weights, a card that
+            was edited, or files of other kinds that would be overwritten.
         OSError: If the folder cannot be written.
     """
     config = published_config(results, weights)
@@ -187,6 +189,11 @@ def make_repo(
     others = (folder / WEIGHTS_NAME).is_file() and sha256_of(folder / WEIGHTS_NAME) != sha256_of(weights)
     if others and not replace:
         raise ValueError(f"{folder} holds other weights; --replace puts these in their place, or name another folder")
+    if not (ours or replace) and edited_card(folder, repo_id):
+        raise ValueError(
+            f"{folder / CARD_NAME} is not the card that was written there, and would be overwritten; eqzoo publish "
+            f"{folder} uploads it as it is, --replace writes it anew, or name another folder"
+        )
     there = [name for name in REPO_FILES if (folder / name).exists()]
     if there and WEIGHTS_NAME not in there:
         raise ValueError(
@@ -221,7 +228,32 @@ def export_beside(folder: Path) -> str:
     """
     from ..export.programs import export_onnx
 
-    return str(export_onnx(load_network(folder).network, folder / ONNX_NAME))
+    return str(export_onnx(_network_in(folder), folder / ONNX_NAME))
+
+
+def _network_in(folder: Path) -> EquivariantNet:
+    """The network of a checkpoint's folder, also of one that is called as a checkpoint of the zoo is."""
+    return load_network(f"local-dir:{folder}").network
+
+
+def edited_card(folder: Path, repo_id: str | None = None) -> str | None:
+    """The card of a fine-tuned network's folder if it is not the one that was rendered; None if it is, or without one.
+
+    Args:
+        folder: The folder.
+        repo_id: The Hub repo that the card may name, beside those that it does name.
+    """
+    path = folder / CARD_NAME
+    if not path.is_file() or not is_repo_folder(folder):
+        return None
+    text = path.read_text(encoding="utf-8")
+    results, size = read_results(folder), (folder / WEIGHTS_NAME).stat().st_size
+    config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    for name in {None, repo_id, *re.findall(r"hf-hub:([\w.-]+/[\w.-]+)", text)}:
+        for place in {folder.resolve().name, (name or "").rpartition("/")[2] or results["checkpoint"]}:
+            if render_card(results, config, size, name, place, ours=False) == text:
+                return None
+    return text
 
 
 def push_repo(
@@ -237,7 +269,8 @@ def push_repo(
 
     Args:
         folder: The folder of a checkpoint.
-        repo_id: ``<owner>/<repo>``, which is made if need be. The card that is uploaded names it.
+        repo_id: ``<owner>/<repo>``, which is made if need be. The card that is uploaded names it, unless it was edited,
+            see `edited_card`: then it is uploaded as it is.
         replace: Whether other weights on the Hub may be replaced.
         private: Whether a repo that is made is private.
         place: The folder that the card should name; None for the name of the repo.
@@ -260,7 +293,8 @@ def push_repo(
     texts = repo_texts(
         results, config, weights.stat().st_size, repo_id, place or repo_id.rpartition("/")[2], ours, said
     )
-    files[CARD_NAME] = texts[CARD_NAME].encode()
+    edited = None if ours else edited_card(folder, repo_id)
+    files[CARD_NAME] = (edited or texts[CARD_NAME]).encode()
     return push(files, repo_id, f"Publish {results['checkpoint']}", replace, private)
 
 
@@ -275,7 +309,7 @@ def _check_onnx(folder: Path) -> None:
         found = OnnxFile(path).metadata
     except (ImportError, ValueError) as error:
         raise ValueError(f"{path} cannot be compared with the weights: {error}") from error
-    expected = metadata(load_network(folder).network)
+    expected = metadata(_network_in(folder))
     if wrong := [key for key in ("weights_sha256", "classes", "quantized") if found.get(key) != expected.get(key)]:
         raise ValueError(
             f"{path} was not made of the checkpoint beside it, its {' and '.join(wrong)} differ; remove it, or write "

@@ -30,6 +30,10 @@ def run(args: argparse.Namespace) -> Answer:
         raise ValueError(
             f"{args.source} is a checkpoint with weights of its own; leave --untrained out, or name a network"
         )
+    if args.size is not None and args.size < 1:
+        raise ValueError(f"the side of the images is at least one pixel, got {args.size}")
+    if not args.output.endswith((".onnx", ".pt2")):
+        raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
     source = load_network(args.source, args.model, pretrained=False if args.untrained else None)
     if not source.trained and not args.untrained:
         raise ValueError(
@@ -44,14 +48,12 @@ def run(args: argparse.Namespace) -> Answer:
             if args.opset is not None:
                 raise ValueError(f"--opset is of ONNX files, and {args.output} is a torch program; leave it out")
             report = export_pt2(source.network, args.output, args.size)
-        elif args.output.endswith(".onnx"):
+        else:
             opset = 18 if args.opset is None else args.opset
             if args.int8:
                 report = _quantized(source.network, args.int8, args.output, opset, args.size)
             else:
                 report = export_onnx(source.network, args.output, opset, args.size)
-        else:
-            raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
     except ExportError as error:
         return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
     return Answer(str(report), report.as_dict())

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..cards import (
+    CARD_NAME,
     check_name,
+    edited_card,
     evaluated_weights,
     export_beside,
     is_repo_folder,
@@ -63,6 +65,8 @@ def run(args: argparse.Namespace) -> Answer:
     if repo_id:
         try:
             data["uploaded"] = push_repo(folder, repo_id, args.replace, args.private)
+            if edited_card(folder, repo_id):
+                lines.append(f"{folder / CARD_NAME} is not as it was written, and was taken as it is")
         except PushError as error:
             raise ValueError(f"{error}; {folder} is as it was") from error
         done = f"uploaded {', '.join(data['uploaded'])} to {repo_id}"

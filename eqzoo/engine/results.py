@@ -149,7 +149,6 @@ def checkpoint_config(
             it is unknown.
     """
     pool: Any = getattr(model, "global_pool", None) or model.group_pool
-    values = {"license": "mit"} | dict(cfg) if "license" not in cfg else dict(cfg)
     return {
         "architecture": cfg["architecture"],
         "num_classes": model.num_classes,
@@ -159,7 +158,7 @@ def checkpoint_config(
         "model_args": dict(model_args),
         "pretrained_cfg": {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in values.items()
+            for key, value in cfg.items()
             if value is not None and key not in _NOT_IN_CONFIG
         },
         "eqzoo": {

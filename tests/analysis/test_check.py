@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,6 +142,8 @@ def test_onnx_files(tmp_path):
     assert (report.group, report.precision, report.tolerance) == ("p4", "float32", 1e-4)
     assert 0 < report.largest < 1e-5
     assert not eqzoo.check_equivariance(tmp_path / "p4.onnx", tolerance=1e-12).exact
+    shutil.copy(tmp_path / "p4.onnx", tmp_path / "p4.ONNX")
+    assert eqzoo.check_equivariance(tmp_path / "p4.ONNX").exact
     eqzoo.export_onnx(load_network("z2_cnn").network, tmp_path / "z2.onnx")
     assert not eqzoo.check_equivariance(tmp_path / "z2.onnx").exact
     with pytest.raises(ValueError, match="takes images of 28 x 28 pixels alone"):

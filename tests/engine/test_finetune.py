@@ -1,6 +1,7 @@
 """Fine-tuning: from images of any kind to a checkpoint that everything else accepts."""
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -44,6 +45,7 @@ from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.engine.state import TrainingState
+from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.hub import shipped_folder
 from tests.conftest import ROOT
 
@@ -252,6 +254,14 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
     config = json.loads((published / "config.json").read_text())
     assert config["eqzoo"]["image_side"] == 32
     assert run(capsys, "publish", tuned.folder)[:2] == (0, "made p4_cnn.my-shapes\n")  # the same again
+    written = (published / "README.md").read_text()
+    (published / "README.md").write_text(written + "\nStained by hand.\n")
+    code, _, err = run(capsys, "publish", tuned.folder)
+    assert code == 2
+    assert "README.md is not the card that was written there, and would be overwritten; eqzoo publish p4_cnn.my" in err
+    assert (published / "README.md").read_text().endswith("by hand.\n")
+    assert run(capsys, "publish", tuned.folder, "--replace")[0] == 0
+    assert "by hand" not in (published / "README.md").read_text()
     (tmp_path / "notes").mkdir()
     for name in ("README.md", "config.json"):
         (tmp_path / "notes" / name).write_text("mine")
@@ -280,6 +290,10 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
         code, out, err = run(capsys, "publish", *words)
         assert (code, out) == (2, ""), words
         assert said in err
+    # A folder that is called as a checkpoint of the zoo holds the user's weights all the same.
+    assert run(capsys, "publish", tuned.folder, "--checkpoint", "p4_cnn.rotmnist", "--onnx")[0] == 0
+    digest = hashlib.sha256((tmp_path / "p4_cnn.rotmnist" / "model.safetensors").read_bytes()).hexdigest()
+    assert OnnxFile(tmp_path / "p4_cnn.rotmnist" / "model.onnx").metadata["weights_sha256"] == digest
     assert run(capsys, "publish", "p4_cnn.my-shapes", "--onnx")[0] == 0
     assert (published / "model.onnx").is_file()
     for name, text, said in (

@@ -95,6 +95,7 @@ def test_a_checkpoint_whose_data_set_has_a_known_name_is_built_as_its_config_say
     args = {"num_classes": 3, "in_chans": 3}
     digest = {"group": "p4", "weights_sha256": "", "label_names": [*"abc"]}
     config = checkpoint_config(own, cfg, model_args=args, **digest)
+    assert "license" not in config["pretrained_cfg"]  # weights from no others have none but their owner's
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(own.state_dict(), tmp_path / "model.safetensors")
     x = torch.randn(1, 3, 64, 64)
