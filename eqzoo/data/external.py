@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +139,7 @@ def torchvision_set(
         if ours != "train" and _has_none(values, source):
             continue
         labels = _labels(pairs, values, source)
-        classes = [str(c[0] if isinstance(c, tuple) else c) for c in getattr(found["train"], "classes", ())]
+        classes = _names(getattr(found["train"], "classes", ()))
         channels = channels or _channels(_First(pairs), len(labels))
         splits[ours] = _split(_Rows(source, _First(pairs), (channels, side, side)), labels, tuple(classes))
     return splits
@@ -208,8 +209,21 @@ def _listed(pairs: Any) -> Sequence[Any]:
     return [pairs[i][1] for i in range(len(pairs))] if kept is None else kept
 
 
+def _names(classes: Sequence[Any]) -> list[str]:
+    """The names of classes; of several for one, as ImageNet has, the first, and all where it is that of another too."""
+    first = [str(c[0] if isinstance(c, tuple) else c) for c in classes]
+    alone = {name for name, count in Counter(first).items() if count == 1}
+    return [
+        name if name in alone or not isinstance(c, tuple) else ", ".join(c)
+        for name, c in zip(first, classes, strict=True)
+    ]
+
+
 def _labels(pairs: Any, values: Sequence[Any], source: str) -> Tensor:
-    labels = torch.as_tensor(values)
+    try:
+        labels = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):  # lists of boxes, dictionaries, images
+        labels = torch.empty(0, 0)
     if labels.ndim != 1 or labels.is_floating_point() or not isinstance(pairs[0][0], Image.Image):
         raise ValueError(
             f"{source} does not give pairs of one image and one class; create it in Python and pass the splits"

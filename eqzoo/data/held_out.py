@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ _FRACTION = 0.15
 _NOUNS = {"train": "training", "valid": "validation", "test": "test"}
 _SWAPS = 10**6  # numbers of images, of pairs of sources that are tried in a step, at most
 _SEEDS = 20  # orders of the sources that are tried
+_MISSING = {"", "None", "nan", "NaN", "NaT", "<NA>"}  # what gaps in a table become
 _STEPS = 1000  # of the search for a division by source
 
 
@@ -91,7 +93,7 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, s
             raise ValueError(
                 f"split_by is a list with a value for each of the {len(split):,} training images, got {got}"
             )
-        found = [str(value) for value in values.tolist()]
+        found = _of_values(values.tolist(), "split_by")
     elif not isinstance(data, str | os.PathLike):
         raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
     elif is_npz(data) and Path(data).is_file():
@@ -148,13 +150,29 @@ def _of_array(name: str, path: Path, count: int) -> list[str]:
             raise ValueError(
                 f"{path} has no array {name!r} to split by, with a value for each training image; it has {others}"
             )
-        values = arrays[name]
+        try:
+            values = arrays[name]
+        except ValueError as error:  # an array of objects, as pandas makes of strings
+            raise ValueError(
+                f"{path}: the array {name} to split by cannot be read ({error}); save strings, "
+                f"{name}=np.array(values, dtype=str)"
+            ) from error
     if values.shape != (count,):
         raise ValueError(
             f"{path}: the array {name} to split by has a value for each of the {count:,} training images, got "
             f"{values.shape}"
         )
-    return [str(value) for value in values.tolist()]
+    return _of_values(values.tolist(), f"{path}: the array {name}")
+
+
+def _of_values(values: Sequence[Any], source: str) -> list[str]:
+    missing = [i for i, value in enumerate(values) if str(value) in _MISSING]
+    if missing:
+        raise ValueError(
+            f"{source} has no value for {len(missing):,} of {len(values):,} images, the first with index {missing[0]}; "
+            "give each a source, one of its own where nothing is known, or leave these images out"
+        )
+    return [str(value) for value in values]
 
 
 def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Splits of a data set, in memory or streamed: batches, held-out parts and subsets."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -217,7 +218,7 @@ def per_class(split: AnySplit, count: int) -> AnySplit:
             f"samples_per_class is at least 1 and at most {smallest}, the size of the smallest class, got {count}"
         )
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
-    labels = split.labels[order]
+    labels = split.labels.cpu()[order]
     chosen = [order[labels == label][:count] for label in labels.unique()]
     return part_of(split, torch.cat(chosen).sort().values)
 
@@ -233,7 +234,7 @@ def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
     if not 0 < fraction < 1:
         raise ValueError(f"fraction is between 0 and 1, got {fraction}")
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
-    labels = split.labels[order]
+    labels = split.labels.cpu()[order]
     first, second = [], []
     for label in labels.unique().tolist():
         of_class = order[labels == label]
@@ -257,7 +258,8 @@ def num_classes(splits: Mapping[str, AnySplit]) -> int:
 def check_types(split: AnySplit, source: str, which: str = "these") -> None:
     """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64.
 
-    TypeError if it is no split, or its images are no tensor.
+    Or if names of classes or files are no strings, or two classes have the same name. TypeError if it is no split, or
+    its images are no tensor.
     """
     if not isinstance(split, Split | Streamed):
         raise TypeError(f"{source}: {which} are an eqzoo.data.Split(images, labels), got {type(split).__name__}")
@@ -273,6 +275,12 @@ def check_types(split: AnySplit, source: str, which: str = "these") -> None:
     if not isinstance(split.labels, torch.Tensor) or split.labels.dtype != torch.int64 or split.labels.ndim != 1:
         got = f"{split.labels.dtype} {tuple(split.labels.shape)}" if isinstance(split.labels, torch.Tensor) else ""
         raise ValueError(f"{source}: labels are int64 (n,); {which} are {got or f'a {type(split.labels).__name__}'}")
+    for kind, names in (("classes", split.classes), ("files", split.files)):
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            got = repr(names) if len(repr(names)) < 80 else f"{repr(names)[:80]}..."
+            raise ValueError(f"{source}: {kind} are names, {kind}=tuple(map(str, names)) makes them, got {got}")
+    if twice := [name for name, count in Counter(split.classes).items() if count > 1]:
+        raise ValueError(f"{source}: classes have different names, and several are named {twice[0]!r}; rename them")
 
 
 def check_files(split: AnySplit, source: str) -> None:

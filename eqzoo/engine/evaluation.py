@@ -215,7 +215,7 @@ def _relabeled(
                 f"their images out{_in_other_case(unknown, names)}"
             )
         numbers = [known.get(item, 0) for item in theirs]
-        return replace(split, labels=torch.tensor(numbers)[labels], classes=classes), []
+        return replace(split, labels=torch.tensor(numbers)[labels.cpu()], classes=classes), []
     if int(labels.max()) >= len(classes):
         raise ValueError(f"{source} has labels up to {int(labels.max())}, and {name} has {len(classes)} classes")
     note = f"the labels of {source} have no names: 0 is taken for {classes[0]!r}, and so on in the network's order"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from timm.optim import get_optimizer_info, list_optimizers
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
@@ -164,7 +165,9 @@ class Recipe:
             value = getattr(self, item.name)
             if isinstance(value, list):  # JSON has no tuples
                 value = tuple(value)
-                object.__setattr__(self, item.name, value)
+            elif isinstance(value, np.generic):
+                value = value.item()
+            object.__setattr__(self, item.name, value)
             if not _fits(value, hints[item.name]):
                 raise ValueError(f"{item.name} is {_words(hints[item.name])}, got {value!r}")
         for name in ("model_args", "optimizer_args"):

@@ -16,6 +16,8 @@ class KeepsTables(nn.Module):
     `torch.nn.Module.to_empty`, with which networks of the meta device get memory before their weights are loaded,
     leaves such buffers uninitialized, and `torch.nn.Module.load_state_dict` with ``assign=True``, which gives such
     networks their weights, leaves them on the meta device; these layers restore their tables after both.
+    `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True`` averages them too, and its rounding makes other
+    indices of them; ``train`` and ``eval`` restore them, so call ``eval`` behind the last update.
     """
 
     # The values, as an array because torch.load moves every tensor, and the buffer that has them.
@@ -31,6 +33,15 @@ class KeepsTables(nn.Module):
         values = table.copy()
         self.register_buffer(name, _buffer(values, torch.get_default_device()), persistent=False)
         self.__dict__.setdefault("_tables", {})[name] = (values, self._buffers[name])
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode, and restores tables that were changed in place."""
+        for name, (values, own) in self.__dict__.get("_tables", {}).items():
+            buffer = self._buffers.get(name)
+            if buffer is not None and buffer is own and _is_changed(buffer, values):
+                with torch.no_grad():
+                    buffer.copy_(torch.from_numpy(values))
+        return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         tables, buffers = self.__dict__.get("_tables", {}), dict(self._buffers)
@@ -62,6 +73,12 @@ class KeepsTables(nn.Module):
             values = tables[name][0]
             self._buffers[name] = restored = _buffer(values, device)
             tables[name] = (values, restored)
+
+
+def _is_changed(table: Tensor, values: np.ndarray[Any, Any]) -> bool:
+    if type(table) is not Tensor or table.is_meta or table.is_inference() or not table._version:
+        return False
+    return not np.array_equal(table.cpu().numpy(), values)
 
 
 def _buffer(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:

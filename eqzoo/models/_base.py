@@ -4,6 +4,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Self, SupportsIndex
 
 import torch
@@ -222,7 +223,8 @@ class EquivariantNet(nn.Module):
             self.set_pool(global_pool)
             # timm saves it with the network, and builds the network that it loads with it.
             self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
-        reference = next(self.stem.parameters())
+        # Layers of a deployed network may have buffers alone.
+        reference = next(t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
         self._can_be_fused = getattr(self, "_can_be_fused", False) or _has_layers_to_fuse(self)
         if any((p.device, p.dtype) != (reference.device, reference.dtype) for p in head.parameters()):
             head = head.to(reference.device, reference.dtype)

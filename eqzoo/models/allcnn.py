@@ -161,7 +161,7 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    options: dict[str, Any] = {"feature_indices": (1, 2, 7), "pretrained_filter_fn": fresh_where_sizes_differ}
+    options: dict[str, Any] = {"feature_indices": (1, 4, 7), "pretrained_filter_fn": fresh_where_sizes_differ}
     return build(AllCNN, variant, pretrained, **(options | args | kwargs))
 
 

@@ -104,7 +104,11 @@ class E4ResNet(EquivariantNet):
         drop_rate: float = 0.2,
         global_pool: Reduce = "max",
     ) -> None:
-        if not depths or min(whole(depth, "depths are whole numbers") for depth in depths) < 1:
+        if (
+            not isinstance(depths, list | tuple)
+            or not depths
+            or min(whole(depth, "depths are whole numbers") for depth in depths) < 1
+        ):
             raise ValueError(
                 f"depths are the numbers of blocks of the stages, one stage or more of 1 or more, got {depths}"
             )
@@ -130,9 +134,10 @@ class E4ResNet(EquivariantNet):
         def second_layer(channels: int) -> nn.Module:
             if mechanism == "conv":
                 return GroupConv2d(group, channels, channels, 3, padding=1, bias=False)
-            slices, rest = divmod(channels, slice_channels)
-            if rest:
+            shared = whole(slice_channels, "slice_channels is a whole number")
+            if shared < 1 or channels % shared:
                 raise ValueError(f"slice_channels must divide all widths, {widths}; got {slice_channels}")
+            slices = channels // shared
             return E4Layer2d(
                 group,
                 channels,
@@ -172,6 +177,7 @@ class E4ResNet(EquivariantNet):
 
     def set_pool(self, global_pool: str) -> None:
         """Sets the global pooling."""
+        self.global_pool = global_pool
         self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
 
 
@@ -236,7 +242,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    stages = len(kwargs.get("depths", (2, 2, 2, 2)))
+    depths = kwargs.get("depths", (2, 2, 2, 2))
+    stages = len(depths) if isinstance(depths, list | tuple) else 0  # of others the class says what they should be
     return build(E4ResNet, variant, pretrained, feature_indices=tuple(range(stages + 1)), **(args | kwargs))
 
 

@@ -91,6 +91,8 @@ class ConvNeXt(EquivariantNet):
         global_pool: Reduce = "max",
     ) -> None:
         check_is_group(group)
+        if not all(isinstance(numbers, list | tuple) for numbers in (planes, depths)):
+            raise ValueError(f"planes and depths are lists with a number for each stage, got {planes} and {depths}")
         if any(n % group.order for n in planes) or len(planes) != len(depths):
             raise ValueError(
                 f"planes are multiples of |H| = {group.order}, one number a stage as depths; got {tuple(planes)} and "
@@ -132,6 +134,7 @@ class ConvNeXt(EquivariantNet):
 
     def set_pool(self, global_pool: str) -> None:
         """Sets the global pooling."""
+        self.global_pool = global_pool
         self.group_pool = GroupPool(self.group, global_pool)  # type: ignore[arg-type]
 
     def build_classifier(self, num_classes: int) -> nn.Module:
@@ -212,7 +215,8 @@ default_cfgs = configs(
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
     planes, depths = _SIZES[variant.rpartition("_")[2]]
     args: dict[str, Any] = {"group": group, "planes": planes, "depths": depths} | kwargs
-    stages = tuple(range(1, len(args["depths"]) + 1))
+    depths = args["depths"]
+    stages = tuple(range(1, len(depths) + 1)) if isinstance(depths, list | tuple) else ()
     return build(ConvNeXt, variant, pretrained, feature_indices=stages, **args)
 
 

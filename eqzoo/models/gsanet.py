@@ -209,6 +209,8 @@ class GSANet(EquivariantNet):
         stages = _stages(stages)
         if not stages or not all(stage.widths for stage in stages):
             raise ValueError(f"a GSA-Net has one stage or more, each with one width or more, got stages={stages}")
+        if wrong := next((stage for stage in stages if len(stage.widths) != len(stage.crops)), None):
+            raise ValueError(f"a stage has as many crops as widths, got {wrong.widths} and {wrong.crops}")
         super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
         if downsample not in ("exact", "floor"):
             raise ValueError(f"downsample is 'exact' or 'floor', got {downsample!r}")

@@ -101,6 +101,11 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
     net = in_float64(without_parallel(model))
     x = fed_to(net, layer or "", x.detach().to("cpu", torch.float64))
     module = net.get_submodule(layer or "")
+    if layer and getattr(net, "_deployed", False) and module_group(module) is None:
+        raise ValueError(
+            f"the layer {layer!r} of a deployed (reparameterized) network returns planes, without their group: map the "
+            "whole network, or a layer of the one that it was made of"
+        )
     own = module_group(module) or module_group(net) or Group(1)
     group = copies_of(own, group)
     field, trunk = (getattr(module, name, None) for name in ("feature_field", "forward_features"))

@@ -12,6 +12,7 @@ import warnings
 import zlib
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from urllib.error import URLError
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
+import eqzoo
 from eqzoo.data import (
     AUGMENTATIONS,
     Split,
@@ -45,6 +47,7 @@ from eqzoo.data import (
 )
 from eqzoo.data import folder as image_folders
 from eqzoo.data.datasets import DATASETS, SIDES
+from eqzoo.data.external import _labels, _names
 from eqzoo.data.folder import image_folder
 from eqzoo.groups import P4M, transform
 from tests.conftest import ROOT
@@ -553,6 +556,36 @@ def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):
     save_folder(tmp_path / "above" / "mine", [("train", 18), ("test", 6)])
     with pytest.raises(ValueError, match=r"above holds the single folder mine, in which are test, train: give .*mine$"):
         read_images(tmp_path / "above", 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"classes": (3, 7)}, r"classes are names, classes=tuple\(map\(str, names\)\) makes them, got \(3, 7\)"),
+        ({"classes": np.array(["a", "b"])}, "classes are names"),
+        ({"classes": ("a", "a")}, "classes have different names, and several are named 'a'; rename them"),
+        ({"files": tuple(map(Path, "abcd"))}, "files are names"),
+    ],
+)
+def test_names_of_a_split_are_names(given, said):
+    images = torch.zeros(4, 1, 28, 28, dtype=torch.uint8)
+    split = replace(Split(images, torch.arange(4) % 2), **given)
+    with pytest.raises(ValueError, match=said):
+        check({"train": split}, "mine")
+    with pytest.raises(ValueError, match=said):
+        eqzoo.evaluate(eqzoo.create_model("z2_cnn", num_classes=2), split)
+
+
+def test_classes_with_one_synonym_in_common_have_all_of_them():
+    assert _names([("crane", "bird"), ("crane",), ("heron", "egret")]) == ["crane, bird", "crane", "heron"]
+    assert _names(["a", "b"]) == ["a", "b"]
+
+
+def test_labels_that_are_no_classes_are_refused():
+    pairs = [(Image.new("L", (8, 8)), 0)]
+    for values in (["a.xml"], [{"boxes": 1}], [Image.new("L", (8, 8))]):
+        with pytest.raises(ValueError, match="does not give pairs of one image and one class"):
+            _labels(pairs, values, "VOC")
 
 
 def test_images_without_labels_beside_others_with_labels(tmp_path):

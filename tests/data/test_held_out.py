@@ -157,7 +157,14 @@ def test_sources_of_files(folder):
 def test_sources_of_arrays(tmp_path):
     images, labels = np.zeros((12, 28, 28), np.uint8), np.arange(12) % 2
     slides = np.repeat(np.arange(4), 3)
-    np.savez(tmp_path / "a.npz", x_train=images, y_train=labels, slide=slides, of_two=slides[:2])
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=images,
+        y_train=labels,
+        slide=slides,
+        of_two=slides[:2],
+        objects=slides.astype(object),
+    )
     train = eqzoo.data.read_images(tmp_path / "a.npz", 28)["train"]
     assert image_sources("slide", tmp_path / "a.npz", train) == [str(slide) for slide in slides]
     assert image_sources(slides, {"train": train}, train) == [str(slide) for slide in slides]
@@ -166,13 +173,20 @@ def test_sources_of_arrays(tmp_path):
     parts = complete_splits({"train": streamed}, 0.25, 0, image_sources(slides, {}, streamed))
     assert len({str(slides[int(file)]) for file in parts["valid"].files}) == 1
     for by, data, said in (
-        ("scene", tmp_path / "a.npz", "has no array 'scene' to split by.* it has of_two, slide, x_train, y_train"),
+        (
+            "scene",
+            tmp_path / "a.npz",
+            "has no array 'scene' to split by.* it has objects, of_two, slide, x_train",
+        ),
         ("of_two", tmp_path / "a.npz", r"of_two to split by has a value for each of the 12 training images, got \(2,"),
         ("slide", {"train": train}, "for splits in memory split_by is a value for each training image, got 'slide'"),
         ("folder", "cifar10", "a .npz file, and cifar10 is neither, got 'folder'; in Python it may be a list"),
         ([1, 2], {"train": train}, r"a value for each of the 12 training images, got \(2,\)"),
         (3, {"train": train}, "a value for each of the 12 training images, got a int"),
         (set("abcdefghijkl"), {"train": train}, "a value for each of the 12 training images, got a set"),
+        (["a", None] * 6, {"train": train}, "split_by has no value for 6 of 12 images, the first with index 1; give"),
+        (np.array([1.0, np.nan] * 6), {"train": train}, "split_by has no value for 6 of 12 images"),
+        ("objects", tmp_path / "a.npz", r"array objects to split by cannot be read .* objects=np.array\(values, dtype"),
     ):
         with pytest.raises(ValueError, match=said):
             image_sources(by, data, train)

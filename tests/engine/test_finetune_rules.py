@@ -123,6 +123,11 @@ def test_networks_without_batch_norm_have_lower_rates(name, rates):
     assert baseline_recipe("test_convnext.r160_in1k", own, epochs=1).lr == 1e-4
 
 
+def test_numbers_of_numpy_are_numbers():
+    recipe = Recipe("p4_cnn", "own", epochs=np.int64(4), lr=np.float32(0.5), seed=np.arange(3)[1])
+    assert [type(value) for value in (recipe.epochs, recipe.lr, recipe.seed)] == [int, float, int]
+
+
 def test_a_warm_up_may_end_within_an_epoch():
     recipe = Recipe("p4_cnn", "own", epochs=4, lr=1.0, warmup_epochs=0.6)
     assert recipe.rate(0.3) == pytest.approx(0.5)

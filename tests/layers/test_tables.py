@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import eqzoo
 from eqzoo.groups import P4
@@ -44,6 +45,36 @@ def test_networks_of_the_meta_device_get_their_weights(name, assign):
     with torch.no_grad():
         torch.testing.assert_close(empty.eval()(x), model(x), rtol=0, atol=0)
     assert not [name for name, buffer in empty.named_buffers() if buffer.is_meta]
+
+
+@pytest.fixture
+def float32():
+    """The default data type of users."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("float32")
+def test_an_average_of_all_buffers_leaves_them_as_they_are(name):
+    """In float32 3 * 0.9 + 3 * 0.1 is less than 3 for torch, and the integer below it is another index."""
+    model = eqzoo.create_model(name).eval()
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(model)
+
+    def same():
+        of_both = zip(averaged.module.buffers(), model.buffers(), strict=True)
+        return all(torch.equal(one, other) for one, other in of_both if not one.is_floating_point())
+
+    assert not same()  # else the test would show nothing
+    averaged.eval()
+    assert same()
+    x = torch.rand(1, *model.input_size)
+    with torch.no_grad():
+        torch.testing.assert_close(averaged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize, prune
 
 import eqzoo
 from eqzoo.groups import P4, orbit_array
-from eqzoo.models import ASCResNet, E4ResNet
+from eqzoo.models import ASCResNet, E4ResNet, ResNet44
 
 SMALL = {
     "p4_cnn": 28,
@@ -153,6 +153,10 @@ def test_the_classifier_of_a_deployed_network_is_reset_where_it_is_linear():
     assert fields(torch.zeros(1, 1, 28, 28)).shape == (1, 10)  # as before
     linear.reset_classifier(3)
     assert linear(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
+    attentive = reparameterize_model(ResNet44(P4, (2, 2, 2), depth=1, attention="full").eval())
+    assert not list(attentive.stem.parameters())  # whose stem has buffers alone
+    attentive.reset_classifier(0)
+    assert attentive(torch.zeros(1, 3, 32, 32)).ndim == 2
 
 
 def test_networks_are_placed_as_they_are_created():

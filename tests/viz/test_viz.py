@@ -7,6 +7,7 @@ import sys
 
 import matplotlib
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -188,6 +189,14 @@ def test_errors_say_what_would_work():
     ):
         with pytest.raises(ValueError, match=match):
             call()
+
+
+def test_layers_of_a_deployed_network_are_not_taken_for_planes_without_a_group():
+    model = eqzoo.create_model("p4_cnn", pretrained=True).eval()
+    deployed, x = timm.utils.reparameterize_model(model), torch.rand(1, 1, 28, 28)
+    assert max(viz.error_maps(deployed, x).errors.values()) < 1e-12
+    with pytest.raises(ValueError, match=r"the layer 'stem' of a deployed .* the one that it was made of"):
+        viz.error_maps(deployed, x, "stem")
 
 
 def test_orbit_filters_are_the_transformed_filters():
