@@ -32,11 +32,11 @@ error, the first after 3.7 hours from random weights, the second after 0.8 hours
   mean over all 8 is the same for each of them, so it is as invariant as an equivariant network; a single prediction of
   the plain network is not.
 
-All runs have the optimizer of the recipes for these data sets (Muon, learning rate 0.02, cosine schedule, weight decay
-1e-2, label smoothing 0.1, a moving average of the weights) without a warm-up; it was not tuned for either network.
-A fraction has the same share of each class, at least one image. Each seed draws its own images, the same for all
-networks. {choice:,} validation images choose one of up to {epochs} epochs and nothing else. Each run is tested once, on
-all test images. The budgets are small: this does not compare final accuracies.
+All runs have one recipe, that of the checkpoints for tiles without a warm-up (Muon, learning rate 0.02, cosine
+schedule, weight decay 1e-2, label smoothing 0.1, a moving average of the weights); it was not tuned for either network.
+Two checkpoints for cells have another. A fraction has the same share of each class, at least one image. Each seed draws
+its own images, the same for all networks. {choice:,} validation images choose one of up to {epochs} epochs and nothing
+else. Each run is tested once, on all test images. The budgets are small: this does not compare final accuracies.
 
 ![Accuracy over the share of the training images]({name}.png)
 
@@ -53,21 +53,29 @@ _MADE = """## How it was made
 
 FIRST_WEIGHTS = (
     "In the comparisons of `p4_resnet29` both networks started from their first weights of CIFAR-10, of the recipes "
-    "`p4_resnet29.cifar10_first` and `z2_resnet29.cifar10_first`: 8.15 and 7.87 % test error. To repeat the runs, put "
-    "what `git show "
+    "`p4_resnet29.cifar10_first` and `z2_resnet29.cifar10_first`: 8.15 and 7.87 % test error. To repeat these runs, "
+    "put what `git show "
     "b3d3c8f:model_cards/p4_resnet29.cifar10/model.safetensors` and `git show "
     "09cc2c0:model_cards/z2_resnet29.cifar10/model.safetensors` write into "
-    "`first/p4_resnet29.cifar10/model.safetensors` and `first/z2_resnet29.cifar10/model.safetensors`, and set "
-    "`EQZOO_WEIGHTS=first`."
+    "`first/p4_resnet29.cifar10/model.safetensors` and `first/z2_resnet29.cifar10/model.safetensors`, and run the "
+    "command with `EQZOO_WEIGHTS=first`, `--data eurosat chula_rbc12` and `--output repeated`: runs that are in the "
+    "folder already are not made again."
 )
-OTHER_WEIGHTS = f"The SHA-256 of the weights that the other runs started from are in {NAME}.json."
+OTHER_WEIGHTS = (
+    "The others started from checkpoints, and are repeated without `EQZOO_WEIGHTS` and with `--data eurosat_p4m "
+    f"chula_rbc12_p4m`. The SHA-256 of all weights that runs started from are in {NAME}.json (`start_sha256`) or, for "
+    "runs without it, in `training/real_images.py`."
+)
 SEEDS_WORDS = "mean ± standard deviation where {seeds} seeds were run, elsewhere of one seed"
 ELSEWHERE = (
     " Made on one core of {machine}, with the same numbers of steps: {runs} of the {count} runs{torch}. Seconds above "
     "are those of the first machine, and so is the ratio of speeds behind the same minutes."
 )
 OF_THEIR_OWN = " For {titles}, all of whose runs were made there, both are of that machine."
-LONGER = " Elsewhere the equivariant network took {low:.0f} to {high:.0f} % longer in them than the plain one."
+LONGER = (
+    " In the other runs there the equivariant network took {low:.0f} to {high:.0f} % longer than the plain one in the "
+    "same minutes, which favors it."
+)
 ONE_SEED = "of one seed, so that a difference of less than about a point may be chance"
 
 

@@ -298,8 +298,8 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "folder",
         metavar="DIR",
-        help="the folder that eqzoo finetune wrote, with test images; an evaluated run; or a folder that this command "
-        "made, to upload it",
+        help="the folder that eqzoo finetune wrote, of data with test images; an evaluated run; or a folder that this "
+        "command made, to upload it",
     )
     sub.add_argument("--output", metavar="OUT", help="the folder to make (default: the name of the checkpoint)")
     sub.add_argument("--checkpoint", metavar="TEXT", help="its name (default: <network>.<data>, by the images' folder)")
@@ -313,7 +313,11 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
     sub.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>; without it nothing is")
     sub.add_argument("--private", action="store_true", help="a repo that --push makes is private, not public")
-    sub.add_argument("--replace", action="store_true", help="replace other weights, in the folder and on the Hub")
+    sub.add_argument(
+        "--replace",
+        action="store_true",
+        help="replace other weights, in the folder and on the Hub; with the folder of the run also an edited card",
+    )
 
 
 COMMANDS = {

@@ -306,7 +306,7 @@ def build(
         for key in ("mean", "std"):
             model.pretrained_cfg[key] = per_channel(model.pretrained_cfg[key], model.in_chans)
         if isinstance(inner := getattr(model, "model", None), EquivariantNet):
-            inner.pretrained_cfg["input_size"] = model.pretrained_cfg["input_size"]
+            inner.pretrained_cfg |= {key: model.pretrained_cfg[key] for key in ("input_size", "mean", "std")}
     labels = model.pretrained_cfg.get("label_names")
     if labels and (unnamed or len(labels) != getattr(model, "num_classes", len(labels))):
         model.pretrained_cfg["label_names"] = None  # they name the classes of the weights

@@ -75,7 +75,7 @@ def test_runs_on_another_machine_are_named_and_their_seconds_left_out():
     page = real_images_page.page(table(run(equal, 80.0), there, plain))
     words = " ".join(page.split())
     assert "Made on one core of another machine, with the same numbers of steps: 2 of the 3 runs." in words
-    assert "the equivariant network took 20 to 20 % longer in them than the plain one" in words
+    assert "the equivariant network took 20 to 20 % longer than the plain one in the same minutes" in words
     assert f"| seconds on EuroSAT: {equal.title}, same steps | 50 |" in page
     alone = " ".join(real_images_page.page(table(run(equal, 80.0), there)).split())  # without a plain run beside it
     assert "same numbers of steps: 1 of the 2 runs." in alone
@@ -157,7 +157,7 @@ def test_a_comparison_that_was_made_on_another_machine_alone_has_the_times_of_th
     assert "% longer" not in words  # the minutes are those of that machine
     row = "| seconds on EuroSAT with p4m_resnet29: p4m_resnet29, augmented, same steps |"
     assert f"{row} 50 | not run" in page
-    assert "SHA-256 of the weights that the other runs started from" in words
+    assert "SHA-256 of all weights that runs started from" in words
     mixed = real_images_page.page(table(run(FIRST.arms[0], 80.0), runs[0], run(plain, 80.0, data="eurosat_p4m")))
     assert "all of whose runs" not in " ".join(mixed.split())
     assert f"{row} other machine | not run" in mixed
