@@ -540,16 +540,15 @@ def test_splits_inside_of_class_folders_are_an_error(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name / "Test").rename(tmp_path / "pets" / name / "patient1")
     assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # folders of other names too may be patients
-    (tmp_path / "pets" / "dog" / "patient1").rename(tmp_path / "pets" / "dog" / "train" / "test")
-    (tmp_path / "pets" / "cat" / "patient1").rename(tmp_path / "pets" / "cat" / "1")
-    (tmp_path / "pets" / "cat" / "train").rename(tmp_path / "pets" / "cat" / "2")
-    assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # in one of the classes alone
-    for name in ("train", "Test"):
-        (tmp_path / "pets" / "cat" / name).mkdir()
-        shutil.rmtree(tmp_path / "pets" / "dog" / name, ignore_errors=True)
-        (tmp_path / "pets" / "dog" / name).mkdir()
-    Image.new("L", (8, 8)).save(tmp_path / "pets" / "dog" / "0.png")
-    assert len(read_images(tmp_path / "pets", 8)["train"]) == 3  # or without images
+    for folder in (tmp_path / "pets" / "cat").iterdir():  # in one of the classes alone
+        shutil.move(folder / "0.png", tmp_path / "pets" / "cat" / f"{folder.name}.png")
+        folder.rmdir()
+    (tmp_path / "pets" / "dog" / "patient1").rename(tmp_path / "pets" / "dog" / "test")
+    assert len(read_images(tmp_path / "pets", 8)["train"]) == 4
+    for folder in list((tmp_path / "pets" / "dog").iterdir()):  # or without images
+        shutil.move(folder / "0.png", tmp_path / "pets" / "dog" / f"{folder.name}.png")
+        (tmp_path / "pets" / "cat" / folder.name).mkdir()
+    assert len(read_images(tmp_path / "pets", 8)["train"]) == 4
 
 
 def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):

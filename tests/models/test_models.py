@@ -380,6 +380,12 @@ def test_numbers_that_make_no_network_are_errors(name, arguments, said):
         eqzoo.create_model(name, **arguments)
 
 
+def test_features_of_other_bands_have_their_mean():
+    extractor = eqzoo.create_model("p4m_resnet29.eurosat", features_only=True, in_chans=13)
+    for cfg in (extractor.pretrained_cfg, extractor.model.pretrained_cfg):
+        assert [len(cfg[key]) for key in ("mean", "std")] == [13, 13]
+
+
 def test_features_of_another_depth_and_of_an_extractor_in_training():
     channels = eqzoo.create_model("p4m_resnet44", depth=2, features_only=True).feature_info.channels()
     assert channels == [8 * width for width in (11, 23, 45)]
