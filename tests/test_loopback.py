@@ -349,11 +349,15 @@ print(torch.equal(loaded(x), model.eval()(x)), loaded.input_size, loaded.pretrai
 """)
             assert found.startswith("True (3, 28, 28) ")
             assert all(name in found for name in ("round", "long", "torn"))
-    # What its owner writes into the card stays.
+    # A folder with another name has the same card, and what its owner writes into it stays.
+    output = output.rename(tmp_path / "renamed")
+    again = f"assert main(['publish', {str(output)!r}, '--push', 'another']) == 0"
+    assert "was edited" not in client.run(again)
+    assert 'create_model("hf-hub:another/p4_cnn.cells"' in files(hub, "another/p4_cnn.cells")["README.md"].decode()
     text = card + "\nStained by hand.\n"
     (output / "README.md").write_text(text)
     again = f"assert main(['publish', {str(output)!r}, '--push', 'someone']) == 0"
-    assert "README.md is not as it was written, and was taken as it is" in client.run(again)
+    assert "README.md was edited, or is of an earlier version, and was taken as it is" in client.run(again)
     assert files(hub, "someone/p4_cnn.cells")["README.md"].decode() == text == (output / "README.md").read_text()
     # In a folder of checkpoints it goes by the folder's name, and more classes can be put on it in turn.
     client.run(f"os.environ['EQZOO_WEIGHTS'] = {str(tmp_path / 'own')!r}")

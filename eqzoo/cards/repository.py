@@ -191,8 +191,8 @@ def make_repo(
         raise ValueError(f"{folder} holds other weights; --replace puts these in their place, or name another folder")
     if not (ours or replace) and edited_card(folder, repo_id):
         raise ValueError(
-            f"{folder / CARD_NAME} is not the card that was written there, and would be overwritten; eqzoo publish "
-            f"{folder} uploads it as it is, --replace writes it anew, or name another folder"
+            f"{folder / CARD_NAME} was edited, or is of an earlier version of eqzoo, and would be overwritten; eqzoo "
+            f"publish {folder} uploads it as it is, --replace writes it anew, or name another folder"
         )
     there = [name for name in REPO_FILES if (folder / name).exists()]
     if there and WEIGHTS_NAME not in there:
@@ -249,8 +249,9 @@ def edited_card(folder: Path, repo_id: str | None = None) -> str | None:
     text = path.read_text(encoding="utf-8")
     results, size = read_results(folder), (folder / WEIGHTS_NAME).stat().st_size
     config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    places = re.findall(r'"local-dir:([^"]+)"', text)  # the folder may have been renamed since
     for name in {None, repo_id, *re.findall(r"hf-hub:([\w.-]+/[\w.-]+)", text)}:
-        for place in {folder.resolve().name, (name or "").rpartition("/")[2] or results["checkpoint"]}:
+        for place in {*places, folder.resolve().name, (name or "").rpartition("/")[2] or results["checkpoint"]}:
             if render_card(results, config, size, name, place, ours=False) == text:
                 return None
     return text

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Answer:
         try:
             data["uploaded"] = push_repo(folder, repo_id, args.replace, args.private)
             if edited_card(folder, repo_id):
-                lines.append(f"{folder / CARD_NAME} is not as it was written, and was taken as it is")
+                lines.append(f"{folder / CARD_NAME} was edited, or is of an earlier version, and was taken as it is")
         except PushError as error:
             raise ValueError(f"{error}; {folder} is as it was") from error
         done = f"uploaded {', '.join(data['uploaded'])} to {repo_id}"

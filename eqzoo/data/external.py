@@ -210,13 +210,18 @@ def _listed(pairs: Any) -> Sequence[Any]:
 
 
 def _names(classes: Sequence[Any]) -> list[str]:
-    """The names of classes; of several for one, as ImageNet has, the first, and all where it is that of another too."""
+    """The names of classes; of several for one, as ImageNet has, the first, and all where it is that of another too.
+
+    Names that are still equal, as those of ImageNet's two cranes, are numbered by their classes.
+    """
     first = [str(c[0] if isinstance(c, tuple) else c) for c in classes]
     alone = {name for name, count in Counter(first).items() if count == 1}
-    return [
+    names = [
         name if name in alone or not isinstance(c, tuple) else ", ".join(c)
         for name, c in zip(first, classes, strict=True)
     ]
+    count = Counter(names)
+    return [name if count[name] == 1 else f"{name} ({i})" for i, name in enumerate(names)]
 
 
 def _labels(pairs: Any, values: Sequence[Any], source: str) -> Tensor:

@@ -272,13 +272,14 @@ def _check_order(path: Path) -> None:
     names = sorted({folder.name for folder in inner})
     if not inner or not known.issuperset(map(str.casefold, names)):
         return
-    if len({folder.parent for folder in inner}) < len(classes):  # a folder of that name in one class of several
+    parents = sorted({folder.parent.name for folder in inner})
+    if len(parents) == 1 < len(classes):  # a folder of that name in one class of several
         return
     shown = ", ".join(names)
     if len(classes) == 1:
         raise ValueError(f"{path} holds the single folder {classes[0]}, in which are {shown}: give {path / classes[0]}")
     raise ValueError(
-        f"{path} has folders {shown} inside of the folders {', '.join(classes[:SHOWN])}; the layout is "
+        f"{path} has folders {shown} inside of the folders {', '.join(parents[:SHOWN])}; the layout is "
         "train/<class>/<image>, val/..., test/...: the other way round"
     )
 

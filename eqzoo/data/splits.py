@@ -278,7 +278,9 @@ def check_types(split: AnySplit, source: str, which: str = "these") -> None:
     for kind, names in (("classes", split.classes), ("files", split.files)):
         if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
             got = repr(names) if len(repr(names)) < 80 else f"{repr(names)[:80]}..."
-            raise ValueError(f"{source}: {kind} are names, {kind}=tuple(map(str, names)) makes them, got {got}")
+            raise ValueError(
+                f"{source}: {kind} are names, {kind}=tuple(map(str, names)) makes them, () is none; got {got}"
+            )
     if twice := [name for name, count in Counter(split.classes).items() if count > 1]:
         raise ValueError(f"{source}: classes have different names, and several are named {twice[0]!r}; rename them")
 

@@ -537,6 +537,11 @@ def test_splits_inside_of_class_folders_are_an_error(tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         read_images(tmp_path / "pets", 8)
+    (tmp_path / "pets" / "bird").mkdir()  # a class without them, or masks
+    Image.new("L", (8, 8)).save(tmp_path / "pets" / "bird" / "0.png")
+    with pytest.raises(ValueError, match="has folders Test, train inside of the folders cat, dog;"):
+        read_images(tmp_path / "pets", 8)
+    shutil.rmtree(tmp_path / "pets" / "bird")
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name / "Test").rename(tmp_path / "pets" / name / "patient1")
     assert len(read_images(tmp_path / "pets", 8)["train"]) == 4  # folders of other names too may be patients
@@ -560,7 +565,10 @@ def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"classes": (3, 7)}, r"classes are names, classes=tuple\(map\(str, names\)\) makes them, got \(3, 7\)"),
+        (
+            {"classes": (3, 7)},
+            r"classes are names, classes=tuple\(map\(str, names\)\) makes them, \(\) is none; got",
+        ),
         ({"classes": np.array(["a", "b"])}, "classes are names"),
         ({"classes": ("a", "a")}, "classes have different names, and several are named 'a'; rename them"),
         ({"files": tuple(map(Path, "abcd"))}, "files are names"),
@@ -578,6 +586,7 @@ def test_names_of_a_split_are_names(given, said):
 def test_classes_with_one_synonym_in_common_have_all_of_them():
     assert _names([("crane", "bird"), ("crane",), ("heron", "egret")]) == ["crane, bird", "crane", "heron"]
     assert _names(["a", "b"]) == ["a", "b"]
+    assert _names([("crane",), ("heron",), ("crane",)]) == ["crane (0)", "heron", "crane (2)"]
 
 
 def test_labels_that_are_no_classes_are_refused():

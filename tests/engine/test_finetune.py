@@ -258,7 +258,9 @@ def test_publishing_takes_the_folder(tuned, tmp_path, monkeypatch, capsys):
     (published / "README.md").write_text(written + "\nStained by hand.\n")
     code, _, err = run(capsys, "publish", tuned.folder)
     assert code == 2
-    assert "README.md is not the card that was written there, and would be overwritten; eqzoo publish p4_cnn.my" in err
+    assert (
+        "README.md was edited, or is of an earlier version of eqzoo, and would be overwritten; eqzoo publish p4_" in err
+    )
     assert (published / "README.md").read_text().endswith("by hand.\n")
     assert run(capsys, "publish", tuned.folder, "--replace")[0] == 0
     assert "by hand" not in (published / "README.md").read_text()
