@@ -57,7 +57,7 @@ def load_splits(
         ValueError: If a file is corrupt or has other contents, or a size is larger than the data set.
         ImportError: If a package needed to read it is not installed.
     """
-    path, file = Path(data_dir) / name, stand_in(name, data_dir)
+    path = Path(data_dir) / name
     if name in DATASETS:
         splits, source = named_set(name, data_dir, download)
     elif path.is_dir():
@@ -65,7 +65,7 @@ def load_splits(
             raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
         splits, source = image_folder(path, input_size), str(path)
     else:
-        file = file or path
+        file = stand_in(name, data_dir) or path
         if not is_npz(file) or not file.is_file():
             raise FileNotFoundError(
                 f"no data set {name!r}: it is not one of {', '.join(DATASETS)}, and no image folder or .npz file is at "

@@ -81,7 +81,11 @@ class ResNet44(EquivariantNet):
         global_pool: Reduce = "avg",
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
-        if not widths or whole(depth, "depth is the number of blocks of each stage") < 1:
+        if (
+            not isinstance(widths, list | tuple)
+            or not widths
+            or whole(depth, "depth is the number of blocks of each stage") < 1
+        ):
             raise ValueError(
                 f"a ResNet has a stage or more, each of a block or more, got widths={widths}, depth={depth}"
             )
@@ -166,7 +170,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    depth, stages = kwargs.get("depth", 7), len((args | kwargs)["widths"])
+    depth, widths = kwargs.get("depth", 7), (args | kwargs)["widths"]
+    stages = len(widths) if isinstance(widths, list | tuple) else 0  # of others the class says what they should be
     ends = tuple(depth * stage for stage in range(1, stages + 1))
     options: dict[str, Any] = {"feature_indices": ends, "pretrained_filter_fn": fresh_where_sizes_differ}
     return build(ResNet44, variant, pretrained, **(options | args | kwargs))

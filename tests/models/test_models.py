@@ -362,6 +362,7 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     ("name", "arguments", "said"),
     [
         ("p4m_resnet44", {"depth": 0}, "depth=0"),
+        ("p4m_resnet44", {"widths": 4}, "a ResNet has a stage or more, each of a block or more, got widths=4"),
         ("p4m_resnet44", {"depth": 4.0}, "depth is the number of blocks of each stage, got 4.0"),
         ("p4_resnet18", {"depths": ()}, r"got \(\)"),
         ("p4_resnet18", {"depths": (2, 0, 2)}, r"got \(2, 0, 2\)"),
