@@ -16,7 +16,7 @@ from recipes import RECIPES, Entry
 
 from eqzoo._common import write_text as write_text_file
 from eqzoo.analysis import machine
-from eqzoo.data import DATASETS, AnySplit, Split, draw, load_splits
+from eqzoo.data import CATALOG, AnySplit, Split, draw, load_splits
 from eqzoo.data.arrays import without_npz
 from eqzoo.data.folder import folder_colors
 from eqzoo.engine import Recipe
@@ -145,7 +145,7 @@ def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int
 
 def is_own(dataset: str) -> bool:
     """Whether a data set is the user's own folder or file, which determines the network's classes and channels."""
-    return dataset not in DATASETS
+    return dataset not in CATALOG
 
 
 def shuffled(split: Split, seed: int, size: int | None = None) -> Split:

@@ -35,7 +35,7 @@ from eqzoo.cards import (
     render_table,
     repo_texts,
 )
-from eqzoo.cards.dataset_texts import DATASETS
+from eqzoo.data import CATALOG
 from eqzoo.engine import Recipe
 from eqzoo.export import ExportError
 from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError
@@ -199,7 +199,7 @@ def _is_of_its_recipe(results: dict[str, Any]) -> bool:
 def _check_ours(results: dict[str, Any], weights: Path) -> None:
     name, data = results["checkpoint"], results["dataset"]["name"]
     model = results["recipe"]["model"]
-    if data not in DATASETS or not (name == f"{model}.{data}" or is_recipe_of(name, model, data)):
+    if data not in CATALOG or not (name == f"{model}.{data}" or is_recipe_of(name, model, data)):
         raise SystemExit(
             f"{name} is of the data set {data}, which is not the zoo's: eqzoo publish makes a folder of it"
         )

@@ -9,13 +9,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
+from ..data import DataSet, dataset
 from ..data.images import MODES
 from ..engine.digests import SPLIT_NAMES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 from ..models.registry import module_of, own_module
-from .dataset_texts import DataSet, dataset
 
 __all__ = ["counts_of", "distilled", "error_text", "full_size_accuracies", "mean_error", "render_card", "wrapped"]
 

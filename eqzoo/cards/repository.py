@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common import atomic, json_text, write_text
+from ..data import dataset
 from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
@@ -15,7 +16,6 @@ from ..models.loading import load_network
 from .card import full_size_accuracies, render_card
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
 from .curves_svg import draw_rotation_curve, draw_training_curve
-from .dataset_texts import dataset
 
 __all__ = [
     "CARD_NAME",

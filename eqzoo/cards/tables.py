@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from ..data import CATALOG, dataset
 from ..models.papers import rows
 from .card import counts_of, distilled, error_text, mean_error, wrapped
-from .dataset_texts import DATASETS, dataset
 
 __all__ = ["render_summary", "render_table"]
 
@@ -36,8 +36,8 @@ def render_summary(results: list[dict[str, Any]]) -> str:
 
 
 def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The results of each data set, in the order of `DATASETS`."""
-    order = list(DATASETS)
+    """The results of each data set, in the order of `CATALOG`."""
+    order = list(CATALOG)
     names = sorted(
         {r["dataset"]["name"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name)
     )

@@ -2,9 +2,9 @@
 
 from .arrays import npz, unlabeled_images
 from .augmentation import AUGMENTATIONS, augment, draw
-from .chula_rbc12 import CELL_CLASSES, chula_rbc12_cells
-from .datasets import DATASETS, load_splits
-from .eurosat import EUROSAT_CLASSES
+from .catalog import CATALOG, IMAGENET, DataSet, dataset
+from .chula_rbc12 import chula_rbc12_cells
+from .datasets import load_splits
 from .folder import image_folder
 from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
@@ -14,10 +14,10 @@ from .user_data import channels_found, files_left_out, folders_in_classes, label
 
 __all__ = [
     "AUGMENTATIONS",
-    "CELL_CLASSES",
-    "DATASETS",
-    "EUROSAT_CLASSES",
+    "CATALOG",
+    "IMAGENET",
     "AnySplit",
+    "DataSet",
     "Split",
     "Streamed",
     "augment",
@@ -27,6 +27,7 @@ __all__ = [
     "check_apart",
     "chula_rbc12_cells",
     "complete_splits",
+    "dataset",
     "draw",
     "files_left_out",
     "folders_in_classes",

@@ -17,7 +17,7 @@ from .folder import MEMORY_LIMIT
 from .images import is_grayscale, pixels, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["HUB_PREFIX", "fetched", "hub_set", "torchvision_names", "torchvision_set"]
+__all__ = ["HUB_PREFIX", "corrupt", "fetched", "hub_set", "missing", "torchvision_names", "torchvision_set"]
 
 HUB_PREFIX = "hf:"
 _LOOKED_AT = 50  # the images inspected to tell whether a data set has colors
@@ -72,6 +72,24 @@ def fetched(name: str, folder: Path) -> Iterator[None]:
     except (RuntimeError, OSError) as error:
         raise OSError(
             f"{name} cannot be downloaded ({str(error).rstrip('.')}); try again, or put its files in {folder}"
+        ) from error
+
+
+def missing(name: str, folder: Path) -> str:
+    """What to do where the files of a data set are missing."""
+    return (
+        f"no {name} in {folder}: put its files there, set --data-dir to the folder that contains it, or pass --download"
+    )
+
+
+@contextmanager
+def corrupt(path: Path) -> Iterator[None]:
+    """Converts what readers raise on a corrupt file to a ValueError that names the file."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} is corrupt or has other contents ({error}); remove it and download it again"
         ) from error
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from .arrays import images_shape, is_npz, npz
-from .datasets import DATASETS, SIDES, named_set, stand_in
+from .catalog import CATALOG
+from .datasets import named_set, stand_in
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import (
     HDF5,
@@ -45,7 +46,7 @@ def read_images(
 
     Args:
         data: A folder with ``train``, ``val`` and ``test`` or with the class folders alone; a .npz file; a name of
-            `DATASETS`, of which a file ``<name>.npz`` in ``data_dir`` takes the place; the name of a torchvision data
+            `CATALOG`, of which a file ``<name>.npz`` in ``data_dir`` takes the place; the name of a torchvision data
             set; or ``hf:<owner>/<name>``.
         side: The side of the square images, in pixels.
         channels: The number of channels; None for that of the data: for image files 1 if all are grayscale, else 3.
@@ -67,7 +68,7 @@ def read_images(
         splits = image_folder(path, (channels or folder_colors(path)[0], side, side), flat=True)
     elif is_npz(path):
         splits = npz(path, needs_test=False)
-    elif name.lower() in DATASETS:
+    elif name.lower() in CATALOG:
         splits, name = named_set(name.lower(), data_dir, download, needs_test=False)
     elif name.startswith(HUB_PREFIX):
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
@@ -82,7 +83,7 @@ def read_images(
         )
     else:
         raise FileNotFoundError(
-            f"no images at {name}: give a folder, a .npz file, one of {', '.join(DATASETS)}, the name of a torchvision "
+            f"no images at {name}: give a folder, a .npz file, one of {', '.join(CATALOG)}, the name of a torchvision "
             f"data set such as Flowers102, or {HUB_PREFIX}<owner>/<name>"
         )
     check(splits, name)
@@ -130,7 +131,7 @@ def labeled_images(
     path, splits = Path(data), dict[str, AnySplit]()
     there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
     file = path if is_npz(path) else None
-    if not path.is_dir() and str(data).lower() in DATASETS:
+    if not path.is_dir() and str(data).lower() in CATALOG:
         file = stand_in(str(data).lower(), data_dir)
     if file and file.is_file():
         splits = npz(file, needs_test=False, needs_train=False)
@@ -173,7 +174,7 @@ def native_sides(
 
     Of a folder with splits those of its part ``part``, as it is named there, if one is given.
 
-    None for data of another kind than a folder, a .npz file, a data set of `DATASETS` or splits in memory. A file
+    None for data of another kind than a folder, a .npz file, a data set of `CATALOG` or splits in memory. A file
     ``<name>.npz`` in ``data_dir`` takes the place of the data set of that name.
     """
     if isinstance(data, Mapping | Split | Streamed):
@@ -182,9 +183,9 @@ def native_sides(
     if not isinstance(data, str | os.PathLike):
         return None
     path = Path(data)
-    if not path.is_dir() and (side := SIDES.get(str(data).lower())):
+    if not path.is_dir() and (known := CATALOG.get(str(data).lower())):
         if not (file := stand_in(str(data).lower(), data_dir)):
-            return side, side
+            return known.side, known.side
         path = file
     if is_npz(path) and path.is_file():
         sides = images_shape(path)[1:3]

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from ..data import (
-    DATASETS,
+    CATALOG,
     AnySplit,
     batches,
     channels_found,
@@ -112,7 +112,7 @@ def data_label(data: object) -> str:
     last = path.resolve().name if path.is_dir() else without_npz(str(data).rpartition(":")[2])
     plain = unicodedata.normalize("NFKD", last.lower()).encode("ascii", "ignore").decode()  # é as e
     label = re.sub(r"[^a-z0-9_-]+", "-", plain).strip("-") or "own"
-    return f"own-{label}" if path.exists() and label in DATASETS else label  # another set than that of the name
+    return f"own-{label}" if path.exists() and label in CATALOG else label  # another set than that of the name
 
 
 def data_argument(data: object) -> str:

@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 from torch import Tensor, nn
 
-from ..data import CELL_CLASSES, EUROSAT_CLASSES
 from ..groups import Group
 from ..hub import (
     CONFIG_NAME,
@@ -31,13 +30,6 @@ from ..hub import (
 from ._base import EquivariantNet
 
 __all__ = [
-    "CHULA_RBC12",
-    "CIFAR10",
-    "CIFAR100",
-    "EUROSAT",
-    "IMAGENET",
-    "PCAM",
-    "ROTMNIST",
     "build",
     "check_group",
     "checkpoint_arguments",
@@ -53,82 +45,6 @@ __all__ = [
 _ARGUMENTS: dict[str, dict[str, Any]] = {}  # of checkpoints, by name, the arguments of the network's class
 _PLACES: dict[str, int] = {}  # of checkpoints, by name, the place among the typed entries
 _MODELS: set[str] = set()  # every network that has configurations, of this package and of its users
-
-ROTMNIST: dict[str, Any] = {
-    "num_classes": 10,
-    "input_size": (1, 28, 28),
-    # The mean and standard deviation of the pixels of the 10,000 training images, over 255.
-    "mean": (0.1314,),
-    "std": (0.3025,),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": tuple("0123456789"),
-}
-CIFAR10: dict[str, Any] = {
-    "num_classes": 10,
-    "input_size": (3, 32, 32),
-    "mean": (0.4914, 0.4822, 0.4465),
-    "std": (0.2470, 0.2435, 0.2616),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-}
-_CIFAR100_NAMES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
-caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
-forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
-possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
-sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-"""
-CIFAR100: dict[str, Any] = {
-    "num_classes": 100,
-    "input_size": (3, 32, 32),
-    "mean": (0.5071, 0.4865, 0.4409),
-    "std": (0.2673, 0.2564, 0.2762),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": tuple(_CIFAR100_NAMES.split()),
-}
-IMAGENET: dict[str, Any] = {  # without names of classes, which config.json of converted weights has
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "mean": (0.485, 0.456, 0.406),
-    "std": (0.229, 0.224, 0.225),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-}
-PCAM: dict[str, Any] = {
-    "num_classes": 2,
-    "input_size": (3, 96, 96),
-    "mean": (0.701, 0.538, 0.692),
-    "std": (0.235, 0.277, 0.213),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": ("normal", "tumor"),
-}
-
-EUROSAT: dict[str, Any] = {
-    "num_classes": 10,
-    "input_size": (3, 64, 64),
-    # The mean and standard deviation of the pixels of the 16,200 training images, over 255.
-    "mean": (0.3444, 0.3805, 0.4081),
-    "std": (0.2024, 0.1369, 0.1157),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": EUROSAT_CLASSES,
-}
-CHULA_RBC12: dict[str, Any] = {
-    "num_classes": 11,
-    "input_size": (3, 80, 80),
-    # The mean and standard deviation of the pixels of the 10,184 training cells, over 255.
-    "mean": (0.5293, 0.5313, 0.5409),
-    "std": (0.0793, 0.1105, 0.0803),
-    "crop_pct": 1.0,
-    "interpolation": "bicubic",
-    "label_names": CELL_CLASSES,
-}
 
 
 def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:

@@ -32,6 +32,7 @@ from typing import Any, Literal
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential
@@ -39,7 +40,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import CIFAR10, build, configs
+from ._builder import build, configs
 
 __all__ = ["AllCNN"]
 
@@ -145,7 +146,7 @@ class AllCNN(EquivariantNet):
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CIFAR10 | {"first_conv": "stem.conv", "classifier": "head.conv"} | kwargs
+    return CATALOG["cifar10"].cfg() | {"first_conv": "stem.conv", "classifier": "head.conv"} | kwargs
 
 
 default_cfgs = configs(

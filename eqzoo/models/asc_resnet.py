@@ -39,6 +39,7 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import (
     AffineSelfConv2d,
@@ -54,7 +55,7 @@ from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
 from ._base import EquivariantNet, refuse_without_effect
-from ._builder import CHULA_RBC12, CIFAR10, CIFAR100, EUROSAT, ROTMNIST, build, configs
+from ._builder import build, configs
 
 __all__ = ["ASCResNet"]
 
@@ -249,12 +250,15 @@ _PAPER = ["z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4"
 _OURS = ["p4_simple_asc", "p4_asc_se", "p4m", "p4m_se", "p4m_asc"]
 
 default_cfgs = configs(
-    {f"{name}_resnet29.cifar10": _cfg(CIFAR10) for name in _PAPER + _OURS}
-    | {f"{name}_resnet29.cifar100": _cfg(CIFAR100) for name in _PAPER}
-    | {f"{name}_resnet83.cifar10": _cfg(CIFAR10) for name in _PAPER}
-    | {"p4_asc_resnet29.rotmnist": _cfg(ROTMNIST)}
-    | {f"{name}_resnet29.eurosat": _cfg(EUROSAT) for name in ("z2", "p4", "p4m")}
-    | {f"{name}_resnet29.chula_rbc12": _cfg(CHULA_RBC12 | {"input_size": (3, 40, 40)}) for name in ("z2", "p4", "p4m")}
+    {f"{name}_resnet29.cifar10": _cfg(CATALOG["cifar10"].cfg()) for name in _PAPER + _OURS}
+    | {f"{name}_resnet29.cifar100": _cfg(CATALOG["cifar100"].cfg()) for name in _PAPER}
+    | {f"{name}_resnet83.cifar10": _cfg(CATALOG["cifar10"].cfg()) for name in _PAPER}
+    | {"p4_asc_resnet29.rotmnist": _cfg(CATALOG["rotmnist"].cfg())}
+    | {f"{name}_resnet29.eurosat": _cfg(CATALOG["eurosat"].cfg()) for name in ("z2", "p4", "p4m")}
+    | {
+        f"{name}_resnet29.chula_rbc12": _cfg(CATALOG["chula_rbc12"].cfg() | {"input_size": (3, 40, 40)})
+        for name in ("z2", "p4", "p4m")
+    }
 )
 
 

@@ -32,13 +32,14 @@ from typing import Any, Literal
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group, whole
 from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, LiftingConv2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet, refuse_without_effect
-from ._builder import CIFAR10, CIFAR100, build, configs
+from ._builder import build, configs
 
 __all__ = ["E4ResNet"]
 
@@ -236,7 +237,7 @@ default_cfgs = configs(
     {
         f"{model}.{dataset}": _cfg(**cfg)
         for model in ("z2_resnet18", "p4_resnet18", "p4m_resnet18", "p4_e4_resnet18", "p4m_e4_resnet18")
-        for dataset, cfg in (("cifar10", CIFAR10), ("cifar100", CIFAR100))
+        for dataset, cfg in (("cifar10", CATALOG["cifar10"].cfg()), ("cifar100", CATALOG["cifar100"].cfg()))
     }
 )
 

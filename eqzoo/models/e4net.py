@@ -25,13 +25,14 @@ from typing import Any
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Group
 from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, LiftingConv2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from ._base import EquivariantNet
-from ._builder import ROTMNIST, build, configs
+from ._builder import build, configs
 
 __all__ = ["E4Net"]
 
@@ -121,7 +122,7 @@ class E4Net(EquivariantNet):
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return ROTMNIST | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
+    return CATALOG["rotmnist"].cfg() | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
 
 
 default_cfgs = configs(

@@ -36,6 +36,7 @@ from typing import Any
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential
@@ -43,7 +44,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import ROTMNIST, build, configs
+from ._builder import build, configs
 
 __all__ = ["GroupCNN"]
 
@@ -121,7 +122,7 @@ class GroupCNN(EquivariantNet):
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return ROTMNIST | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
+    return CATALOG["rotmnist"].cfg() | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
 
 
 default_cfgs = configs(

@@ -32,6 +32,7 @@ from timm.layers import DropPath, trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG, IMAGENET
 from ..groups import P4, P4M, Group
 from ..layers import (
     DepthwiseGroupConv2d,
@@ -44,7 +45,7 @@ from ..layers import (
 )
 from ..layers.pool import Reduce
 from ._base import EquivariantNet, check_is_group
-from ._builder import CHULA_RBC12, EUROSAT, IMAGENET, build, configs
+from ._builder import build, configs
 
 __all__ = ["ConvNeXt"]
 
@@ -198,7 +199,7 @@ _SIZES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # planes and dep
 
 default_cfgs = configs(
     {
-        f"{group}_convnext_{size}": IMAGENET | {"first_conv": "stem.conv", "classifier": "head"}
+        f"{group}_convnext_{size}": IMAGENET.cfg() | {"first_conv": "stem.conv", "classifier": "head"}
         for group in ("p4", "p4m")
         for size in _SIZES
     }
@@ -207,7 +208,7 @@ default_cfgs = configs(
         | {"first_conv": "stem.conv", "classifier": "head", "model_args": {"patch_size": 2}}
         for group in ("p4", "p4m")
         for size in _SIZES
-        for name, data in (("eurosat", EUROSAT), ("chula_rbc12", CHULA_RBC12))
+        for name, data in (("eurosat", CATALOG["eurosat"].cfg()), ("chula_rbc12", CATALOG["chula_rbc12"].cfg()))
     }
 )
 

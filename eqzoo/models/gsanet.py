@@ -42,6 +42,7 @@ import torch
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Z2M, Group, cyclic
 from ..layers import (
     Dropout,
@@ -56,7 +57,7 @@ from ..layers import (
 )
 from ..layers.self_attention import Neighborhood, PoseIndex, init_linear_maps
 from ._base import EquivariantNet
-from ._builder import CIFAR10, PCAM, ROTMNIST, build, configs
+from ._builder import build, configs
 
 __all__ = ["GSANet"]
 
@@ -285,17 +286,17 @@ def _cfg(data: dict[str, Any]) -> dict[str, Any]:
 
 default_cfgs = configs(
     {
-        "z2_gsanet_t.rotmnist": _cfg(ROTMNIST),
-        "r4_gsanet_t.rotmnist": _cfg(ROTMNIST),
-        "r8_gsanet_t.rotmnist": _cfg(ROTMNIST),
-        "r12_gsanet_t.rotmnist": _cfg(ROTMNIST),
-        "r16_gsanet_t.rotmnist": _cfg(ROTMNIST),
-        "z2_gsanet_s.pcam": _cfg(PCAM),
-        "r4_gsanet_s.pcam": _cfg(PCAM),
-        "r8_gsanet_s.pcam": _cfg(PCAM),
-        "r4m_gsanet_s.pcam": _cfg(PCAM),
-        "z2_gsanet_b.cifar10": _cfg(CIFAR10),
-        "z2m_gsanet_b.cifar10": _cfg(CIFAR10),
+        "z2_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
+        "r4_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
+        "r8_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
+        "r12_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
+        "r16_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
+        "z2_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
+        "r4_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
+        "r8_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
+        "r4m_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
+        "z2_gsanet_b.cifar10": _cfg(CATALOG["cifar10"].cfg()),
+        "z2m_gsanet_b.cifar10": _cfg(CATALOG["cifar10"].cfg()),
     }
 )
 

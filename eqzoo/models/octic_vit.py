@@ -37,13 +37,14 @@ from timm.models import register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from ..data import IMAGENET
 from ..groups import P4M, Z2
 from ..layers.irreps import Irreps, channels_of
 from ..layers.octic import OcticInvariants, OcticParts
 from ..layers.octic_block import OcticBlock
 from ..layers.octic_embed import OcticPatchEmbed2d, OcticPosition2d, resize_quarters
 from ._base import EquivariantNet
-from ._builder import IMAGENET, build, configs
+from ._builder import build, configs
 
 __all__ = ["OcticStem", "OcticViT"]
 
@@ -303,7 +304,7 @@ def resize_positions(state: Mapping[str, Tensor], model: nn.Module) -> dict[str,
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return IMAGENET | {"first_conv": "stem.patch", "classifier": "head"} | kwargs
+    return IMAGENET.cfg() | {"first_conv": "stem.patch", "classifier": "head"} | kwargs
 
 
 _DINOV2: dict[str, Any] = {"num_classes": 0, "crop_pct": 0.875}

@@ -39,6 +39,7 @@ import torch
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential, norm_act
@@ -46,7 +47,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import CHULA_RBC12, PCAM, build, configs
+from ._builder import build, configs
 
 __all__ = ["PCamDenseNet"]
 
@@ -157,7 +158,7 @@ def _conv(
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return PCAM | {"first_conv": "stem", "classifier": "head"} | kwargs
+    return CATALOG["pcam"].cfg() | {"first_conv": "stem", "classifier": "head"} | kwargs
 
 
 default_cfgs = configs(
@@ -167,7 +168,7 @@ default_cfgs = configs(
         "p4_alpha_f_densenet.pcam": _cfg(),
         "p4m_densenet.pcam": _cfg(),
         "p4m_alpha_f_densenet.pcam": _cfg(),
-        "p4m_densenet.chula_rbc12": _cfg(**CHULA_RBC12),
+        "p4m_densenet.chula_rbc12": _cfg(**CATALOG["chula_rbc12"].cfg()),
     }
 )
 

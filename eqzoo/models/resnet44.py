@@ -27,6 +27,7 @@ from typing import Any, Literal
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4M, Z2, Group, whole
 from ..layers import Dropout, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
@@ -34,7 +35,7 @@ from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
 from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from ._base import EquivariantNet
-from ._builder import CIFAR10, build, configs
+from ._builder import build, configs
 
 __all__ = ["ResNet44"]
 
@@ -157,7 +158,7 @@ def _conv(
 
 
 def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CIFAR10 | {"first_conv": "stem", "classifier": "head"} | kwargs
+    return CATALOG["cifar10"].cfg() | {"first_conv": "stem", "classifier": "head"} | kwargs
 
 
 default_cfgs = configs(

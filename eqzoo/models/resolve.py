@@ -10,7 +10,7 @@ from typing import Any
 
 import timm
 
-from ..data.datasets import SIDES
+from ..data import CATALOG
 from ..hub import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -25,7 +25,6 @@ from .registry import list_models
 
 __all__ = ["ModelSource", "resolve"]
 
-_MAGNIFIED = ("eurosat", "chula_rbc12")  # data sets of one magnification
 _LARGEST_SIDE = 2**16  # pixels, or channels
 _PREFIXES = "names are <model>, <model>.<checkpoint>, hf-hub:<owner>/<repo>, local-dir:<folder>, or a path"
 
@@ -71,8 +70,8 @@ class ModelSource:
         """
         if not self.config:
             name = self.timm_name if "." in self.timm_name else loaded_checkpoint(self.architecture)
-            tag = name.partition(".")[2]
-            return SIDES[tag] if tag in _MAGNIFIED else None
+            known = CATALOG.get(name.partition(".")[2])
+            return known.side if known and known.fixed_scale else None
         found = self.config.get("eqzoo")
         side = found.get("image_side") if isinstance(found, Mapping) else None
         return side if isinstance(side, int) and side > 0 else None

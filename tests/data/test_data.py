@@ -46,7 +46,6 @@ from eqzoo.data import (
     rotmnist_from_amat,
 )
 from eqzoo.data import folder as image_folders
-from eqzoo.data.datasets import DATASETS, SIDES
 from eqzoo.data.external import _labels, _names
 from eqzoo.data.folder import image_folder
 from eqzoo.groups import P4M, transform
@@ -884,7 +883,7 @@ def the_file_is_opened_anew_in_a_forked_process(reader, x):
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
 def test_pcam(tmp_path, monkeypatch, limit):
     h5py = pytest.importorskip("h5py")
-    monkeypatch.setattr("eqzoo.data.datasets.MEMORY_LIMIT", limit)
+    monkeypatch.setattr("eqzoo.data.pcam.MEMORY_LIMIT", limit)
     with pytest.raises(FileNotFoundError, match="no PatchCamelyon"):
         load_splits("pcam", tmp_path)
     (tmp_path / "pcam").mkdir()
@@ -934,10 +933,6 @@ def test_pcam(tmp_path, monkeypatch, limit):
     labels.rename(f"{labels}.gz")
     with pytest.raises(FileNotFoundError, match=r"\(camelyonpatch_level_2_split_valid_y.h5 missing; unpack .*_y.h5.gz"):
         load_splits("pcam", tmp_path)
-
-
-def test_the_sides_of_named_data_sets_are_known():
-    assert SIDES.keys() == DATASETS.keys()
 
 
 def test_corrupt_mnist(tmp_path):

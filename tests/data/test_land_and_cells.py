@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from eqzoo.data import CELL_CLASSES, EUROSAT_CLASSES, chula_rbc12_cells, load_splits, read_images
-from eqzoo.data.eurosat import SIZES
+from eqzoo.data import chula_rbc12_cells, load_splits, read_images
+from eqzoo.data.chula_rbc12 import CELL_CLASSES
+from eqzoo.data.eurosat import EUROSAT_CLASSES, SIZES
 from tests.conftest import SHARED
 
 

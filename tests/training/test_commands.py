@@ -15,7 +15,7 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.cards import read_results
-from eqzoo.data import DATASETS, Split
+from eqzoo.data import CATALOG, Split
 from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
 from eqzoo.engine.run_directory import RunDirectory
 from eqzoo.models.loading import weights_file
@@ -42,7 +42,7 @@ def parsed(words):
 
 
 def test_the_command_of_a_run_gives_its_recipe():
-    others = itertools.cycle(DATASETS)
+    others = itertools.cycle(CATALOG)
     for name in recipe_names():
         other = next(dataset for dataset in others if dataset != load_recipe(name).dataset)
         fresh = ["start=null"] if load_recipe(name).start_run else []

@@ -1,0 +1,245 @@
+"""Every data set that the package knows, described once: images, classes, statistics, words and loader."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .chula_rbc12 import CELL_CLASSES, chula_rbc12
+from .cifar import cifar
+from .eurosat import EUROSAT_CLASSES, eurosat
+from .pcam import CLASSES as PCAM_CLASSES
+from .pcam import pcam
+from .rotated_mnist import rotmnist, rotmnist_from_amat
+from .splits import AnySplit
+
+__all__ = ["CATALOG", "IMAGENET", "DataSet", "dataset"]
+
+Reader = Callable[[str | os.PathLike[str], bool], Mapping[str, AnySplit]]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: its images and classes, how they are normalized, its description and its loader.
+
+    Args:
+        name: The name in `load_splits` and behind the dot of a checkpoint's name.
+        title: The name in prose.
+        noun: What one of its images is called, in the plural.
+        text: What was trained and tested on; ``{train}``, ``{valid}`` and ``{test}`` stand for the counts.
+        use: What a network trained on it is for, and where that ends.
+        read: Reads the splits from the folder of data sets, downloading them if the second argument says so; None for
+            a data set that is not read here.
+        input_size: Channels, height and width of an image.
+        mean: The mean of each channel over the training images, for pixel values in 0 to 1.
+        std: The standard deviation, the same.
+        classes: The names of the classes, or () where they are not listed here.
+        num_classes: The number of classes; None for that of the names.
+        hub_id: The data set on the Hub that it is or is made from, or None.
+        same_as_hub: Whether it is that data set, rather than made from it.
+        images: What an image has to look like, beyond size and color; may be empty.
+        fixed_scale: Whether all images have one scale, such as one magnification, so that an object has a certain size.
+    """
+
+    name: str
+    title: str
+    noun: str
+    text: str
+    use: str
+    read: Reader | None = None
+    input_size: tuple[int, int, int] = (3, 224, 224)
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.25,)
+    classes: tuple[str, ...] = ()
+    num_classes: int | None = None
+    hub_id: str | None = None
+    same_as_hub: bool = False
+    images: str = ""
+    fixed_scale: bool = False
+
+    @property
+    def side(self) -> int:
+        """The side of its images, in pixels."""
+        return self.input_size[1]
+
+    def cfg(self, **more: Any) -> dict[str, Any]:
+        """The entries of timm's ``pretrained_cfg`` for networks trained on it, and ``more``."""
+        found = {
+            "num_classes": self.num_classes or len(self.classes),
+            "input_size": self.input_size,
+            "mean": self.mean,
+            "std": self.std,
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+        }
+        return found | ({"label_names": self.classes} if self.classes else {}) | more
+
+
+def dataset(name: str) -> DataSet:
+    """The data set of a name; a general description for one that is not in the catalog."""
+    return CATALOG.get(name) or DataSet(
+        name,
+        name,
+        "images",
+        f"the data set {name}: {{train}} training, {{valid}} validation and {{test}} test images",
+        f"Trained on one data set, {name}. Every image gets one of its classes, whatever it shows, and the "
+        "probabilities are not calibrated. Whether it is good enough for a purpose has to be measured on images of "
+        "that purpose.",
+    )
+
+
+def _rotmnist(data_dir: str | os.PathLike[str], download: bool) -> Mapping[str, AnySplit]:
+    try:
+        return rotmnist(data_dir, download)
+    except (ValueError, AssertionError, EOFError) as error:  # a corrupt file of MNIST
+        folder = Path(data_dir) / "MNIST" / "raw"
+        message = f"{folder} is corrupt or has other contents ({error}); remove it and download it again"
+        raise ValueError(message) from error
+
+
+_BENCHMARK = (
+    "A small network for a benchmark of research: to compare networks, to study equivariance, and to start fine-tuning "
+    "from. Every image gets one of the classes, whatever it shows, and the probabilities are not calibrated."
+)
+
+_ROTMNIST = DataSet(
+    "rotmnist",
+    "Rotated MNIST, regenerated",
+    "digits",
+    "rotated MNIST made anew from MNIST: {train} training and {valid} validation digits from MNIST's training "
+    "split, {test} test digits from the rest of it and MNIST's test split, each rotated by a random angle with "
+    "bicubic interpolation. It has the size and the distribution of the original set but not its digits, so "
+    "numbers on the two are close, not the same",
+    "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
+    read=_rotmnist,
+    input_size=(1, 28, 28),
+    mean=(0.1314,),
+    std=(0.3025,),
+    classes=tuple("0123456789"),
+    hub_id="ylecun/mnist",
+    images="white on black, with digits rotated by any angle, not transposed",
+)
+
+_CIFAR10 = DataSet(
+    "cifar10",
+    "CIFAR-10",
+    "images",
+    "CIFAR-10: {train} training and {valid} validation images from its training split, and the {test} images "
+    "of its test split, of ten kinds of animals and vehicles",
+    f"{_BENCHMARK} CIFAR-10 has a fixed orientation: a network can be accurate there and not on rotated images.",
+    read=cifar("CIFAR10"),
+    input_size=(3, 32, 32),
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+    hub_id="uoft-cs/cifar10",
+    same_as_hub=True,
+    images="photographs of one object that fills the frame",
+)
+
+_CIFAR100_NAMES = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
+forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
+mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar
+sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+willow_tree wolf woman worm
+"""
+
+CATALOG: dict[str, DataSet] = {
+    each.name: each
+    for each in (
+        _ROTMNIST,
+        replace(
+            _ROTMNIST,
+            name="rotmnist_original",
+            title="Rotated MNIST",
+            text="rotated MNIST: {train} training, {valid} validation and {test} test digits",
+            read=lambda data_dir, download: rotmnist_from_amat(data_dir),
+        ),
+        _CIFAR10,
+        replace(
+            _CIFAR10,
+            name="cifar100",
+            title="CIFAR-100",
+            text="CIFAR-100: {train} training and {valid} validation images from its training split, and the {test} "
+            "images of its test split, of a hundred kinds of things",
+            use=f"{_BENCHMARK} CIFAR-100 has a fixed orientation: a network can be accurate there and not on rotated "
+            "images.",
+            read=cifar("CIFAR100"),
+            mean=(0.5071, 0.4865, 0.4409),
+            std=(0.2673, 0.2564, 0.2762),
+            classes=tuple(_CIFAR100_NAMES.split()),
+            hub_id="uoft-cs/cifar100",
+        ),
+        DataSet(
+            "pcam",
+            "PatchCamelyon",
+            "patches",
+            "PatchCamelyon: {train} training, {valid} validation and {test} test patches of lymph node sections "
+            "stained with haematoxylin and eosin; the class says whether the middle 32 x 32 pixels hold tumour tissue",
+            "For research on methods alone: it is no medical device and must not be used to diagnose. It has seen one "
+            "stain and the scanners of the two hospitals of the Camelyon16 challenge; on other stains, scanners or "
+            "tissues it is not to be relied on before it has been measured there.",
+            read=pcam,
+            input_size=(3, 96, 96),
+            mean=(0.701, 0.538, 0.692),
+            std=(0.235, 0.277, 0.213),
+            classes=PCAM_CLASSES,
+            hub_id="1aurent/PatchCamelyon",
+            same_as_hub=True,
+            images="patches at 10x magnification, 0.97 micrometres a pixel",
+        ),
+        DataSet(
+            "eurosat",
+            "EuroSAT",
+            "tiles",
+            "EuroSAT in red, green and blue: {train} training, {valid} validation and {test} test tiles of 64 x 64 "
+            "pixels from Sentinel-2, drawn class by class with a fixed seed; the class is one of ten kinds of land "
+            "use. There is no official split, and neighboring tiles may be in different parts",
+            "Made to start fine-tuning from on images from above, and to show equivariance. It has seen European land "
+            "at 10 m a pixel under a clear sky; at other resolutions, seasons or regions it is not to be relied on "
+            "before it has been measured there.",
+            read=eurosat,
+            input_size=(3, 64, 64),
+            mean=(0.3444, 0.3805, 0.4081),
+            std=(0.2024, 0.1369, 0.1157),
+            classes=EUROSAT_CLASSES,
+            images="satellite tiles at 10 m a pixel, in natural color",
+            fixed_scale=True,
+        ),
+        DataSet(
+            "chula_rbc12",
+            "Chula RBC-12",
+            "cells",
+            "Chula RBC-12: {train} training, {valid} validation and {test} test cells, crops of 80 x 80 pixels around "
+            "the labeled centers of red blood cells in micrographs of blood smears; the class is one of eleven kinds. "
+            "The parts differ in their micrographs: runs of ten consecutive ones stay together",
+            "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
+            "diagnose. It has seen the smears of one laboratory, with one microscope and camera; on others it is not "
+            "to be relied on before it has been measured there.",
+            read=lambda data_dir, download: chula_rbc12(data_dir),  # nobody serves it for a download
+            input_size=(3, 80, 80),
+            mean=(0.5293, 0.5313, 0.5409),
+            std=(0.0793, 0.1105, 0.0803),
+            classes=CELL_CLASSES,
+            images="single red blood cells in the center of a crop, stained and taken as in the data set: at a "
+            "magnification of 1,000, about 50 of the 80 pixels of a crop wide",
+            fixed_scale=True,
+        ),
+    )
+}
+
+# Not read here: weights of it come from other projects, and config.json has the names of its classes.
+IMAGENET = DataSet(
+    "imagenet",
+    "ImageNet",
+    "photographs",
+    "ImageNet: photographs of 1,000 kinds of things",
+    "Photographs have a fixed orientation: a network can be accurate there and not on rotated images.",
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    num_classes=1000,
+)
