@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
-from eqzoo.models._builder import ROTMNIST, configs
+from eqzoo.data.catalog import dataset
+from eqzoo.models._builder import configs
 from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
 
@@ -173,7 +174,7 @@ def test_a_published_checkpoint_of_a_new_name_needs_no_entry_in_the_model_file(t
         shutil.copytree(SHIPPED.parent, tmp_path / name)
     monkeypatch.setattr("eqzoo.hub.shipped_folder", lambda: tmp_path)
     monkeypatch.setattr("eqzoo.models._builder.shipped_folder", lambda: tmp_path)
-    entries = configs({"p4_cnn.rotmnist": ROTMNIST, "p4_cnn_w11.rotmnist": ROTMNIST})
+    entries = configs(dict.fromkeys(("p4_cnn.rotmnist", "p4_cnn_w11.rotmnist"), dataset("rotmnist").cfg()))
     assert set(entries) == {"p4_cnn", "p4_cnn_w11"}
     assert list(entries["p4_cnn"].tags) == ["rotmnist", "rotmnist_long"]
     found = entries["p4_cnn"].cfgs["rotmnist_long"]

@@ -168,9 +168,9 @@ def test_completion_knows_the_names_of_the_registry(tmp_path, monkeypatch):
     (tmp_path / "myzoo.py").write_text("""
 import eqzoo
 from eqzoo.models import GroupCNN, build, configs
-from eqzoo.models._builder import ROTMNIST
+from eqzoo.data.catalog import dataset
 from timm.models import register_model
-configs({"p4_mine.rotmnist": ROTMNIST})
+configs({"p4_mine.rotmnist": dataset("rotmnist").cfg()})
 
 @register_model
 def p4_mine(pretrained=False, **kwargs):
