@@ -45,7 +45,7 @@ from eqzoo.engine.finetuning import initial_network
 from eqzoo.engine.finetuning_images import image_statistics
 from eqzoo.engine.metrics import predict_split
 from eqzoo.engine.processor import has_bfloat16
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.speed import measure
 from eqzoo.models.resolve import ModelSource, resolve
 

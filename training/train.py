@@ -19,7 +19,7 @@ from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
 from eqzoo.engine.defaults import first_cycle
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run import RunDirectory
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._common import atomic, json_text, write_text
 from ..data import dataset
-from ..engine.run_directory import REPORT_NAME, SETTINGS_NAME
+from ..engine.run import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
 from ..models import EquivariantNet

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .processor import check_device
     from .recipe import Recipe, build_network
     from .results import checkpoint_config, checkpoint_results
-    from .run_directory import FinishedRun, RunDirectory
+    from .run import FinishedRun, RunDirectory
     from .run_evaluation import best_run, evaluate_run
 
 __all__ = [
@@ -46,7 +46,7 @@ _MODULES = {
     "processor": ("check_device",),
     "recipe": ("Recipe", "build_network"),
     "results": ("checkpoint_config", "checkpoint_results"),
-    "run_directory": ("FinishedRun", "RunDirectory"),
+    "run": ("FinishedRun", "RunDirectory"),
     "run_evaluation": ("best_run", "evaluate_run"),
 }
 __getattr__ = lazy_names(__name__, _MODULES)

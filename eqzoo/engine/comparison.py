@@ -21,7 +21,7 @@ from .epochs import best_row
 from .loop import train
 from .metrics import BATCH_SIZE, copy_probabilities, evaluation_bar, scores
 from .recipe import Recipe
-from .run_directory import RunDirectory
+from .run import RunDirectory
 from .speed import recorded_speed
 
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]

@@ -22,7 +22,7 @@ from .digests import image_codes
 from .metrics import STEPS, classifier_metrics, scores
 from .predictions_file import each_prediction
 from .processor import check_device
-from .run_directory import RunDirectory
+from .run import RunDirectory
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
 __all__ = ["evaluate"]

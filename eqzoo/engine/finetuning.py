@@ -32,7 +32,7 @@ from .processor import limited_threads
 from .recipe import Recipe
 from .report import command
 from .report_files import write_report
-from .run_directory import RunDirectory
+from .run import RunDirectory
 from .speed import recorded_speed
 from .state import freeze as freeze_modules
 

@@ -24,7 +24,7 @@ from .epochs import best_row, patience_is_over, rank
 from .metrics import progress_bar
 from .processor import check_device, emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
-from .run_directory import RunDirectory
+from .run import RunDirectory
 from .state import MisfitError, TrainingState
 
 __all__ = ["accelerator_of", "train"]

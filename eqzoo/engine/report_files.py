@@ -26,7 +26,7 @@ from .predictions_file import each_prediction, write_predictions
 from .recipe import Recipe
 from .report import markdown, write_figures
 from .results import checkpoint_config, checkpoint_results
-from .run_directory import REPORT_NAME, RunDirectory, write_json
+from .run import REPORT_NAME, RunDirectory, write_json
 from .speed import Speed
 
 __all__ = ["write_report"]

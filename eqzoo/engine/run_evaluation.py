@@ -31,7 +31,7 @@ from .metrics import (
 )
 from .recipe import Recipe, build_network
 from .results import checkpoint_results
-from .run_directory import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
+from .run import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
 

@@ -19,7 +19,7 @@ from .defaults import AUTOMATIC
 from .loop import accelerator_of
 from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
-from .run_directory import SETTINGS_NAME, RunDirectory, write_json
+from .run import SETTINGS_NAME, RunDirectory, write_json
 from .state import TrainingState
 
 __all__ = ["Speed", "measure", "recorded_speed"]

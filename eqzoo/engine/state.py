@@ -24,10 +24,10 @@ from ..models import EquivariantNet, create_model
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .digests import split_differences, split_digests
+from .distillation import Teachers
 from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
-from .run_directory import FinishedRun
-from .teachers import Teachers
+from .run import FinishedRun
 
 __all__ = ["MisfitError", "TrainingState", "freeze"]
 

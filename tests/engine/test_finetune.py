@@ -43,7 +43,7 @@ from eqzoo.engine.finetuning_images import data_label
 from eqzoo.engine.metrics import scores, wilson_interval
 from eqzoo.engine.predictions_file import each_prediction, write_predictions
 from eqzoo.engine.report import command
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.state import TrainingState
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.hub import shipped_folder

@@ -26,7 +26,7 @@ from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.engine.digests import duplicates
 from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
 from eqzoo.layers._layout import is_channels_last

@@ -495,7 +495,7 @@ def test_images_that_do_not_suit_the_network(tmp_path, splits, message):
 @pytest.mark.parametrize("name", ["recipe.json", "best.safetensors", "state.pt"])
 def test_a_file_that_cannot_be_written_is_reported_and_the_rest_stays_whole(tmp_path, monkeypatch, name, error):
     whole = run(tmp_path / "whole")
-    from eqzoo.engine import run_directory
+    from eqzoo.engine import run as folder
 
     def full(path, write):
         if path.name == name:
@@ -505,7 +505,7 @@ def test_a_file_that_cannot_be_written_is_reported_and_the_rest_stays_whole(tmp_
     def fail():
         raise error
 
-    monkeypatch.setattr(run_directory, "atomic", full)
+    monkeypatch.setattr(folder, "atomic", full)
     with pytest.raises(OSError, match=rf"^cannot write .*{name}: (No space|Permission)[^\n]*$"):
         run(tmp_path / "full")
     monkeypatch.undo()

@@ -17,7 +17,7 @@ import eqzoo
 from eqzoo.cards import read_results
 from eqzoo.data import CATALOG, Split
 from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
-from eqzoo.engine.run_directory import RunDirectory
+from eqzoo.engine.run import RunDirectory
 from eqzoo.models.loading import weights_file
 from tests.conftest import ROOT
 
