@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import eqzoo
+from eqzoo.data.catalog import dataset
 from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
-from eqzoo.data.catalog import dataset
 from eqzoo.models._builder import configs
 from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
