@@ -73,7 +73,8 @@ def use_backend(backend: Backend) -> Iterator[None]:
         backend: ``"auto"``: the Triton kernels on a GPU where Triton is installed, the C++ kernels on a CPU where there
             is a compiler, eager torch elsewhere. ``"eager"``: torch's own operators, as in an exported file.
             ``"reference"``: the formulas of `eqzoo.ops.reference`, with every intermediate result stored. ``"irreps"``:
-            as ``"auto"``, with every group convolution through the irreps of its group, also where that is slower.
+            as ``"auto"``, with every group convolution on a CPU through the irreps of its group, also where that is
+            slower.
             ``"expanded"``: as ``"auto"``, with every group convolution expanded to a plain one. All agree up to
             rounding; where several channels or pixels share a maximum, kernels give its gradient to the first of them,
             torch's operators divide it among them.

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from ..groups import Group, orbit_array
 from . import _group_convolution_eager as _eager
-from ._backend import (
-    launch,
-    on_cuda,
-    operator,
-    register,
-)
+from ._backend import launch, operator, register
 from ._group_convolution_choice import computed_in, kernel, through_irreps
 from ._group_convolution_eager import expand_filters
 from ._layout import empty, in_memory, is_last, laid_out, stored
@@ -296,74 +291,6 @@ def _correlate(
         last,
         swapped,
     )
-
-
-# On a GPU, in Triton.
-
-
-@register(_group_conv2d, "cuda", _eager.output)
-def _triton_output(
-    field: Tensor,
-    filters: Tensor,
-    bias: Tensor | None,
-    rotations: int,
-    reflections: bool,
-    stride: int,
-    padding: int,
-    dilation: int,
-) -> Tensor:
-    if not on_cuda(field, filters):
-        return NotImplemented
-    from .triton import group_conv2d as triton
-
-    group, side = Group(rotations, reflections), filters.shape[-1]
-    out = empty(field, len(filters), *_sizes(field, side, stride, padding, dilation))
-    triton.correlate(field, filters, bias, out, *_tables(group, side, False), stride, padding, dilation, False)
-    return out
-
-
-@register(_field_gradient, "cuda", _eager.field_gradient)
-def _triton_field_gradient(
-    grad: Tensor,
-    filters: Tensor,
-    rotations: int,
-    reflections: bool,
-    height: int,
-    width: int,
-    stride: int,
-    padding: int,
-    dilation: int,
-) -> Tensor:
-    if stride > 1 or not on_cuda(grad, filters):
-        return NotImplemented
-    from .triton import group_conv2d as triton
-
-    group, side = Group(rotations, reflections), filters.shape[-1]
-    out = empty(grad, filters.shape[1] // group.order, height, width)
-    padding = dilation * (side - 1) - padding
-    triton.correlate(grad, filters, None, out, *_tables(group, side, True), 1, padding, dilation, True)
-    return out
-
-
-@register(_filters_gradient, "cuda", _eager.filters_gradient)
-def _triton_filters_gradient(
-    grad: Tensor,
-    field: Tensor,
-    side: int,
-    rotations: int,
-    reflections: bool,
-    stride: int,
-    padding: int,
-    dilation: int,
-) -> Tensor:
-    if not on_cuda(field, grad):
-        return NotImplemented
-    from .triton import group_conv2d as triton
-
-    group = Group(rotations, reflections)
-    out = field.new_empty(grad.shape[1], field.shape[1] * group.order, side, side)
-    triton.correlate_filters(field, grad, out, *_tables(group, side, False), stride, padding, dilation)
-    return out
 
 
 @cache

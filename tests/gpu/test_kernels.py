@@ -3,13 +3,12 @@
 import pytest
 import torch
 
-from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic
+from eqzoo.groups import P4, P4M, Z2, cyclic
 from eqzoo.layers import (
     AffineSelfConv2d,
     AttentiveGroupConv2d,
     AttentiveLiftingConv2d,
     E4Layer2d,
-    GroupConv2d,
     GroupSelfAttention2d,
     LiftingSelfAttention2d,
     SimpleAffineSelfConv2d,
@@ -87,30 +86,3 @@ def test_results_do_not_change_from_run_to_run():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-GROUP_CONVOLUTIONS = {  # group, fields in and out, side of the filters, stride, padding, dilation
-    "p4": (P4, 8, 12, 3, 1, 1, 1),
-    "p4, stride 2": (P4, 8, 8, 3, 2, 1, 1),
-    "p4, 1 x 1": (P4, 24, 16, 1, 1, 0, 1),
-    "p4, dilated": (P4, 5, 7, 3, 1, 2, 2),
-    "p4m": (P4M, 6, 10, 3, 1, 1, 1),
-    "p4m, 5 x 5": (P4M, 4, 3, 5, 1, 2, 1),
-    "z2m": (Z2M, 8, 8, 3, 1, 1, 1),
-}
-
-
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)], ids=str)
-@pytest.mark.parametrize("case", GROUP_CONVOLUTIONS)
-def test_group_convolutions_through_the_irreps_are_the_reference(case, dtype, bound, last):
-    group, channels, out, side, stride, padding, dilation = GROUP_CONVOLUTIONS[case]
-    layer = GroupConv2d(group, channels, out, side, stride=stride, padding=padding, dilation=dilation)
-    x = torch.randn(3, channels, group.order, 19, 17)
-    expected = with_gradients(layer, x.requires_grad_(), "reference")
-    on_gpu = x.detach().to("cuda", torch.float32)
-    if last:
-        on_gpu = on_gpu.flatten(1, 2).to(memory_format=torch.channels_last).unflatten(1, (channels, group.order))
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
-        found = with_gradients(layer.to("cuda", torch.float32), on_gpu.requires_grad_(), "irreps")
-    assert_close(found, expected, bound)

@@ -1,7 +1,6 @@
-"""Group convolutions through the irreps: the numbers of loops and of the expanded convolution, in C++ and in Triton."""
+"""Group convolutions through the irreps: the numbers of loops and of the expanded convolution."""
 
 import copy
-import itertools
 import sys
 
 import pytest
@@ -224,43 +223,6 @@ def test_shapes_that_do_not_belong_together_are_refused():
         group_conv2d(x, weight, bias[1:], P4)
     with pytest.raises(ValueError, match="'irreps'"), use_backend("fast"):
         pass
-
-
-SEVERAL_BLOCKS = (2, 33, 17, 3, 1, 1, 1, 6, 5)  # of fields, which the interpreter takes half a minute for
-TRITON = list(itertools.product(GROUPS, [SHAPES[1], SHAPES[3], SHAPES[6], SEVERAL_BLOCKS], [False, True]))
-LONG = [(group, SEVERAL_BLOCKS, last) for group in GROUPS for last in (False, True)] + [(P4M, SHAPES[3], True)]
-LONG.remove((P4, SEVERAL_BLOCKS, True))  # one group is enough: the loop over blocks is the same for all
-
-
-@pytest.mark.parametrize(
-    ("group", "shape", "last"),
-    [pytest.param(*c, marks=pytest.mark.slow) if c in LONG else c for c in TRITON],
-    ids=lambda value: {False: "contiguous", True: "channels_last"}.get(value, getattr(value, "name", str(value))),
-)
-def test_the_gpu_kernels_give_the_same(shape, group, last, monkeypatch):
-    """Under Triton's interpreter, in single precision, with several parts of the pixels; autocast changes nothing."""
-    pytest.importorskip("triton")
-    from eqzoo.ops.triton import group_conv2d as triton
-
-    (x, weight, bias), options = case(group, shape, torch.float32, last)
-    expected = with_gradients("eager", (x, weight, bias), group, options)
-    monkeypatch.setattr(triton, "_FILTER_BLOCKS", dict.fromkeys((2, 4, 8), (16, 32, 16)))
-    x, weight, bias, side = x.detach(), weight.detach(), bias.detach(), weight.shape[-1]
-    tables, grad = MODULE._tables(group, side, False), torch.empty_like(expected[0])
-    out, grad_weight = torch.empty_like(expected[0]), torch.empty_like(weight)
-    with torch.autocast("cpu", torch.bfloat16):
-        triton.correlate(x, weight, bias, out, *tables, *options, False)
-    assert_near([out], expected[:1], 1e-5)
-    grad.copy_(torch.linspace(-1, 2, out.numel(), dtype=torch.float64).cos().reshape(out.shape))
-    with torch.autocast("cpu", torch.bfloat16):
-        triton.correlate_filters(x, grad, grad_weight, *tables, *options)
-    assert_near([grad_weight], expected[2:3], 1e-5)
-    stride, padding, dilation = options
-    if stride == 1:
-        found = torch.empty_like(x)
-        padding = dilation * (side - 1) - padding
-        triton.correlate(grad, weight, None, found, *MODULE._tables(group, side, True), 1, padding, dilation, True)
-        assert_near([found], expected[1:2], 1e-5)
 
 
 def test_multiply_adds_are_those_of_the_expanded_convolution():

@@ -18,14 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from eqzoo.groups import P4, P4M, Z2M
-from eqzoo.ops.group_convolution import _tables
 from eqzoo.ops.triton import (
     affine_attention,
     affine_attention_half,
     attentive_conv,
     dynamic_depthwise,
-    group_conv2d,
     local_group_attention,
 )
 
@@ -103,15 +100,6 @@ def local_attention(dtype, order, outputs, channels, window, pixels, dropout=0.1
     local_group_attention.backward(out, *given, (window, window), 0.1, dropout)
 
 
-def group_conv(dtype, group, channels, side, pixels):
-    """The two kernels of group convolutions; the first is also that of the gradient of the input."""
-    x = torch.zeros(8, channels, group.order, *pixels, dtype=dtype)
-    weight = torch.zeros(channels, channels * group.order, side, side, dtype=dtype)
-    options = (*_tables(group, side, False), 1, side // 2, 1)
-    group_conv2d.correlate(x, weight, None, torch.zeros_like(x), *options, False)
-    group_conv2d.correlate_filters(x, x, torch.zeros_like(weight), *options)
-
-
 def too_few_warps():
     """Negative control: tiles that do not fit the registers of so few threads."""
     attentive_conv._WARPS = 2
@@ -134,12 +122,6 @@ CASES = {
     "attentive, bfloat16": lambda: attentive(HALF, 4, 10, 3, (24, 24), True),
     "attentive, p4m": lambda: attentive(SINGLE, 8, 7, 5, (13, 13), True),
     "attentive, channels alone": lambda: attentive(SINGLE, 4, 10, 3, (24, 24), False),
-    "convolution": lambda: group_conv(SINGLE, P4, 64, 3, (16, 16)),
-    "convolution, bfloat16": lambda: group_conv(HALF, P4, 64, 3, (16, 16)),
-    "convolution, p4m": lambda: group_conv(SINGLE, P4M, 32, 3, (16, 16)),
-    "convolution, p4m, bfloat16": lambda: group_conv(HALF, P4M, 32, 3, (16, 16)),
-    "convolution, z2m": lambda: group_conv(SINGLE, Z2M, 64, 3, (16, 16)),
-    "convolution, 1 x 1": lambda: group_conv(SINGLE, P4, 64, 1, (16, 16)),
     "gsa": lambda: local_attention(SINGLE, 4, 4, 10, 5, (28, 28)),
     "gsa, bfloat16": lambda: local_attention(HALF, 4, 4, 10, 5, (28, 28)),
     "gsa, r8": lambda: local_attention(SINGLE, 8, 8, 10, 5, (28, 28)),
