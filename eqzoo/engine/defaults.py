@@ -29,9 +29,8 @@ AUTOMATIC = ("precision", "channels_last")
 _OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}
-# Of networks without batch norms, whose rates are lower, from trained weights and from random ones. From random ones
-# docs/convnext_study.md and docs/finetuning_study.md compare rates; from trained ones it is what such transformers
-# are usually fine-tuned with, and was not measured here.
+# Networks without batch norm take these shares of the rates above, from trained weights and from random ones. That
+# from random weights was measured with ConvNeXt; that from trained ones is usual for transformers, and not measured.
 _WITHOUT_BATCH_NORM = {True: 0.01, False: 0.1}
 _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1

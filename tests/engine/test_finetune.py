@@ -47,7 +47,6 @@ from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.state import TrainingState
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.hub import shipped_folder
-from tests.conftest import ROOT
 
 NAMES = ("bar", "blob", "cross")
 
@@ -976,14 +975,6 @@ class Pairs:
         if i >= 12:
             raise IndexError
         return Image.fromarray(shape(i % 3, self.first + i)), i % 3
-
-
-def test_the_tables_of_the_study_are_those_of_its_runs():
-    sys.path.insert(0, str(ROOT / "training"))
-    from study_few_samples import page
-
-    table = json.loads((ROOT / "docs" / "few_samples.json").read_text())
-    assert (ROOT / "docs" / "few_samples.md").read_text() == page(table), "run training/study_few_samples.py --render"
 
 
 def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):

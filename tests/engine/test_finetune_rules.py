@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 import time
 from dataclasses import replace
 
@@ -693,16 +692,6 @@ def test_processors(tmp_path, monkeypatch):
     with processor.limited_threads():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
-
-
-def test_the_page_of_the_study_is_that_of_its_runs():
-    sys.path.insert(0, str(ROOT / "training"))
-    from study_finetune import page
-
-    table = json.loads((ROOT / "docs" / "finetuning_study.json").read_text())
-    assert (ROOT / "docs" / "finetuning_study.md").read_text() == page(table), "run training/study_finetune.py --render"
-    table["runs"][0]["choice"] += 1
-    assert (ROOT / "docs" / "finetuning_study.md").read_text() != page(table)
 
 
 def test_numbered_classes_do_not_take_the_classifier_of_the_digits(tmp_path):
