@@ -10,7 +10,7 @@ from typing import Any as _Any
 from timm.models import model_entrypoint as _model_entrypoint
 
 import eqzoo as _eqzoo
-from eqzoo.models._builder import published_checkpoints as _published_checkpoints
+from eqzoo.models.builder import published_checkpoints as _published_checkpoints
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub"]
 

@@ -18,7 +18,7 @@ import eqzoo
 from eqzoo.data.catalog import dataset
 from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
-from eqzoo.models._builder import configs
+from eqzoo.models.builder import configs
 from eqzoo.models.loading import load_network
 from tests.conftest import ROOT
 
@@ -64,14 +64,14 @@ def test_the_order_of_the_places(tmp_path, monkeypatch):
 
 
 def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_are(tmp_path, monkeypatch):
-    from eqzoo.models import _builder
+    from eqzoo.models import builder
 
     name = "p4m_resnet18"  # no weights of it are published
     fresh = eqzoo.create_model(name)
     assert (fresh.num_classes, fresh.pretrained_cfg["tag"]) == (10, "cifar10")
     zeros_checkpoint(tmp_path, f"{name}.cifar100")
     monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
-    monkeypatch.setattr(_builder, "published_names", lambda: [f"{name}.cifar100"])
+    monkeypatch.setattr(builder, "published_names", lambda: [f"{name}.cifar100"])
     for create in (eqzoo.create_model, timm.create_model):
         trained = create(name, pretrained=True)
         assert (trained.num_classes, trained.pretrained_cfg["tag"]) == (100, "cifar100")
@@ -84,13 +84,13 @@ def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_
 
 
 def test_published_weights_that_cannot_be_had_are_not_replaced_by_others(monkeypatch):
-    from eqzoo.models import _builder
+    from eqzoo.models import builder
 
     def nowhere(name, hub_id, cache_dir=None):
         raise eqzoo.hub.WeightsNotFoundError(f"no weights for {name}")
 
-    monkeypatch.setattr(_builder, "find_weights", nowhere)
-    monkeypatch.setattr(_builder, "published_names", lambda: ["p4_cnn.other", NAME])
+    monkeypatch.setattr(builder, "find_weights", nowhere)
+    monkeypatch.setattr(builder, "published_names", lambda: ["p4_cnn.other", NAME])
     with pytest.raises(eqzoo.hub.WeightsNotFoundError, match=f"no weights for {re.escape(NAME)}"):
         eqzoo.create_model("p4_cnn", pretrained=True)
 
@@ -173,7 +173,7 @@ def test_a_published_checkpoint_of_a_new_name_needs_no_entry_in_the_model_file(t
     for name in (NAME, "p4_cnn.rotmnist_long", "p9_cnn.rotmnist"):
         shutil.copytree(SHIPPED.parent, tmp_path / name)
     monkeypatch.setattr("eqzoo.hub.shipped_folder", lambda: tmp_path)
-    monkeypatch.setattr("eqzoo.models._builder.shipped_folder", lambda: tmp_path)
+    monkeypatch.setattr("eqzoo.models.builder.shipped_folder", lambda: tmp_path)
     entries = configs(dict.fromkeys(("p4_cnn.rotmnist", "p4_cnn_w11.rotmnist"), dataset("rotmnist").cfg()))
     assert set(entries) == {"p4_cnn", "p4_cnn_w11"}
     assert list(entries["p4_cnn"].tags) == ["rotmnist", "rotmnist_long"]

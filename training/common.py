@@ -12,7 +12,7 @@ from eqzoo.data import CATALOG, AnySplit, load_splits
 from eqzoo.data.arrays import without_npz
 from eqzoo.data.folder import folder_colors
 from eqzoo.engine import Recipe
-from eqzoo.models._builder import configured_name
+from eqzoo.models.builder import configured_name
 
 __all__ = [
     "OF_A_DATASET",

@@ -29,7 +29,7 @@ from ..equivariance.untrained import deployed_parts
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, Group, whole
 from ..models import EquivariantNet
-from ..models._builder import known
+from ..models.builder import known
 from ..models.loading import instantiate, load_network
 from ..models.resolve import ModelSource, resolve
 from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ..engine import checkpoint_config
 from ..hub import sha256_of
 from ..models import EquivariantNet, create_model, list_models
-from ..models._builder import checkpoint_arguments, configured_name, per_channel
+from ..models.builder import checkpoint_arguments, configured_name, per_channel
 
 __all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
 

@@ -16,7 +16,7 @@ from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, files_left_out, folders_in_classes, native_sides, num_classes
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
-from ..models._builder import loaded_checkpoint
+from ..models.builder import loaded_checkpoint
 from ..models.loading import instantiate
 from ..models.registry import list_pretrained
 from ..models.resolve import ModelSource, resolve

@@ -21,7 +21,7 @@ from torch import nn
 
 from ..data import AUGMENTATIONS
 from ..models import create_model
-from ..models._builder import configured_name
+from ..models.builder import configured_name
 
 __all__ = ["RUN_PREFIX", "Recipe", "build_network", "scheduler"]
 

@@ -17,7 +17,7 @@ from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
 from ..data import AnySplit
 from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
-from ..models._builder import loaded_checkpoint
+from ..models.builder import loaded_checkpoint
 from .digests import split_differences, split_digests
 from .epochs import rank
 from .metrics import (

@@ -24,7 +24,7 @@ from .._common import __version__, atomic, interleaved_times, network_name
 from ..equivariance import element_errors, in_float64, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
-from ..models._builder import per_channel
+from ..models.builder import per_channel
 from ..models.loading import weights_file
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx

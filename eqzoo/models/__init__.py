@@ -1,10 +1,10 @@
 """The networks, one file per family; importing this registers them with timm."""
 
-from ._base import EquivariantNet
-from ._builder import build, configs
 from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
 from .averaged import AveragedNet
+from .base import EquivariantNet
+from .builder import build, configs
 from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN

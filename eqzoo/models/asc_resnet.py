@@ -54,8 +54,8 @@ from ..layers import (
 from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
-from ._base import EquivariantNet, refuse_without_effect
-from ._builder import build, configs
+from .base import EquivariantNet, refuse_without_effect
+from .builder import build, configs
 
 __all__ = ["ASCResNet"]
 

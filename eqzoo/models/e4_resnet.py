@@ -38,8 +38,8 @@ from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPoo
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
-from ._base import EquivariantNet, refuse_without_effect
-from ._builder import build, configs
+from .base import EquivariantNet, refuse_without_effect
+from .builder import build, configs
 
 __all__ = ["E4ResNet"]
 

@@ -31,8 +31,8 @@ from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, LiftingConv2d, Spatia
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
-from ._base import EquivariantNet
-from ._builder import build, configs
+from .base import EquivariantNet
+from .builder import build, configs
 
 __all__ = ["E4Net"]
 

@@ -44,8 +44,8 @@ from ..layers import (
     LiftingConv2d,
 )
 from ..layers.pool import Reduce
-from ._base import EquivariantNet, check_is_group
-from ._builder import build, configs
+from .base import EquivariantNet, check_is_group
+from .builder import build, configs
 
 __all__ = ["ConvNeXt"]
 

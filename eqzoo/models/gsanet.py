@@ -56,8 +56,8 @@ from ..layers import (
     SpatialPool2d,
 )
 from ..layers.self_attention import Neighborhood, PoseIndex, init_linear_maps
-from ._base import EquivariantNet
-from ._builder import build, configs
+from .base import EquivariantNet
+from .builder import build, configs
 
 __all__ = ["GSANet"]
 

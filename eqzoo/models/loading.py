@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError
-from ._base import EquivariantNet
-from ._builder import check_group, misfit
+from .base import EquivariantNet
+from .builder import check_group, misfit
 from .resolve import ModelSource, resolve
 
 __all__ = ["LoadedNetwork", "create_model", "instantiate", "load_network", "weights_file"]

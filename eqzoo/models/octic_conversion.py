@@ -26,8 +26,8 @@ from torch import Tensor
 
 from .._common import atomic, write_json
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
-from ._builder import configured_name
 from ._released_files import read_pth, some_of
+from .builder import configured_name
 from .octic_vit import OcticViT
 
 __all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octic_vit"]

@@ -43,8 +43,8 @@ from ..layers.irreps import Irreps, channels_of
 from ..layers.octic import OcticInvariants, OcticParts
 from ..layers.octic_block import OcticBlock
 from ..layers.octic_embed import OcticPatchEmbed2d, OcticPosition2d, resize_quarters
-from ._base import EquivariantNet
-from ._builder import build, configs
+from .base import EquivariantNet
+from .builder import build, configs
 
 __all__ = ["OcticStem", "OcticViT"]
 

@@ -45,9 +45,9 @@ from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential, norm_act
 from ..layers.attentive_conv import Attention
 from ..layers.pool import Reduce
-from ._attention import fresh_where_sizes_differ, group_conv, lifting_conv
-from ._base import EquivariantNet
-from ._builder import build, configs
+from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
+from .base import EquivariantNet
+from .builder import build, configs
 
 __all__ = ["PCamDenseNet"]
 

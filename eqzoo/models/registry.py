@@ -19,7 +19,7 @@ from . import (  # noqa: F401  registers them
     pcam_densenet,
     resnet44,
 )
-from ._builder import known
+from .builder import known
 
 __all__ = ["list_models", "list_pretrained", "module_of", "own_module"]
 

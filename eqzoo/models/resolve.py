@@ -20,7 +20,7 @@ from ..hub import (
     published_names,
     user_folder,
 )
-from ._builder import checkpoint_arguments, loaded_checkpoint
+from .builder import checkpoint_arguments, loaded_checkpoint
 from .registry import list_models
 
 __all__ = ["ModelSource", "resolve"]

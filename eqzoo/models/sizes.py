@@ -12,7 +12,7 @@ from ..layers import SizeError
 from ..ops import use_backend
 
 if TYPE_CHECKING:
-    from ._base import EquivariantNet
+    from .base import EquivariantNet
 
 __all__ = ["blank", "refusal", "sizes_that_work", "with_image_size"]
 

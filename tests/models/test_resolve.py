@@ -11,7 +11,7 @@ import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.models import papers
-from eqzoo.models._builder import configs, published_checkpoints
+from eqzoo.models.builder import configs, published_checkpoints
 from eqzoo.models.loading import load_network
 from eqzoo.models.resolve import resolve
 from tests.conftest import ROOT
@@ -189,8 +189,8 @@ def test_a_name_without_tag_takes_the_published_weights_that_are_typed_first():
 
 
 def test_a_name_without_tag_builds_the_first_entry_whichever_weights_there_are(monkeypatch):
-    monkeypatch.setattr("eqzoo.models._builder.published_names", lambda: ["p9_cnn.second"])
-    monkeypatch.setattr("eqzoo.models._builder._MODELS", set())
+    monkeypatch.setattr("eqzoo.models.builder.published_names", lambda: ["p9_cnn.second"])
+    monkeypatch.setattr("eqzoo.models.builder._MODELS", set())
     entry = {"input_size": (1, 28, 28), "mean": (0.5,), "std": (0.5,)}
     for first in ("p9_cnn", "p9_cnn.first"):
         cfg = configs({first: {**entry, "num_classes": 7}, "p9_cnn.second": {**entry, "num_classes": 3}})["p9_cnn"]

@@ -27,7 +27,7 @@ from ..hub import (
     published_names,
     shipped_folder,
 )
-from ._base import EquivariantNet
+from .base import EquivariantNet
 
 __all__ = [
     "build",
