@@ -19,7 +19,7 @@ from eqzoo.data.catalog import dataset
 from eqzoo.hub import fetch_config, find_weights
 from eqzoo.models import GroupCNN
 from eqzoo.models.builder import configs
-from eqzoo.models.loading import load_network
+from eqzoo.models.load import load_network
 from tests.conftest import ROOT
 
 NAME = "p4_cnn.rotmnist"

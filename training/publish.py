@@ -39,7 +39,7 @@ from eqzoo.data import CATALOG
 from eqzoo.engine import Recipe
 from eqzoo.export import ExportError
 from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError
-from eqzoo.models.loading import load_network
+from eqzoo.models.load import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"

@@ -30,8 +30,7 @@ from ..export.onnx_file import OnnxFile
 from ..groups import P4, Group, whole
 from ..models import EquivariantNet
 from ..models.builder import known
-from ..models.loading import instantiate, load_network
-from ..models.resolve import ModelSource, resolve
+from ..models.load import ModelSource, instantiate, load_network, resolve
 from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from ..models import EquivariantNet
-from ..models.loading import instantiate
-from ..models.resolve import ModelSource, resolve
+from ..models.load import ModelSource, instantiate, resolve
 from ..models.sizes import blank, refusal, sizes_that_work
 
 __all__ = ["blank", "check_side", "refusal", "sizes_that_work", "weightless"]

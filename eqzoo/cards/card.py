@@ -14,8 +14,8 @@ from ..data.images import MODES
 from ..engine.digests import SPLIT_NAMES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
+from ..models.load import module_of, own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
-from ..models.registry import module_of, own_module
 
 __all__ = ["counts_of", "distilled", "error_text", "full_size_accuracies", "mean_error", "render_card", "wrapped"]
 

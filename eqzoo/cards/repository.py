@@ -12,7 +12,7 @@ from ..engine.run import REPORT_NAME, SETTINGS_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
 from ..models import EquivariantNet
-from ..models.loading import load_network
+from ..models.load import load_network
 from .card import full_size_accuracies, render_card
 from .checkpoint import check_loads, check_weights, published_config, weights_dtype
 from .curves_svg import draw_rotation_curve, draw_training_curve

@@ -9,7 +9,7 @@ from .._common import atomic
 from ..groups import Z2, Group
 from ..hub import WeightsNotFoundError
 from ..models import EquivariantNet
-from ..models.loading import load_network
+from ..models.load import load_network
 from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
 from ._images import transformed_copies

@@ -18,8 +18,7 @@ from .._common import interleaved_times
 from ..analysis.cost import machine
 from ..analysis.sizes import check_side
 from ..models import EquivariantNet, list_models
-from ..models.loading import load_network
-from ..models.resolve import resolve
+from ..models.load import load_network, resolve
 from ._answer import Answer, table
 
 __all__ = ["run"]

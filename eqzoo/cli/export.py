@@ -14,8 +14,7 @@ from ..data.images import normalized
 from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2, target
 from ..export.quantization import QuantizationReport, quantize_onnx
 from ..models import EquivariantNet
-from ..models.loading import load_network
-from ..models.resolve import resolve
+from ..models.load import load_network, resolve
 from ._answer import Answer
 from ._images import named_images
 

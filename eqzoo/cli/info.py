@@ -13,10 +13,8 @@ from ..analysis.sizes import refusal, weightless
 from ..groups import Group
 from ..hub import WEIGHTS_NAME
 from ..models import EquivariantNet
-from ..models.loading import load_network
+from ..models.load import ModelSource, load_network, module_of, resolve
 from ..models.papers import PAPERS, paper_of, rows
-from ..models.registry import module_of
-from ..models.resolve import ModelSource, resolve
 from ._answer import Answer, table
 from ._networks import count_parameters, error_text, registered_tags, results_beside, weights_and_results
 

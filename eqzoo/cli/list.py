@@ -8,8 +8,8 @@ import timm
 
 from ..analysis.sizes import weightless
 from ..models import list_models, list_pretrained
+from ..models.load import module_of
 from ..models.papers import paper_of
-from ..models.registry import module_of
 from ._answer import Answer, table
 from ._networks import count_parameters, error_text, group_name, published_tags, weights_and_results
 

@@ -15,7 +15,7 @@ from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
 from ..groups import Group
-from ..models.registry import list_models
+from ..models.load import list_models
 from .defaults import keeps_statistics, rate_factor, stronger_augmentation, suitable_augmentation, with_rules
 from .epochs import best_row
 from .loop import train

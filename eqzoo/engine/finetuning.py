@@ -17,9 +17,7 @@ from ..data import AnySplit, files_left_out, folders_in_classes, native_sides, n
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models.builder import loaded_checkpoint
-from ..models.loading import instantiate
-from ..models.registry import list_pretrained
-from ..models.resolve import ModelSource, resolve
+from ..models.load import ModelSource, instantiate, list_pretrained, resolve
 from .advice import advice_before, advice_on_time, summary
 from .comparison import check_baseline
 from .defaults import AUTOMATIC, fine_tuning_recipe

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
-from ..models.loading import weights_file
+from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank

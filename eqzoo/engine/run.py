@@ -22,7 +22,7 @@ from torch import Tensor
 from .._common import atomic, json_text, write_json
 from ..hub import WEIGHTS_NAME as MODEL_NAME
 from ..hub import sha256_of
-from ..models.loading import weights_file
+from ..models.load import weights_file
 from .digests import settings_differences
 from .epochs import best_row, is_finished, patience_is_over
 from .other_recipe import check_same

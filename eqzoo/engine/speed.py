@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import AnySplit, Split, batches, draw
-from ..models.loading import weights_file
+from ..models.load import weights_file
 from .allocator import keep_freed_memory
 from .defaults import AUTOMATIC
 from .loop import accelerator_of

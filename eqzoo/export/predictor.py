@@ -11,7 +11,7 @@ from torch import nn
 
 from ..groups import Group
 from ..models import AveragedNet, EquivariantNet
-from ..models.loading import load_network
+from ..models.load import load_network
 from .onnx_network import OnnxNetwork
 
 __all__ = ["Network", "Predictor", "averaged", "load_predictor"]
@@ -29,7 +29,7 @@ class Predictor:
         title: The same; of a registered network its name with the tag of its weights.
         folder: The folder of the checkpoint, if it has one.
         image_side: The shorter side of the images that it was trained on, see
-            `eqzoo.models.resolve.ModelSource.image_side`.
+            `eqzoo.models.load.ModelSource.image_side`.
     """
 
     network: Network
@@ -47,7 +47,7 @@ def load_predictor(source: str | os.PathLike[str], device: str | None = None) ->
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one. ONNX files run on the CPU alone.
 
     Raises:
-        ValueError: As `eqzoo.models.loading.load_network` and `OnnxNetwork`, or if an ONNX file is to run elsewhere.
+        ValueError: As `eqzoo.models.load.load_network` and `OnnxNetwork`, or if an ONNX file is to run elsewhere.
         FileNotFoundError: If a path is given at which there is nothing.
         WeightsNotFoundError: If there are no weights.
     """

@@ -25,7 +25,7 @@ from ..equivariance import element_errors, in_float64, without_parallel
 from ..groups import Group
 from ..models import EquivariantNet
 from ..models.builder import per_channel
-from ..models.loading import weights_file
+from ..models.load import weights_file
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx
 

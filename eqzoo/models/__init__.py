@@ -10,10 +10,9 @@ from .e4net import E4Net
 from .gcnn import GroupCNN
 from .group_convnext import ConvNeXt
 from .gsanet import GSANet
-from .loading import create_model
+from .load import create_model, list_models, list_pretrained
 from .octic_vit import OcticViT
 from .pcam_densenet import PCamDenseNet
-from .registry import list_models, list_pretrained
 from .resnet44 import ResNet44
 
 __all__ = [

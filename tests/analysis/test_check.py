@@ -28,7 +28,7 @@ from eqzoo.layers import (
     PointwiseConv2d,
 )
 from eqzoo.models.gcnn import GroupCNN
-from eqzoo.models.loading import load_network
+from eqzoo.models.load import load_network
 from eqzoo.ops import use_backend
 from tests.conftest import ROOT
 

@@ -28,9 +28,8 @@ from eqzoo.cli._names import network_names
 from eqzoo.cli.arguments import COMMANDS
 from eqzoo.export.predictor import Predictor
 from eqzoo.layers._layout import is_channels_last
-from eqzoo.models.loading import LoadedNetwork
+from eqzoo.models.load import LoadedNetwork, resolve
 from eqzoo.models.papers import rows
-from eqzoo.models.resolve import resolve
 from tests import forks
 from tests.conftest import ROOT
 

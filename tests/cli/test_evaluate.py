@@ -18,7 +18,7 @@ from eqzoo.cli._metrics import confusion_rows
 from eqzoo.data import Split
 from eqzoo.engine.metrics import scores
 from eqzoo.hub import shipped_folder
-from eqzoo.models.resolve import resolve
+from eqzoo.models.load import resolve
 from tests.cli.test_cli import IMAGE, run
 from tests.engine.test_finetune import save_shapes
 

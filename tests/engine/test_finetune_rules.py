@@ -29,7 +29,7 @@ from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
 from eqzoo.layers._layout import is_channels_last
-from eqzoo.models.resolve import resolve
+from eqzoo.models.load import resolve
 from tests.conftest import ROOT
 from tests.engine.test_finetune import arrays, save_shapes, shape
 

@@ -11,7 +11,7 @@ import eqzoo
 from eqzoo.engine import checkpoint_config
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
-from eqzoo.models.resolve import resolve
+from eqzoo.models.load import resolve
 
 SMALL = {"planes": (16, 32), "depths": (1, 2), "num_classes": 5}
 NAMES = {"stages.": "blocks.", "mlp.fc1": "expand", "mlp.fc2": "reduce", "mlp.grn": "grn", "gamma": "scale.gamma"}

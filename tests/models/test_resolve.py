@@ -12,8 +12,7 @@ from eqzoo.cli import main as command_line
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.models import papers
 from eqzoo.models.builder import configs, published_checkpoints
-from eqzoo.models.loading import load_network
-from eqzoo.models.resolve import resolve
+from eqzoo.models.load import load_network, resolve
 from tests.conftest import ROOT
 
 CARD = ROOT / "model_cards" / "p4_cnn.rotmnist"
@@ -110,7 +109,7 @@ def test_a_config_that_is_wrong_is_an_error_of_one_line(folder, capsys, content,
 
 
 def test_a_hub_config_that_is_wrong_is_an_error_too(monkeypatch):
-    monkeypatch.setattr("eqzoo.models.resolve.fetch_config", lambda *_: [1])
+    monkeypatch.setattr("eqzoo.models.load.fetch_config", lambda *_: [1])
     with pytest.raises(ValueError, match=r"config\.json of some/repo is a JSON list"):
         eqzoo.create_model("hf-hub:some/repo")
 

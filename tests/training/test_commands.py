@@ -18,7 +18,7 @@ from eqzoo.cards import read_results
 from eqzoo.data import CATALOG, Split
 from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
 from eqzoo.engine.run import RunDirectory
-from eqzoo.models.loading import weights_file
+from eqzoo.models.load import weights_file
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
