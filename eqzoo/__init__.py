@@ -10,10 +10,11 @@ from ._common import lazy_names
 
 if TYPE_CHECKING:
     from . import viz
-    from .analysis import EquivarianceCheck, check_equivariance, multiply_adds, rotate, rotation_curve
-    from .engine import FineTuned, evaluate, finetune
+    from .analysis import EquivarianceCheck, check_equivariance, multiply_adds
     from .equivariance import equivariance_error
+    from .evaluation import evaluate, rotate, rotation_curve
     from .export import ExportError, ExportReport, QuantizationReport, export_onnx, export_pt2, quantize_onnx
+    from .finetuning import FineTuned, finetune
     from .groups import P4, P4M, Z2, Z2M, Group, cyclic, dihedral
     from .hub import WeightsNotFoundError
     from .models import create_model, list_models, list_pretrained
@@ -49,10 +50,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "analysis": ("EquivarianceCheck", "check_equivariance", "multiply_adds", "rotate", "rotation_curve"),
-    "engine": ("FineTuned", "evaluate", "finetune"),
+    "analysis": ("EquivarianceCheck", "check_equivariance", "multiply_adds"),
     "equivariance": ("equivariance_error",),
     "export": ("ExportError", "ExportReport", "QuantizationReport", "export_onnx", "export_pt2", "quantize_onnx"),
+    "evaluation": ("evaluate", "rotate", "rotation_curve"),
+    "finetuning": ("FineTuned", "finetune"),
     "groups": ("P4", "P4M", "Z2", "Z2M", "Group", "cyclic", "dihedral"),
     "hub": ("WeightsNotFoundError",),
     "models": ("create_model", "list_models", "list_pretrained"),
@@ -63,7 +65,9 @@ _SUBPACKAGES = (
     "data",
     "engine",
     "equivariance",
+    "evaluation",
     "export",
+    "finetuning",
     "groups",
     "hub",
     "layers",

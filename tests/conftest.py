@@ -46,7 +46,7 @@ def _float64_and_seed():
 def _short_measurements():
     """Networks are timed for a hundredth of a second where results of a training are written, not for three."""
     try:
-        from eqzoo.engine import results
+        from eqzoo.cards import results
     except ImportError:  # without the extra `train`, tests of layers and networks run
         yield
         return

@@ -24,9 +24,10 @@ from common import (
 )
 
 from eqzoo._common import json_text, write_json
-from eqzoo.analysis.rotation import SAMPLE_SIZE
-from eqzoo.engine import FinishedRun, Recipe, best_run, check_device, evaluate_run
-from eqzoo.engine.run_evaluation import check_no_fine_tuning
+from eqzoo.cards.run_evaluation import best_run, check_no_fine_tuning, evaluate_run
+from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.evaluation import check_device
+from eqzoo.evaluation.rotation import SAMPLE_SIZE
 from eqzoo.hub import RESULTS_NAME
 
 

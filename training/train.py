@@ -18,8 +18,8 @@ from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
-from eqzoo.engine.defaults import first_cycle
 from eqzoo.engine.run import RunDirectory
+from eqzoo.finetuning.rules import first_cycle
 
 
 def main(argv: list[str] | None = None) -> None:

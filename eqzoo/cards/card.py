@@ -10,8 +10,8 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
 from ..data import DataSet, dataset
+from ..data.hashes import SPLIT_NAMES
 from ..data.images import MODES
-from ..engine.digests import SPLIT_NAMES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
 from ..models.load import module_of, own_module

@@ -13,7 +13,7 @@ from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.folder import images_below
 from ..data.images import darker_images, normalized
-from ..export.predictor import Network
+from ..evaluation.predictor import Network
 from ..groups import Group, transform
 from ..models import EquivariantNet
 

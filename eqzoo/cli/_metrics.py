@@ -10,7 +10,7 @@ _WIDTH = 80  # of a terminal, in characters
 
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """What `eqzoo.engine.metrics.classifier_metrics` found, a row for each metric of all classes."""
+    """What `eqzoo.evaluation.metrics.classifier_metrics` found, a row for each metric of all classes."""
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
     rows = [
         ["accuracy", f"{found['accuracy']:.2f} %{_interval(found)}"],

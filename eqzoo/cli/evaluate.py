@@ -4,9 +4,9 @@ import argparse
 import io
 import sys
 
-from ..engine.digests import SPLIT_NAMES
-from ..engine.evaluation import evaluate
-from ..engine.predictions_file import write_predictions
+from ..data.hashes import SPLIT_NAMES
+from ..evaluation.predictions_file import write_predictions
+from ..evaluation.results import evaluate
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows, parse_thresholds, threshold_rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common import parse_settings
-from ..engine.finetuning import finetune
+from ..finetuning.run import finetune
 from ..hub import CONFIG_NAME
 from ..models import list_models
 from ._answer import Answer, table

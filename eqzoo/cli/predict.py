@@ -14,11 +14,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..data.folder import SHOWN
-from ..engine.advice import TOO_DARK, other_side
-from ..engine.metrics import in_faster_layout
-from ..engine.processor import check_device
-from ..engine.thresholds import check_thresholds, chosen_classes
-from ..export.predictor import Network, Predictor, averaged, load_predictor
+from ..evaluation.metrics import in_faster_layout
+from ..evaluation.notes import TOO_DARK, other_side
+from ..evaluation.predictor import Network, Predictor, averaged, check_device, load_predictor
+from ..evaluation.thresholds import check_thresholds, chosen_classes
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
@@ -190,7 +189,7 @@ class _Prediction:
 
     @cached_property
     def chosen(self) -> Tensor:
-        """The class of each, see `eqzoo.engine.thresholds.chosen_classes`."""
+        """The class of each, see `eqzoo.evaluation.thresholds.chosen_classes`."""
         return chosen_classes(self.probabilities, self.labels, self.thresholds)
 
     def answer(self, i: int) -> tuple[str, str]:

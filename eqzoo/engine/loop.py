@@ -17,12 +17,13 @@ from tqdm import tqdm
 
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
+from ..evaluation.metrics import progress_bar
+from ..evaluation.predictor import check_device
 from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .epochs import best_row, patience_is_over, rank
-from .metrics import progress_bar
-from .processor import check_device, emulates_bfloat16, flushed_subnormals
+from .processor import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run import RunDirectory
 from .state import MisfitError, TrainingState

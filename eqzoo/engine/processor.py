@@ -9,18 +9,10 @@ import torch
 
 from .._common import usable_cores
 
-__all__ = ["check_device", "emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads"]
+__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
-
-
-def check_device(device: str | None) -> None:
-    """Raises ValueError unless there is such a device to run networks on; None is always right."""
-    if device not in (None, "cpu", "cuda"):
-        raise ValueError(f"device is 'cpu' or 'cuda', got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', and torch finds no GPU here; leave it out, or take 'cpu'")
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .._common import atomic, json_text, write_json
+from ..data.hashes import TRAINED_NAME, settings_differences
 from ..hub import WEIGHTS_NAME as MODEL_NAME
 from ..hub import sha256_of
 from ..models.load import weights_file
-from .digests import settings_differences
 from .epochs import best_row, is_finished, patience_is_over
 from .other_recipe import check_same
 from .recipe import Recipe
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
-SETTINGS_NAME, LOCK_NAME, TRAINED_NAME = "finetune.json", ".lock", "trained_on.npy"
+SETTINGS_NAME, LOCK_NAME = "finetune.json", ".lock"
 REPORT_NAME = "report.json"
 
 
@@ -304,23 +304,6 @@ class RunDirectory:
         buffer = io.BytesIO()
         np.save(buffer, np.unique(codes), allow_pickle=False)
         self._write(self.path / TRAINED_NAME, buffer.getvalue())
-
-    def trained(self) -> np.ndarray:
-        """``(n,)`` uint64, from trained_on.npy; none without such a file, as in the folder of a published checkpoint.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
-        path = self.path / TRAINED_NAME
-        if not path.is_file():
-            return np.empty(0, np.uint64)
-        try:
-            codes = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError, OSError) as error:
-            raise ValueError(f"{path} is damaged ({error}); restore it or remove it") from error
-        if not isinstance(codes, np.ndarray) or codes.dtype != np.uint64 or codes.ndim != 1:
-            raise ValueError(f"{path} holds no list of 64-bit codes; restore it or remove it")
-        return codes
 
     def check_is_free(self) -> None:
         """Raises ValueError if the folder holds other files, and no run."""

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from ..data import AnySplit, Split, batches, draw
 from ..models.load import weights_file
 from .allocator import keep_freed_memory
-from .defaults import AUTOMATIC
 from .loop import accelerator_of
 from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
 from .run import SETTINGS_NAME, RunDirectory, write_json
 from .state import TrainingState
 
-__all__ = ["Speed", "measure", "recorded_speed"]
+__all__ = ["AUTOMATIC", "Speed", "measure", "recorded_speed"]
+
+AUTOMATIC = ("precision", "channels_last")  # the settings that are measured on the machine
 
 WORTH_IT = 60.0  # seconds of training in plain float32; shorter runs stay with it, and give the same weights everywhere
 _GAIN = 1.05  # that another format must bring

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
+from ..data.hashes import split_differences, split_digests
 from ..data.images import normalized
+from ..evaluation.metrics import BATCH_SIZE
 from ..models import EquivariantNet, create_model
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
-from .digests import split_differences, split_digests
 from .distillation import Teachers
-from .metrics import BATCH_SIZE
 from .recipe import Recipe, build_network, scheduler
 from .run import FinishedRun
 

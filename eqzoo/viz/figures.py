@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._common import network_name
-from ..analysis.rotation import rotate
+from ..evaluation.rotation import rotate
 from ..groups import Group, cyclic
 from ._draw import (
     COLORS,

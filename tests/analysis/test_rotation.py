@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import eqzoo
-from eqzoo.analysis.rotation import accuracy_over_rotations, rotate, rotation_curve, sample
 from eqzoo.data import Split
+from eqzoo.evaluation.rotation import accuracy_over_rotations, rotate, rotation_curve, sample
 from eqzoo.groups import P4, transform
 
 

@@ -26,7 +26,7 @@ from eqzoo.cli._answer import table
 from eqzoo.cli._images import NamedImage
 from eqzoo.cli._names import network_names
 from eqzoo.cli.arguments import COMMANDS
-from eqzoo.export.predictor import Predictor
+from eqzoo.evaluation.predictor import Predictor
 from eqzoo.layers._layout import is_channels_last
 from eqzoo.models.load import LoadedNetwork, resolve
 from eqzoo.models.papers import rows

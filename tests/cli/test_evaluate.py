@@ -16,7 +16,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli._metrics import confusion_rows
 from eqzoo.data import Split
-from eqzoo.engine.metrics import scores
+from eqzoo.evaluation.metrics import scores
 from eqzoo.hub import shipped_folder
 from eqzoo.models.load import resolve
 from tests.cli.test_cli import IMAGE, run
@@ -377,8 +377,8 @@ def test_images_of_another_scale_than_those_of_the_training_are_noticed(tmp_path
 
 
 def test_an_evaluation_that_would_take_long_rotates_fewer_images(digits, capsys, monkeypatch):
-    monkeypatch.setattr("eqzoo.engine.evaluation._SECONDS", 0)
-    monkeypatch.setattr("eqzoo.engine.metrics.LEAST_IMAGES", 3)
+    monkeypatch.setattr("eqzoo.evaluation.results._SECONDS", 0)
+    monkeypatch.setattr("eqzoo.evaluation.metrics.LEAST_IMAGES", 3)
     said = "To save time, 3 images were rotated by 90°, 180° and 270°, and 3 by 8 angles; with rotated (--rotated)"
     code, out, _ = run(capsys, "evaluate", "p4_cnn", digits)
     assert code == 0

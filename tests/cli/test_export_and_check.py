@@ -15,7 +15,7 @@ from eqzoo.cli import export
 from eqzoo.cli import main as command_line
 from eqzoo.cli._images import NamedImage
 from eqzoo.cli.predict import _predict
-from eqzoo.export.predictor import Predictor
+from eqzoo.evaluation.predictor import Predictor
 from eqzoo.groups import P4
 from eqzoo.layers import LiftingConv2d
 from tests.conftest import ROOT

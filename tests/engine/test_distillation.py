@@ -9,10 +9,11 @@ import torch.nn.functional as F
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.engine import Recipe, predictions, teachers, top1, train
-from eqzoo.engine.defaults import with_rules
+from eqzoo.engine import Recipe, distillation, train
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
+from eqzoo.evaluation.metrics import predictions, top1
+from eqzoo.finetuning.rules import with_rules
 
 ARGS = {"width": 2, "num_classes": 2}
 RECIPE = Recipe(
@@ -52,7 +53,7 @@ def teach(monkeypatch):
     """Puts networks in the place of checkpoints."""
 
     def put(**networks):
-        monkeypatch.setattr(teachers, "create_model", lambda name, pretrained: networks[name])
+        monkeypatch.setattr(distillation, "create_model", lambda name, pretrained: networks[name])
 
     return put
 

@@ -36,16 +36,18 @@ from eqzoo.data import (
     read_images,
     stratified,
 )
-from eqzoo.engine import finetuning, loop, report_files, speed
-from eqzoo.engine import report as pages
-from eqzoo.engine.finetuning import trunk
-from eqzoo.engine.finetuning_images import data_label
-from eqzoo.engine.metrics import scores, wilson_interval
-from eqzoo.engine.predictions_file import each_prediction, write_predictions
-from eqzoo.engine.report import command
+from eqzoo.engine import loop, speed
 from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.state import TrainingState
+from eqzoo.evaluation.metrics import scores, wilson_interval
+from eqzoo.evaluation.predictions_file import each_prediction, write_predictions
 from eqzoo.export.onnx_file import OnnxFile
+from eqzoo.finetuning import report as pages
+from eqzoo.finetuning import report_files
+from eqzoo.finetuning import run as finetuning
+from eqzoo.finetuning.images import data_label
+from eqzoo.finetuning.report import command
+from eqzoo.finetuning.run import trunk
 from eqzoo.hub import shipped_folder
 
 NAMES = ("bar", "blob", "cross")
@@ -496,7 +498,7 @@ def test_a_command_has_all_that_differs_from_its_defaults():
 
 def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
-    monkeypatch.setattr("eqzoo.engine.finetuning_images.read_images", lambda *_: pytest.fail("images were read"))
+    monkeypatch.setattr("eqzoo.finetuning.images.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr is a finite number above 0"),
         ({"epochs": 0}, "epochs is a whole number of at least 1, got 0"),

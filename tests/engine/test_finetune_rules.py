@@ -17,17 +17,21 @@ from eqzoo import _common
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
+from eqzoo.data.hashes import duplicates
 from eqzoo.data.images import dark_images
-from eqzoo.engine import best_row, finetuning, finetuning_images, loop, metrics, processor, report_files, speed
-from eqzoo.engine.advice import advice_after, advice_before, advice_on_time
-from eqzoo.engine.comparison import baseline_recipe
-from eqzoo.engine.defaults import fine_tuning_recipe, least_epochs, with_rules
-from eqzoo.engine.digests import duplicates
+from eqzoo.engine import best_row, loop, processor, speed
 from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
+from eqzoo.evaluation import metrics
+from eqzoo.finetuning import images as finetuning_images
+from eqzoo.finetuning import report_files
+from eqzoo.finetuning import run as finetuning
+from eqzoo.finetuning.advice import advice_after, advice_before, advice_on_time
+from eqzoo.finetuning.comparison import baseline_recipe
+from eqzoo.finetuning.rules import fine_tuning_recipe, least_epochs, with_rules
 from eqzoo.layers._layout import is_channels_last
 from eqzoo.models.load import resolve
 from tests.conftest import ROOT

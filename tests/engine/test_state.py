@@ -16,11 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, predictions, train
-from eqzoo.engine.advice import chosen
+from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, train
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _criterion, _load_start, _with_options
+from eqzoo.evaluation.metrics import predictions
+from eqzoo.finetuning.advice import chosen
 from tests.engine.test_training import (
     RECIPE,
     SPLITS,

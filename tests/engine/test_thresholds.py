@@ -11,7 +11,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split
-from eqzoo.engine.thresholds import check_thresholds, chosen_classes, threshold_scores
+from eqzoo.evaluation.thresholds import check_thresholds, chosen_classes, threshold_scores
 from tests.conftest import ROOT
 
 IMAGE = ROOT / "examples" / "seven.png"

@@ -21,10 +21,11 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split
-from eqzoo.engine import FinishedRun, Recipe, best_row, is_finished, loop, predictions, top1, train
+from eqzoo.engine import FinishedRun, Recipe, best_row, is_finished, loop, train
 from eqzoo.engine.epochs import patience_is_over
 from eqzoo.engine.run import RunDirectory
 from eqzoo.engine.state import TrainingState
+from eqzoo.evaluation.metrics import predictions, top1
 from eqzoo.layers import GroupBatchNorm2d, GroupLayerNorm2d
 from tests import forks
 

@@ -9,7 +9,7 @@ import torch
 
 import eqzoo
 from eqzoo.data import Split
-from eqzoo.export.predictor import Predictor, averaged
+from eqzoo.evaluation.predictor import Predictor, averaged
 from eqzoo.groups import P4M, transform
 from eqzoo.layers._layout import is_channels_last
 from eqzoo.models import AveragedNet

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import eqzoo
-from eqzoo.engine import checkpoint_config
+from eqzoo.cards.results import checkpoint_config
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
 from eqzoo.models.load import resolve

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 import eqzoo
-from eqzoo.cards import read_results
+from eqzoo.cards import read_results, results
+from eqzoo.cards.run_evaluation import evaluate_run
 from eqzoo.data import CATALOG, Split
-from eqzoo.engine import FinishedRun, Recipe, evaluate_run, results
+from eqzoo.engine import FinishedRun, Recipe
 from eqzoo.engine.run import RunDirectory
 from eqzoo.models.load import weights_file
 from tests.conftest import ROOT

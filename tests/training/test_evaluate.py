@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 import eqzoo
+from eqzoo.cards import run_evaluation
+from eqzoo.cards.results import _of_epochs as of_epochs
+from eqzoo.cards.run_evaluation import _check_accuracy, _rounded, _started_from
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split
-from eqzoo.engine import FinishedRun, Recipe, run_evaluation
-from eqzoo.engine.metrics import predict_split
-from eqzoo.engine.results import _of_epochs as of_epochs
-from eqzoo.engine.run_evaluation import _check_accuracy, _rounded, _started_from
+from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.evaluation.metrics import predict_split
 from tests.conftest import ROOT
 from tests.training.in_process import run_script as script
 

@@ -27,7 +27,7 @@ from eqzoo.cards import (
 )
 from eqzoo.cards.repository import with_label_names
 from eqzoo.cli import main as command_line
-from eqzoo.engine.metrics import scores
+from eqzoo.evaluation.metrics import scores
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))

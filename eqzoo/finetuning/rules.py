@@ -7,12 +7,11 @@ from typing import Any
 from torch import nn
 
 from ..data import AnySplit, num_classes
+from ..engine.recipe import Recipe
 from ..groups import P4, Group
 from ..models import EquivariantNet
-from .recipe import Recipe
 
 __all__ = [
-    "AUTOMATIC",
     "fine_tuning_recipe",
     "first_cycle",
     "keeps_statistics",
@@ -24,8 +23,6 @@ __all__ = [
     "with_rules",
 ]
 
-# Measured on the machine, see `eqzoo.engine.speed`.
-AUTOMATIC = ("precision", "channels_last")
 _OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}

@@ -13,14 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .._common import atomic
-from ..analysis.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
 from ..data import AnySplit
-from ..hub import base_model, sha256_of
-from ..models import EquivariantNet
-from ..models.builder import loaded_checkpoint
-from .digests import split_differences, split_digests
-from .epochs import rank
-from .metrics import (
+from ..data.hashes import split_differences, split_digests
+from ..engine.epochs import rank
+from ..engine.recipe import Recipe, build_network
+from ..engine.run import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
+from ..evaluation.metrics import (
     BATCH_SIZE,
     DIGITS,
     predict_quarter_rotations,
@@ -29,9 +27,11 @@ from .metrics import (
     scores,
     top1,
 )
-from .recipe import Recipe, build_network
+from ..evaluation.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
+from ..hub import base_model, sha256_of
+from ..models import EquivariantNet
+from ..models.builder import loaded_checkpoint
 from .results import checkpoint_results
-from .run import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
 

@@ -11,23 +11,32 @@ import torch
 from torch import Tensor
 
 from .._common import atomic, write_text
-from ..analysis.rotation import inputs, sample
+from ..cards.results import checkpoint_config, checkpoint_results
 from ..data import AnySplit
+from ..data.hashes import SPLIT_NAMES, USES
 from ..data.user_data import FOLDERS
+from ..engine.epochs import best_row
+from ..engine.recipe import Recipe
+from ..engine.run import REPORT_NAME, RunDirectory, write_json
+from ..engine.speed import Speed
 from ..equivariance import equivariance_report
+from ..evaluation.metrics import (
+    BATCH_SIZE,
+    DIGITS,
+    STEPS,
+    classifier_metrics,
+    evaluation_bar,
+    predict_split,
+    split_logits,
+    top1,
+)
+from ..evaluation.predictions_file import each_prediction, write_predictions
+from ..evaluation.rotation import inputs, sample
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
 from .advice import advice_after, chosen
 from .comparison import train_baseline
-from .digests import SPLIT_NAMES, USES
-from .epochs import best_row
-from .metrics import BATCH_SIZE, DIGITS, STEPS, classifier_metrics, evaluation_bar, predict_split, split_logits, top1
-from .predictions_file import each_prediction, write_predictions
-from .recipe import Recipe
 from .report import markdown, write_figures
-from .results import checkpoint_config, checkpoint_results
-from .run import REPORT_NAME, RunDirectory, write_json
-from .speed import Speed
 
 __all__ = ["write_report"]
 

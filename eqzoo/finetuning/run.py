@@ -14,25 +14,25 @@ from torch import nn
 from ..analysis.sizes import blank as blank_copy
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, files_left_out, folders_in_classes, native_sides, num_classes
+from ..data.hashes import image_codes, split_digest, trained_images
+from ..engine.epochs import is_finished
+from ..engine.loop import train
+from ..engine.processor import limited_threads
+from ..engine.recipe import Recipe
+from ..engine.run import RunDirectory
+from ..engine.speed import AUTOMATIC, recorded_speed
+from ..engine.state import freeze as freeze_modules
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
 from ..models.builder import loaded_checkpoint
 from ..models.load import ModelSource, instantiate, list_pretrained, resolve
 from .advice import advice_before, advice_on_time, summary
+from .checks import check_call, check_values
 from .comparison import check_baseline
-from .defaults import AUTOMATIC, fine_tuning_recipe
-from .digests import image_codes, split_digest
-from .epochs import is_finished
-from .finetuning_checks import check_call, check_values
-from .finetuning_images import data_argument, data_label, image_statistics, own_images
-from .loop import train
-from .processor import limited_threads
-from .recipe import Recipe
+from .images import data_argument, data_label, image_statistics, own_images
 from .report import command
 from .report_files import write_report
-from .run import RunDirectory
-from .speed import recorded_speed
-from .state import freeze as freeze_modules
+from .rules import fine_tuning_recipe
 
 __all__ = ["FineTuned", "finetune", "initial_network", "trunk"]
 
@@ -109,7 +109,7 @@ def finetune(
         **recipe: Anything else of `eqzoo.engine.Recipe`, such as ``epochs``, ``batch_size``, ``lr``, ``precision``,
             ``channels_last``, ``patience``, ``layer_decay``, ``lr_factors``, ``ema_decay``, ``seed`` or ``augment``,
             where ``"missing"`` is the 90° rotations and reflections that are not in the network's group. What is left
-            out or None follows the rules of `eqzoo.engine.defaults`; ``precision`` and ``channels_last`` are what is
+            out or None follows the rules of `eqzoo.finetuning.rules`; ``precision`` and ``channels_last`` are what is
             fastest in a few steps, see `eqzoo.engine.speed`. A line on stderr says what was chosen.
 
     Returns:
@@ -160,7 +160,7 @@ def finetune(
         settings=settings,
     )
     plan = planned(given)
-    before = RunDirectory(source.folder).trained() if settings["start"] and source.folder else None
+    before = trained_images(source.folder) if settings["start"] and source.folder else None
 
     def build() -> nn.Module:
         return initial_network(source, plan.model_args, settings)

@@ -9,12 +9,12 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from ..export.onnx_network import OnnxNetwork
 from ..groups import Group
 from ..models import AveragedNet, EquivariantNet
 from ..models.load import load_network
-from .onnx_network import OnnxNetwork
 
-__all__ = ["Network", "Predictor", "averaged", "load_predictor"]
+__all__ = ["Network", "Predictor", "averaged", "check_device", "load_predictor"]
 
 Network: TypeAlias = EquivariantNet | OnnxNetwork | AveragedNet
 
@@ -37,6 +37,14 @@ class Predictor:
     title: str
     folder: Path | None = None
     image_side: int | None = None
+
+
+def check_device(device: str | None) -> None:
+    """Raises ValueError unless there is such a device to run networks on; None is always right."""
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f"device is 'cpu' or 'cuda', got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is 'cuda', and torch finds no GPU here; leave it out, or take 'cpu'")
 
 
 def load_predictor(source: str | os.PathLike[str], device: str | None = None) -> Predictor:

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from .defaults import with_rules
-from .processor import check_device
-from .recipe import Recipe
+from ..engine.recipe import Recipe
+from ..evaluation.predictor import check_device
+from .rules import with_rules
 
 __all__ = ["check_call", "check_values"]
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..analysis._mode import evaluation_mode
-from ..analysis.rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 from ..data import AnySplit
 from ..groups import P4, Group
 from ..models.averaged import copy_logits
+from .rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 
 __all__ = [
     "BATCH_SIZE",

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from .._common import __version__
 from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput, versions
+from ..engine.epochs import best_row
+from ..engine.recipe import Recipe
 from ..equivariance import equivariance_error, equivariance_report
+from ..evaluation.metrics import DIGITS
 from ..groups import P4
 from ..models import EquivariantNet
-from .epochs import best_row
-from .metrics import DIGITS
-from .recipe import Recipe
 
 __all__ = ["checkpoint_config", "checkpoint_results"]
 
@@ -55,7 +55,7 @@ def checkpoint_results(
         rows: The rows of record.jsonl.
         test_error: The error on the whole test split, in percent.
         metrics: The metrics on the test split: those of ``scores`` in metrics.py, without the confusion matrix,
-            `eqzoo.engine.metrics.quarter_rotation_metrics` and ``rotation_curve``.
+            `eqzoo.evaluation.metrics.quarter_rotation_metrics` and ``rotation_curve``.
         rotated_images: The number of test images that were rotated by multiples of 90°.
         training_seconds: The training time, in seconds.
         weights_sha256: The hash of its weights file.

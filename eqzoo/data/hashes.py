@@ -2,16 +2,18 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import AnySplit, Split
 from ..groups import P4M, transform
+from .splits import AnySplit, Split
 
 __all__ = [
+    "TRAINED_NAME",
     "SPLIT_NAMES",
     "USES",
     "duplicates",
@@ -20,10 +22,12 @@ __all__ = [
     "split_differences",
     "split_digest",
     "split_digests",
+    "trained_images",
 ]
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 USES = {"train": "train", "valid": "choose the epoch", "test": "test"}  # what the images of a split are for
+TRAINED_NAME = "trained_on.npy"
 _BATCH = 256
 
 
@@ -129,3 +133,23 @@ def _codes(split: Split) -> list[int]:
 def _products(images: Tensor, factors: Tensor) -> Tensor:
     values = images.long()
     return torch.stack([(values * row).sum(1) for row in factors], 1).min(1).values
+
+
+def trained_images(folder: Path) -> np.ndarray:
+    """The `image_codes` of the images that the weights of a folder were trained on, ``(n,)`` uint64.
+
+    None without trained_on.npy, as in the folder of a published checkpoint.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    path = folder / TRAINED_NAME
+    if not path.is_file():
+        return np.empty(0, np.uint64)
+    try:
+        codes = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it or remove it") from error
+    if not isinstance(codes, np.ndarray) or codes.dtype != np.uint64 or codes.ndim != 1:
+        raise ValueError(f"{path} holds no list of 64-bit codes; restore it or remove it")
+    return codes

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, batches
 from ..data.images import normalized
-from ._mode import evaluation_mode
 
 __all__ = [
     "ANGLES",

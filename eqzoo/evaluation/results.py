@@ -14,15 +14,13 @@ from .._common import network_name
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..data.folder import composed
+from ..data.hashes import image_codes, trained_images
 from ..export.onnx_network import OnnxNetwork
-from ..export.predictor import Network, Predictor, averaged, load_predictor
 from ..models import AveragedNet
-from .advice import cut_off, darker_note, other_side
-from .digests import image_codes
 from .metrics import STEPS, classifier_metrics, scores
+from .notes import cut_off, darker_note, other_side
 from .predictions_file import each_prediction
-from .processor import check_device
-from .run import RunDirectory
+from .predictor import Network, Predictor, averaged, check_device, load_predictor
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
 __all__ = ["evaluate"]
@@ -240,7 +238,7 @@ def _in_other_case(unknown: Sequence[str], names: Mapping[str, str]) -> str:
 
 def _trained_on(split: AnySplit, folder: Path, name: str) -> list[str]:
     """A note where the network of a folder was fine-tuned on some of the images."""
-    count = int(np.isin(image_codes(split), RunDirectory(folder).trained()).sum())
+    count = int(np.isin(image_codes(split), trained_images(folder)).sum())
     return [f"{name} was trained on {count:,} of these {len(split):,} images, so the metrics are too good"] * (
         count > 0
     )

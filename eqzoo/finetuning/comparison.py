@@ -11,25 +11,25 @@ import timm
 import torch
 from torch import nn
 
-from ..analysis.rotation import inputs, rotation_curve, sample
 from ..analysis.sizes import weightless
 from ..data import AnySplit
+from ..engine.epochs import best_row
+from ..engine.loop import train
+from ..engine.recipe import Recipe
+from ..engine.run import RunDirectory
+from ..engine.speed import recorded_speed
+from ..evaluation.metrics import BATCH_SIZE, copy_probabilities, evaluation_bar, scores
+from ..evaluation.rotation import inputs, rotation_curve, sample
 from ..groups import Group
 from ..models.load import list_models
-from .defaults import keeps_statistics, rate_factor, stronger_augmentation, suitable_augmentation, with_rules
-from .epochs import best_row
-from .loop import train
-from .metrics import BATCH_SIZE, copy_probabilities, evaluation_bar, scores
-from .recipe import Recipe
-from .run import RunDirectory
-from .speed import recorded_speed
+from .rules import keeps_statistics, rate_factor, stronger_augmentation, suitable_augmentation, with_rules
 
 __all__ = ["baseline_network", "baseline_recipe", "check_baseline", "train_baseline"]
 
 FOLDER = "against"
 _OF_BOTH = ("loss", "label_smoothing", "ema_decay", "clip_grad")  # keys of the recipe of the fine-tuning
 # Of AdamW, for timm's networks with batch norms and without, from trained weights and from random ones. Networks of the
-# zoo have the higher rates of `eqzoo.engine.defaults`.
+# zoo have the higher rates of `eqzoo.finetuning.rules`.
 _RATES = {True: {True: 1e-3, False: 4e-3}, False: {True: 1e-4, False: 1e-3}}
 
 
@@ -73,7 +73,7 @@ def baseline_recipe(name: str, own: Recipe, **given: Any) -> Recipe:
     Batches are split into as many passes, of at least two images; its batch norms then see the parts, as those of the
     fine-tuned network do.
 
-    AdamW by the rules of `eqzoo.engine.defaults`, with the loss, smoothed labels, average of the weights and limit of
+    AdamW by the rules of `eqzoo.finetuning.rules`, with the loss, smoothed labels, average of the weights and limit of
     the gradients of the fine-tuning; the network learns from no other ones. The augmentation is the one that suits the
     group of the fine-tuned network: shifts, for p4 also rotations by any angle, for p4m also reflections; or that of
     the fine-tuning, if it is stronger, such as with changes of color. What the fine-tuned network takes for a change of

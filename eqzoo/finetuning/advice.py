@@ -11,40 +11,30 @@ from timm.models import is_model
 from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
-from ..data.images import DARK, NEARLY_ALL, dark_images, darker_images
+from ..data.hashes import SPLIT_NAMES, duplicates, image_codes
+from ..data.images import DARK, NEARLY_ALL, dark_images
+from ..engine.recipe import Recipe
+from ..evaluation.notes import SOME, cut_off
 from ..models import EquivariantNet
-from .digests import SPLIT_NAMES, duplicates, image_codes
-from .recipe import Recipe
 
 if TYPE_CHECKING:
-    from .speed import Speed
+    from ..engine.speed import Speed
 
 __all__ = [
-    "TOO_DARK",
     "advice_after",
     "advice_before",
     "advice_on_time",
     "chosen",
-    "cut_off",
-    "darker_note",
-    "other_side",
     "summary",
 ]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class
-CUT_OFF = 0.05  # of an image, beyond its central square
-OTHER_SIDE = 1.5  # times as large or as small
 LARGER = 1.5  # times the network's size: images that lose detail, so that any larger size is worth a trial
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
-TOO_DARK = (
-    f"much darker than what the network was trained on, nearly all pixels below {DARK} of 255: if the numbers have 12 "
-    "bits in files of 16, or another scale, stretch them by the factor that the training images were stretched by"
-)
 _BATCH = 256
-_SOME = 0.01  # of the images
 _LATE = 1.2  # times the minutes of the user
 _SMALL = 0.1  # a small share of images to hold out
 _IN_NAMES = r"([^/]+)[-_ ]\d+\."  # slide12 of slide12_0034.png, as --split-by takes it
@@ -303,17 +293,6 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
         )
 
 
-def darker_note(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
-    """A line where images in memory are much darker than those of this mean and deviation, 0 to 1.
-
-    See `eqzoo.data.images.darker_images`.
-    """
-    if isinstance(images, Split):
-        parts = [darker_images(part, mean, std) for part in images.images.split(_BATCH)]
-        if (count := int(torch.cat(parts).sum())) >= max(1, _SOME * len(images)):
-            yield f"{count:,} of the {len(images):,} images {'is' if count == 1 else 'are'} {TOO_DARK}"
-
-
 def _dark(train: AnySplit) -> Iterator[str]:
     what = (
         "as with 12-bit numbers in files of 16 bits: if the files hold more shades, stretch {} first, all by the same "
@@ -329,7 +308,7 @@ def _dark(train: AnySplit) -> Iterator[str]:
             f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, "
             f"{what.format('the images')}"
         )
-    elif isinstance(train, Split) and (count := int(dark_images(train.images).sum())) >= _SOME * len(train):
+    elif isinstance(train, Split) and (count := int(dark_images(train.images).sum())) >= SOME * len(train):
         yield (
             f"{count:,} of the {len(train):,} training images are darker than the others: {100 * NEARLY_ALL:g} % of "
             f"their pixels are below {DARK} of 255, {what.format('them')}"
@@ -345,37 +324,6 @@ def _bright(split: AnySplit) -> int:
         counts += part.flatten().bincount(minlength=256).cpu()
     shares = counts.cumsum(0).double() / counts.sum()
     return int((shares < NEARLY_ALL).sum())
-
-
-def cut_off(native: tuple[int, int] | None) -> Iterator[str]:
-    """A line where images are not square, by their shorter and their longer side."""
-    if native is None or (lost := 1 - native[0] / native[1]) < CUT_OFF:
-        return
-    yield (
-        f"most images have about {native[0]} x {native[1]} pixels, and the network sees their central squares: about "
-        f"{100 * lost:.0f} % of each, at its ends, is cut off, here and by eqzoo predict; if something lies there, "
-        "make squares of them first (PIL.ImageOps.pad), or cut them into square tiles"
-    )
-
-
-def other_side(side: int | None, trained: int | None) -> Iterator[str]:
-    """A line where images are much larger or smaller than those that a network was trained on.
-
-    Args:
-        side: Their shorter side before they are resized, in pixels; None if it is unknown.
-        trained: That of the training images.
-    """
-    if side is None or trained is None or 1 / OTHER_SIDE < side / trained < OTHER_SIDE:
-        return
-    if side > trained:
-        seen, then, only = f"{side / trained:.3g} times smaller", f"cut them into tiles of {trained} pixels", "more"
-    else:
-        seen, then, only = f"{trained / side:.3g} times larger", f"take views of {trained} pixels", "fewer"
-    yield (
-        f"the images have about {side} pixels a side, those that the network was trained on {trained}, and all are "
-        f"scaled to its input: at the same magnification it sees things {seen} than in training, so {then}; if they "
-        f"only have {only} pixels of the same view, go on"
-    )
 
 
 def _larger(model: EquivariantNet, native: int, side: int) -> Iterator[str]:

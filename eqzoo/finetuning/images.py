@@ -24,9 +24,9 @@ from ..data import (
     source_counts,
 )
 from ..data.arrays import without_npz
+from ..data.hashes import USES
 from ..models import EquivariantNet
-from .defaults import keeps_statistics
-from .digests import USES
+from .rules import keeps_statistics
 
 __all__ = ["OwnImages", "data_argument", "data_label", "image_statistics", "own_images"]
 
