@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from ..hub import sha256_of
 from ..models import EquivariantNet, create_model, list_models
 from ..models.builder import checkpoint_arguments, configured_name, per_channel
-from .results import checkpoint_config
+from ..models.config import checkpoint_config
 
 __all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
 
 
 def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint, see `eqzoo.cards.results.checkpoint_config`.
+    """The config.json of a checkpoint, see `eqzoo.models.config.checkpoint_config`.
 
     Args:
         results: The results.json of the checkpoint.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._common import atomic, write_text
-from ..cards.results import checkpoint_config, checkpoint_results
+from ..cards.results import checkpoint_results
 from ..data import AnySplit
 from ..data.hashes import SPLIT_NAMES, USES
 from ..data.user_data import FOLDERS
@@ -34,6 +34,7 @@ from ..evaluation.predictions_file import each_prediction, write_predictions
 from ..evaluation.rotation import inputs, sample
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
 from ..models import EquivariantNet
+from ..models.config import checkpoint_config
 from .advice import advice_after, chosen
 from .comparison import train_baseline
 from .report import markdown, write_figures

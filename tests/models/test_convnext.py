@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 import eqzoo
-from eqzoo.cards.results import checkpoint_config
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
+from eqzoo.models.config import checkpoint_config
 from eqzoo.models.load import resolve
 
 SMALL = {"planes": (16, 32), "depths": (1, 2), "num_classes": 5}
