@@ -9,6 +9,7 @@ from .e4_resnet import E4ResNet
 from .e4net import E4Net
 from .gcnn import GroupCNN
 from .group_convnext import ConvNeXt
+from .group_resnet import GroupResNet
 from .gsanet import GSANet
 from .load import create_model, list_models, list_pretrained
 from .octic_vit import OcticViT
@@ -25,6 +26,7 @@ __all__ = [
     "EquivariantNet",
     "GSANet",
     "GroupCNN",
+    "GroupResNet",
     "OcticViT",
     "PCamDenseNet",
     "ResNet44",

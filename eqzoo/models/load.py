@@ -35,6 +35,7 @@ from . import (  # noqa: F401  registers them
     e4net,
     gcnn,
     group_convnext,
+    group_resnet,
     gsanet,
     octic_vit,
     pcam_densenet,
