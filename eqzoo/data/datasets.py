@@ -44,7 +44,7 @@ def load_splits(
     """
     path = Path(data_dir) / name
     if name in CATALOG:
-        splits, source = named_set(name, data_dir, download)
+        splits, source = named_set(name, data_dir, download, input_size and input_size[1:])
     elif path.is_dir():
         if input_size is None:
             raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
@@ -73,7 +73,11 @@ def stand_in(name: str, data_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def named_set(
-    name: str, data_dir: str | os.PathLike[str], download: bool, needs_test: bool = True
+    name: str,
+    data_dir: str | os.PathLike[str],
+    download: bool,
+    size: tuple[int, int] | None = None,
+    needs_test: bool = True,
 ) -> tuple[dict[str, AnySplit], str]:
     """A data set of `CATALOG`, or the file that takes its place, see `stand_in`; and its source.
 
@@ -81,10 +85,11 @@ def named_set(
         name: The name.
         data_dir: The folder of data sets.
         download: Whether torchvision may download missing files.
+        size: Height and width to read large images at; others keep theirs. None for those of the data set.
         needs_test: Whether the file has to have a test split.
     """
     if file := stand_in(name, data_dir):
         return npz(file, needs_test), str(file)
     read = CATALOG[name].read
     assert read is not None
-    return dict(read(data_dir, download)), f"{name} in {data_dir}"
+    return dict(read(data_dir, download, size)), f"{name} in {data_dir}"

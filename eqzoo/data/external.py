@@ -75,11 +75,10 @@ def fetched(name: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def missing(name: str, folder: Path) -> str:
-    """What to do where the files of a data set are missing."""
-    return (
-        f"no {name} in {folder}: put its files there, set --data-dir to the folder that contains it, or pass --download"
-    )
+def missing(name: str, folder: Path, url: str | None = None) -> str:
+    """What to do where a data set is missing, which ``url`` has if torchvision cannot download it."""
+    way = f"they are at {url}" if url else "pass --download"
+    return f"no {name} in {folder}: put its files there, set --data-dir to the folder that contains it, or {way}"
 
 
 @contextmanager

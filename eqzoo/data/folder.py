@@ -3,7 +3,7 @@
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +18,7 @@ from .splits import AnySplit, Split, Streamed
 
 __all__ = [
     "MEMORY_LIMIT",
+    "class_names",
     "composed",
     "folder_colors",
     "folder_sides",
@@ -25,6 +26,7 @@ __all__ = [
     "images_below",
     "inner_folders",
     "left_out",
+    "read_files",
     "split_folder",
 ]
 
@@ -65,26 +67,15 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             Of a streamed split, only the headers of the files are checked.
     """
     folders = _split_folders(path, flat)
-    classes = _classes(folders["train"])
+    classes = class_names(folders["train"])
     listed = {name: _listed(folder, classes) for name, folder in folders.items()}
-    with _pool() as pool:
-        read = {name: _read(pool, path, *found, classes, input_size) for name, found in listed.items()}
-    if broken := [problem for _, problems in read.values() for problem in problems]:
-        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        count, reasons = sum(len(files) for files, _ in listed.values()), {said for _, said in broken}
-        same = len(broken) > 1 and len(reasons) == 1
-        why = f" (each: {reasons.pop()})" if same else ""
-        shown = [f"{path}" if same else f"{path} ({said})" for path, said in broken[:SHOWN]]
-        raise ValueError(
-            f"{len(broken)} of {count} files cannot be read{why}; remove or replace them: {', '.join(shown)}{more}"
-        )
-    return {name: split for name, (split, _) in read.items() if split is not None}
+    return read_files(path, listed, classes, input_size)
 
 
 def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
     """The folders of the splits that there are, ``train`` among them; it raises what `image_folder` says of layouts."""
     folders = {name: _first(path, names) for name, names in _NAMES.items()}
-    if folders["train"] is None and flat and _classes(path):
+    if folders["train"] is None and flat and class_names(path):
         if others := [folder.name for folder in folders.values() if folder]:
             raise ValueError(
                 f"{path} has {' and '.join(others)} but no folder train; the layout is train/<class>/<image>, val/..., "
@@ -104,7 +95,7 @@ def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
             "train/<class>/<image>, val/..., test/..., or <class>/<image>; if all of these are classes, rename "
             f"{train.name}, else move {beside} away"
         )
-    if not any(folders.values()) and path.is_dir() and not _classes(path) and (images := images_below(path)):
+    if not any(folders.values()) and path.is_dir() and not class_names(path) and (images := images_below(path)):
         raise ValueError(
             f"{path} holds images ({images[0].name} ...) and no folders of classes: give a folder with one folder for "
             "each class; where a table has the labels, sort the images into such folders"
@@ -167,7 +158,7 @@ def _inner(path: Path) -> list[Path]:
 def _class_folders(path: Path) -> list[Path]:
     """The class folders of all splits of an image folder, or of the folder itself."""
     splits = [folder for names in _NAMES.values() if (folder := _first(path, names))]
-    return [folder / name for folder in splits or [path] for name in _classes(folder)]
+    return [folder / name for folder in splits or [path] for name in class_names(folder)]
 
 
 def _files(path: Path) -> list[Path]:
@@ -268,7 +259,7 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
 def _check_order(path: Path) -> None:
     """Raises ValueError if the folders of splits are inside of the class folders, or in a single folder."""
     known = {name for names in _NAMES.values() for name in names}
-    inner, classes = _inner(path), _classes(path)
+    inner, classes = _inner(path), class_names(path)
     names = sorted({folder.name for folder in inner})
     if not inner or not known.issuperset(map(str.casefold, names)):
         return
@@ -291,11 +282,11 @@ def composed(name: str) -> str:
 
 def _class_beside(path: Path, train: Path) -> str | None:
     """The name of a folder with images beside the one that is named as that of training images."""
-    return next((name for name in _classes(path) if name != train.name and images_below(path / name)), None)
+    return next((name for name in class_names(path) if name != train.name and images_below(path / name)), None)
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
-    """The sorted names of the folders in a folder."""
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The sorted names of the folders in a folder, which are those of the classes."""
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
     for name in names:
         if (shown := _shown(name)) != name:
@@ -312,7 +303,7 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
     """The image files of a split and their labels."""
     if not classes:
         raise ValueError(f"{folder} has no class folders; it needs one for each class")
-    here = _classes(folder)
+    here = class_names(folder)
     if not here and (images := images_below(folder)):
         raise ValueError(
             f"{folder} holds images ({images[0].name} ...) without class folders, so that they have no labels; move it "
@@ -349,6 +340,41 @@ def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]
     return files, torch.tensor(labels)
 
 
+def read_files(
+    root: Path,
+    listed: Mapping[str, tuple[list[Path], Tensor]],
+    classes: tuple[str, ...],
+    input_size: tuple[int, int, int],
+) -> dict[str, AnySplit]:
+    """Splits of image files, in memory or, with more than 2 GiB, streamed.
+
+    Args:
+        root: A folder above the files, below which the splits name them.
+        listed: The files of each split and their labels, ``(n,)`` int64.
+        classes: The names of the classes.
+        input_size: Channels (1, 3 or 4), height and width.
+
+    Raises:
+        ValueError: If files cannot be read; of a streamed split, only their headers are checked.
+    """
+    splits, broken = dict[str, AnySplit](), list[tuple[Path, str]]()
+    with _pool() as pool:
+        for name, (files, labels) in listed.items():
+            splits[name], unreadable = _read(pool, root, files, labels, classes, input_size)
+            broken += unreadable
+    if broken:
+        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
+        reasons = {reason for _, reason in broken}
+        same = len(broken) > 1 and len(reasons) == 1
+        why = f" (each: {reasons.pop()})" if same else ""
+        shown = [f"{path}" if same else f"{path} ({reason})" for path, reason in broken[:SHOWN]]
+        raise ValueError(
+            f"{len(broken)} of {sum(map(len, splits.values()))} files cannot be read{why}; remove or replace them: "
+            f"{', '.join(shown)}{more}"
+        )
+    return splits
+
+
 def _read(
     pool: ThreadPoolExecutor,
     root: Path,
@@ -356,16 +382,16 @@ def _read(
     labels: Tensor,
     classes: tuple[str, ...],
     input_size: tuple[int, int, int],
-) -> tuple[AnySplit | None, list[tuple[Path, str]]]:
-    """A split, in memory or streamed, or None if files are unreadable; and each of these with the reason."""
+) -> tuple[AnySplit, list[tuple[Path, str]]]:
+    """A split, in memory or streamed, and each unreadable file with the reason."""
     reader, names = _Reader(files, input_size), tuple(file.relative_to(root).as_posix() for file in files)
-    if len(files) * torch.Size(input_size).numel() <= MEMORY_LIMIT:
-        images = torch.empty((len(files), *input_size), dtype=torch.uint8)
-        place = dict(zip(files, images, strict=True))
-        _, broken = _tried(pool, lambda file: place[file].copy_(reader.image(file)), files)
-        return None if broken else Split(images, labels, classes, names), broken
-    _, broken = _tried(pool, _check, files)
-    return None if broken else Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
+    if len(files) * torch.Size(input_size).numel() > MEMORY_LIMIT:
+        _, broken = _tried(pool, _check, files)
+        return Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
+    images = torch.empty((len(files), *input_size), dtype=torch.uint8)
+    place = dict(zip(files, images, strict=True))
+    _, broken = _tried(pool, lambda file: place[file].copy_(reader.image(file)), files)
+    return Split(images, labels, classes, names), broken
 
 
 class _Reader:

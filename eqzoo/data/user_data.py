@@ -69,7 +69,7 @@ def read_images(
     elif is_npz(path):
         splits = npz(path, needs_test=False)
     elif name.lower() in CATALOG:
-        splits, name = named_set(name.lower(), data_dir, download, needs_test=False)
+        splits, name = named_set(name.lower(), data_dir, download, (side, side), needs_test=False)
     elif name.startswith(HUB_PREFIX):
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
