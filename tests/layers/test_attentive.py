@@ -122,7 +122,7 @@ def test_attention_that_is_not_permuted_breaks_equivariance(attention, index):
     x = image(layer, 6, 6)
     assert equivariance_error(layer, x) < 1e-14
     own = getattr(layer.attention, index)
-    setattr(layer.attention, index, own[:1].expand_as(own).clone())
+    layer.attention.register_table(index, own[:1].expand_as(own).numpy())
     assert equivariance_error(layer, x) > 1e-3
 
 
@@ -211,14 +211,6 @@ def test_shapes_of_the_state_dict(attention):
 
 
 def test_errors_say_what_would_work():
-    with pytest.raises(ValueError, match="'full', 'channel', 'spatial', 'input', 'pose', got 'alpha'"):
-        AttentiveGroupConv2d(P4, 2, 2, 3, attention="alpha")
-    with pytest.raises(ValueError, match="attention_size is odd"):
-        AttentiveGroupConv2d(P4, 2, 2, 3, attention_size=6)
-    with pytest.raises(ValueError, match="hidden_channels"):
-        AttentiveGroupConv2d(P4, 2, 2, 3, hidden_channels=0)
-    with pytest.raises(ValueError, match="chunk"):
-        AttentiveGroupConv2d(P4, 2, 2, 3, chunk=0)
     with pytest.raises(ValueError, match="use z2, z2m"):
         AttentiveGroupConv2d(eqzoo.cyclic(8), 2, 2, 3)
     with pytest.raises(ValueError, match=r"takes \(B, 2, 4, height, width\), got \(1, 2, 8, 8\)"):
@@ -227,10 +219,6 @@ def test_errors_say_what_would_work():
         AttentiveLiftingConv2d(P4, 2, 2, 3, attention="input")(torch.zeros(1, 2, 4, 8, 8))
     with pytest.raises(ValueError, match="exact at height 7 or 9"):
         AttentiveGroupConv2d(P4, 2, 2, 3, stride=2)(torch.zeros(1, 2, 4, 8, 8))
-    with pytest.raises(ValueError, match="'input' or 'pose', got 'full'"):
-        InputAttention2d(P4, 2, attention="full")
-    with pytest.raises(ValueError, match="'regular' or 'trivial', got 'vector'"):
-        InputAttention2d(P4, 2, field="vector")
     with pytest.raises(ValueError, match="downsample is 'pool' or 'stride'"):
         AllCNN(P4, 2, downsample="max")
     with pytest.raises(ValueError, match="downsample is 'pool' or 'stride'"):

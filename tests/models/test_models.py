@@ -213,7 +213,7 @@ def test_an_output_that_is_not_finite_is_an_error():
 def test_the_report_names_the_layer_that_is_not_equivariant():
     model, _ = trained_like("p4_cnn")
     conv = model.blocks[1].conv
-    conv.orbit_index = conv.orbit_index[:, [1, 0, 2, 3]]
+    conv.register_table("orbit_index", conv.orbit_index[:, [1, 0, 2, 3]].numpy())
     with use_backend("expanded"):  # the irreps do not read this table
         layers = equivariance_report(model).layers
     assert [name for name, error in layers.items() if error > 1e-9] == ["blocks.1.conv"]
