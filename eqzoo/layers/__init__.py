@@ -3,7 +3,7 @@
 Layers take a group itself, not its name, and one number for height and width; an error names the argument that is not.
 """
 
-from ._exact import SizeError
+from ._checks import SizeError
 from ._fused import FusedSequential, norm_act
 from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
 from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d

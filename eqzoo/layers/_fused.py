@@ -52,9 +52,6 @@ def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor
         x: What the norm takes.
         residual: A field to add, of the shape of the norm's output; None for none.
 
-    Raises:
-        ValueError: If the residual has another shape.
-
     Example:
         >>> import torch
         >>> from eqzoo.groups import P4
@@ -67,8 +64,6 @@ def norm_act(norm: nn.Module, act: nn.Module | None, x: Tensor, residual: Tensor
         return fused
     y: Tensor = norm(x)
     if residual is not None:
-        if residual.shape != y.shape:
-            raise ValueError(f"a residual of shape {tuple(y.shape)} is added, got {tuple(residual.shape)}")
         y = y + residual
     return y if act is None else act(y)
 

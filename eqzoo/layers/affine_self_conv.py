@@ -1,14 +1,14 @@
 """Affine self convolution, its simple variant, and stand-alone self-attention."""
 
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..groups import Group, orbit_array
 from ..ops import AffineBank, AffineBanks, affine_attention
-from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
+from ._checks import check_field
 from ._layout import laid_out_as
 from ._tables import KeepsTables
 from .conv import GroupConv2d
@@ -61,34 +61,18 @@ class AffineMap(KeepsTables, CachesFilters):
 class _SelfConv2d(nn.Module):
     """Base class of the variants: heads, score scale, output projection and fusing."""
 
-    head_multiple: ClassVar[int] = 1
-
     def __init__(
         self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
     ) -> None:
         super().__init__()
-        check_arguments(group, channels=channels, kernel_size=kernel_size, num_heads=num_heads)
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size must be odd, so that the neighborhood has a center, got {kernel_size}")
-        if channels % (num_heads * self.head_multiple):
-            parts = "a whole" if self.head_multiple == 1 else "an even"
-            raise ValueError(
-                f"each head needs {parts} number of channels, got {channels} channels for {num_heads} heads; "
-                f"take a number of channels that {num_heads * self.head_multiple} divides, or another num_heads"
-            )
-        if scale not in ("total", "head"):
-            raise ValueError(f"scale is 'total' or 'head', got {scale!r}")
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size
         self.num_heads = num_heads
         self.scale = scale
+        # The factor of the scores: 1 over the number of channels, or over that of one head.
+        self.score_factor = {"total": 1, "head": num_heads}[scale] / channels
         self.project = GroupConv2d(group, channels, channels, 1, bias=False)
-
-    @property
-    def score_factor(self) -> float:
-        """The factor of the scores: 1 over the number of channels, or over that of one head."""
-        return 1 / self.channels if self.scale == "total" else self.num_heads / self.channels
 
     def embeddings(self) -> tuple[GroupConv2d, GroupConv2d, GroupConv2d | None]:
         """The 1 x 1 convolutions of queries, keys and values; the last is None if the mapped keys are the values."""
@@ -146,10 +130,6 @@ class AffineSelfConv2d(_SelfConv2d):
         ``(B, C, |H|, height, width)`` to the same; every ψ is ``(C, |H|, k, k)`` and every β ``(C, 1, k, k)``, with
         ``k = 1`` for the queries.
 
-    Raises:
-        ValueError: If the group does not map the pixel grid onto itself, k is even, num_heads does not divide C, the
-            scale is unknown, or the input has another shape.
-
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), sections 3.1 and 3.2, equations 9 to 13, 20 to 24 and 33
         https://arxiv.org/abs/1911.07704
@@ -191,9 +171,6 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; ψ is ``(C, |H|, k, k)`` and β ``(C, 1, k, k)``.
-
-    Raises:
-        ValueError: As `AffineSelfConv2d`.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), equations 7, 15 and 16, https://arxiv.org/abs/1911.07704
@@ -243,9 +220,6 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
         ``(B, C, |H|, height, width)`` to the same; e is stored as rows ``(C/2, 1, k, 1)`` and columns
         ``(C/2, 1, 1, k)``.
 
-    Raises:
-        ValueError: As `AffineSelfConv2d`, and if a head has an odd number of channels.
-
     References:
         Stand-Alone Self-Attention in Vision Models (Ramachandran et al., 2019), section 3.1
         https://arxiv.org/abs/1906.05909
@@ -257,7 +231,6 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
         torch.Size([2, 16, 1, 16, 16])
     """
 
-    head_multiple = 2
     embedding_index: Tensor
 
     def __init__(

@@ -1,18 +1,16 @@
 """Attentive lifting and group convolutions: attention on the responses or on the input."""
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..groups import Field, Group, orbit_array, whole
+from ..groups import Field, Group, orbit_array
 from ..ops import attend_input, attentive_conv, expand_filters
-from ..ops.attentive import check_dilation
-from ._arguments import check_arguments, check_field, check_numbers
 from ._cache import CachesFilters, cached
-from ._exact import with_size_check
+from ._checks import check_field, with_size_check
 from ._tables import KeepsTables
 from .conv import _OrbitConv2d
 
@@ -44,9 +42,6 @@ class InputAttention2d(KeepsTables, CachesFilters):
         ``(B, C, |H|, height, width)`` or, for an image, ``(B, C, height, width)`` to the same. With S = |H|, or 1
         for an image, the weights are ``(hidden, C·S, 1, 1)``, ``(C, hidden·S, 1, 1)`` and ``(1, 2·S, n, n)``.
 
-    Raises:
-        ValueError: If a name is unknown, a size is out of range, or the input has another shape.
-
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.4, equation 20
         https://arxiv.org/abs/2002.03830
@@ -74,21 +69,13 @@ class InputAttention2d(KeepsTables, CachesFilters):
         attention_dilation: int = 1,
     ) -> None:
         super().__init__()
-        check_arguments(
-            group, in_channels=in_channels, attention_size=attention_size, attention_dilation=attention_dilation
-        )
-        if attention not in ("input", "pose"):
-            raise ValueError(f"attention of InputAttention2d is 'input' or 'pose', got {attention!r}")
-        if field not in ("regular", "trivial"):
-            raise ValueError(f"field is 'regular' or 'trivial', got {field!r}")
-        check_dilation(attention_dilation)
-        channel = attention == "input"
+        channel = {"input": True, "pose": False}[attention]
         self.group = group
         self.in_channels = in_channels
         self.field = field
         self.attention = attention
-        self.hidden_channels = _hidden(hidden_channels, in_channels)
-        self.attention_size = _odd(attention_size) if channel else 1
+        self.hidden_channels = max(1, in_channels // 2) if hidden_channels is None else hidden_channels
+        self.attention_size = attention_size if channel else 1
         self.attention_dilation = attention_dilation if channel else 1
         self.poses = poses = group.order if field == "regular" else 1
         hidden, maps, side = self.hidden_channels, 2 if channel else in_channels, self.attention_size
@@ -149,7 +136,7 @@ class _ResponseAttention(KeepsTables, CachesFilters):
     ) -> None:
         super().__init__()
         poses = group.order if field == "regular" else 1
-        channel, spatial = attention != "spatial", attention != "channel"
+        channel, spatial = {"full": (True, True), "channel": (True, False), "spatial": (False, True)}[attention]
         self.reduce = nn.Parameter(torch.empty(out_channels, hidden, in_channels, poses)) if channel else None
         self.expand = nn.Parameter(torch.empty(out_channels, in_channels, hidden, poses)) if channel else None
         self.spatial = nn.Parameter(torch.empty(out_channels, 2 * poses, side, side)) if spatial else None
@@ -189,14 +176,6 @@ class _AttentiveConv2d(_OrbitConv2d):
         chunk: int = 4,
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, stride, padding, dilation, bias, exact)
-        check_numbers(attention_size=attention_size, attention_dilation=attention_dilation)
-        if attention not in get_args(Attention):
-            raise ValueError(f"attention is one of {', '.join(map(repr, get_args(Attention)))}, got {attention!r}")
-        if whole(chunk, "chunk is a whole number of fields") < 1:
-            raise ValueError(
-                f"chunk is the number of fields whose responses are in memory at once, at least 1; got {chunk}"
-            )
-        check_dilation(attention_dilation)
         self.attention_dilation = attention_dilation
         self.chunk = chunk
         self.attention: InputAttention2d | _ResponseAttention
@@ -205,9 +184,9 @@ class _AttentiveConv2d(_OrbitConv2d):
                 group, in_channels, self.in_field, attention, hidden_channels, attention_size, attention_dilation
             )
         else:
-            hidden = _hidden(hidden_channels, in_channels)
+            hidden = max(1, in_channels // 2) if hidden_channels is None else hidden_channels
             self.attention = _ResponseAttention(
-                group, in_channels, out_channels, self.in_field, attention, hidden, _odd(attention_size)
+                group, in_channels, out_channels, self.in_field, attention, hidden, attention_size
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,9 +243,6 @@ class AttentiveLiftingConv2d(_AttentiveConv2d):
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
 
-    Raises:
-        ValueError: As `AttentiveGroupConv2d`.
-
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.2
         https://arxiv.org/abs/2002.03830
@@ -317,8 +293,7 @@ class AttentiveGroupConv2d(_AttentiveConv2d):
         responses W₁ is ``(C', hidden, C, |H|)``, W₂ ``(C', C, hidden, |H|)`` and ψ^X ``(C', 2·|H|, n, n)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, the input has
-            another shape, or the stride would sample other pixels of a rotated input.
+        SizeError: If the stride samples other pixels of a rotated input, see `GroupConv2d`.
 
     References:
         Attentive Group Equivariant Convolutional Networks (Romero et al., 2020), section 3.2, equations 16 to 19, and
@@ -392,23 +367,3 @@ def _matrix_bank(weight: Tensor, index: Tensor) -> Tensor:
 def _draw(weight: Tensor) -> None:
     bound = 1 / math.sqrt(weight[0].numel())
     nn.init.uniform_(weight, -bound, bound)
-
-
-def _hidden(hidden_channels: int | None, in_channels: int) -> int:
-    if hidden_channels is None:
-        hidden = max(1, in_channels // 2)
-    else:
-        hidden = whole(hidden_channels, "hidden_channels is a whole number")
-    if hidden < 1:
-        raise ValueError(
-            f"hidden_channels, the hidden width of the channel attention, is at least 1; got {hidden_channels}"
-        )
-    return hidden
-
-
-def _odd(attention_size: int) -> int:
-    if attention_size < 1 or attention_size % 2 == 0:
-        raise ValueError(
-            f"attention_size is odd, so that the attention map has the size of the field; got {attention_size}"
-        )
-    return attention_size

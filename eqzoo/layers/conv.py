@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from ..groups import Field, Group, orbit_array
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_convolution import through_irreps
-from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
-from ._exact import check_size, with_size_check
+from ._checks import check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, laid_out_as, to_planes
-from ._padding import PaddingMode, check_window, padded
+from ._padding import PaddingMode, padded
 from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
@@ -42,23 +41,8 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        check_arguments(
-            group,
-            in_channels=in_channels,
-            out_channels=out_channels,
-            kernel_size=kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-        )
-        check_window(kernel_size, stride, padding, dilation, padding_mode)
-        if groups < 1 or in_channels % groups or out_channels % groups:
-            most = math.gcd(in_channels, out_channels)
-            works = ", ".join(str(number) for number in range(1, most + 1) if most % number == 0)
-            raise ValueError(
-                f"groups divides in_channels and out_channels, {in_channels} and {out_channels}: {works}; got {groups}"
-            )
+        if in_channels % groups or out_channels % groups:  # it may divide the planes, and part the poses of a field
+            raise ValueError(f"groups divides the channels, {in_channels} and {out_channels}; got {groups}")
         self.group = group
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -105,7 +89,7 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
         self._check(x)
         padding = self.padding
         if self.padding_mode != "zeros":
-            x, padding = padded(self, x, padding, self.padding_mode), 0
+            x, padding = padded(x, padding, self.padding_mode), 0
         if self.groups > 1:
             return self._grouped(x, padding)
         if self.in_field == "regular" and through_irreps(x, self.weight, self.group):
@@ -186,9 +170,9 @@ class LiftingConv2d(_OrbitConv2d):
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C / groups, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, ``groups`` does
-            not divide the channels, the input has another shape or too few pixels, or the stride samples other pixels
-            of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, or ``groups`` does not divide the channels.
+        SizeError: If the image is smaller than the window, or the stride samples other pixels of a rotated input:
+            ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 10
@@ -231,9 +215,9 @@ class GroupConv2d(_OrbitConv2d):
         ``(C', C / groups · |H|, k, k)``, read as ``(C', C / groups, |H|, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, ``groups`` does
-            not divide the channels, the input has another shape or too few pixels, or the stride samples other pixels
-            of a rotated input: ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
+        ValueError: If the group does not map the pixel grid onto itself, or ``groups`` does not divide the channels.
+        SizeError: If the image is smaller than the window, or the stride samples other pixels of a rotated input:
+            ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6, equation 11

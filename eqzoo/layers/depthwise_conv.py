@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from ..groups import Group, orbit_array
 from ..ops import expand_filters
-from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
-from ._exact import check_size, with_size_check
+from ._checks import check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
-from ._padding import PaddingMode, check_window, padded
+from ._padding import PaddingMode, padded
 from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
@@ -40,8 +39,7 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
         ``(B, C, |H|, height, width)`` to ``(B, C, |H|, height', width')``; the weight is ``(C, 1, k, k)``.
 
     Raises:
-        ValueError: If the group does not map the pixel grid onto itself, an argument is out of range, the input has
-            another shape or is too small, or the stride samples other pixels of a rotated input, see `GroupConv2d`.
+        SizeError: If the stride samples other pixels of a rotated input, see `GroupConv2d`.
 
     References:
         A ConvNet for the 2020s (Liu et al., 2022), section 2.3, for the plain layer, https://arxiv.org/abs/2201.03545
@@ -69,10 +67,6 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        check_arguments(
-            group, channels=channels, kernel_size=kernel_size, padding=padding, stride=stride, dilation=dilation
-        )
-        check_window(kernel_size, stride, padding, dilation, padding_mode)
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size
@@ -105,7 +99,7 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
         check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
         padding = self.padding
         if self.padding_mode != "zeros":
-            x, padding = padded(self, x, padding, self.padding_mode), 0
+            x, padding = padded(x, padding, self.padding_mode), 0
         last = is_channels_last(x)
         filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]
         bias = None

@@ -15,7 +15,7 @@ from ..groups import Z2
 from ..ops import local_group_attention
 from ._planes import Planes
 from ._tables import KeepsTables
-from .self_attention import AttentionHeads2d, PositionEncoder2d, check_neighborhood
+from .self_attention import AttentionHeads2d, PositionEncoder2d
 
 __all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalization"]
 
@@ -42,15 +42,13 @@ class _DilationSelfAttention2d(AttentionHeads2d):
         attn_drop: float,
         normalization: Normalization,
     ) -> None:
-        check_neighborhood(kernel_size)
-        if normalization not in ("haar", "paper"):
-            raise ValueError(f"normalization is 'haar' or 'paper', got {normalization!r}")
         in_order = None if lifts else num_scales
         super().__init__(in_channels, out_channels, in_order, num_scales, num_heads, head_channels, attn_drop)
         self.scales = _scales(num_scales, base, first, sparse)
         self.kernel_size = kernel_size
         self.sparse = sparse
         self.normalization = normalization
+        self.as_printed = {"haar": False, "paper": True}[normalization]
         self.position = PositionEncoder2d(Z2, self.head_channels // self.query_parts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +77,7 @@ class _DilationSelfAttention2d(AttentionHeads2d):
 
     def _factor(self, scale: float) -> float:
         dimension = _PLANE + (self.in_order is not None)
-        return scale**-dimension if self.normalization == "paper" else 1.0
+        return scale**-dimension if self.as_printed else 1.0
 
     def _poses(self) -> Tensor | None:
         return None
@@ -129,8 +127,7 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
         ``(B, C, height, width)`` to ``(B, C', scales, height, width)``.
 
     Raises:
-        ValueError: If kernel_size is even, the scales do not increase, are smaller than 1, or are sparse and not
-            integers, a head has fewer than 2 channels, or the input has another shape.
+        ValueError: If sparse scales are not integers, or a head has fewer than 2 channels.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix E, equation 20
@@ -207,8 +204,7 @@ class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
         ``(B, C, scales, height, width)`` to ``(B, C', scales, height, width)``.
 
     Raises:
-        ValueError: If kernel_size is even, the scales do not increase, are smaller than 1, or are sparse and not
-            integers, a head has fewer than 3 channels, or the input has another shape.
+        ValueError: If sparse scales are not integers, or a head has fewer than 3 channels.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix E, equation 21.
@@ -268,20 +264,13 @@ class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
         return codes.movedim(-1, 0)
 
     def _log_measure(self, like: Tensor) -> Tensor | None:
-        if self.normalization == "paper":
+        if self.as_printed:
             return None
         return -_PLANE * math.log(self.base) * self.exponents.to(like.dtype)
 
 
 def _scales(num_scales: int, base: float, first: float, sparse: bool) -> tuple[float, ...]:
-    if num_scales < 1 or base <= 1 or first < 1:
-        raise ValueError(
-            f"scales are first·base^s with first >= 1, base > 1 and num_scales >= 1; got first={first}, "
-            f"base={base}, num_scales={num_scales}"
-        )
     scales = tuple(first * base**s for s in range(num_scales))
     if sparse and any(scale != round(scale) for scale in scales):
-        raise ValueError(
-            f"sparse neighborhoods take every h-th pixel, so scales are integers; got {scales}; or pass sparse=False"
-        )
+        raise ValueError(f"sparse neighborhoods need scales that are integers, got {scales}; or pass sparse=False")
     return scales

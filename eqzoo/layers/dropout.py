@@ -18,9 +18,6 @@ class Dropout(nn.Dropout):
     Shape:
         Any to the same.
 
-    Raises:
-        ValueError: If p is not a probability.
-
     Example:
         >>> import torch
         >>> Dropout(0.3).eval()(torch.ones(2))

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Group, orbit_array, whole
+from ..groups import Group, orbit_array
 from ..ops import generated_depthwise
-from ._arguments import check_arguments, check_field
 from ._cache import CachesFilters, cached
+from ._checks import check_field
 from ._plain import plain_conv2d, written_out
 from ._tables import KeepsTables
 from .conv import GroupConv2d
@@ -75,10 +75,6 @@ class E4Layer2d(_E4):
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
 
-    Raises:
-        ValueError: If the group does not map the pixel grid onto itself, the kernel is even, s does not divide C', r
-            does not divide C, or the input has another shape.
-
     References:
         Efficient Equivariant Network (He et al., 2021), section 4.1, equation 12
         https://proceedings.neurips.cc/paper/2021/file/2a79ea27c279e471f4d180b08d62b00a-Paper.pdf
@@ -108,9 +104,7 @@ class E4Layer2d(_E4):
         kernel_norm_affine: KernelNormAffine = "tied",
         eps: float = 1e-5,
     ) -> None:
-        check_arguments(group, in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size)
         super().__init__(group.order, slices)
-        _check_values(in_channels, out_channels, kernel_size, slices, reduction, kernel_norm_affine)
         self.group = group
         self.in_channels = in_channels
         self.out_channels = out_channels
@@ -171,7 +165,7 @@ class _KernelNorm(nn.GroupNorm):
     """Normalizes each hidden field of each image over group, height and width."""
 
     def __init__(self, group: Group, num_features: int, affine: KernelNormAffine, eps: float) -> None:
-        tied = affine == "tied"
+        tied = {"tied": True, "per_element": False}[affine]
         super().__init__(num_features, num_features * (1 if tied else group.order), eps)
         self.group = group
         self.tied = tied
@@ -225,16 +219,3 @@ def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> Gro
     if concat:
         return GroupConv2d(group, in_channels, out_channels, 1, bias=False)
     return PointwiseConv2d(group, in_channels, out_channels, bias=False)
-
-
-def _check_values(
-    in_channels: int, out_channels: int, kernel_size: int, slices: int, reduction: int, kernel_norm_affine: str
-) -> None:
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size must be odd, so that filters have a center pixel; got {kernel_size}")
-    if whole(slices, "slices is a whole number") < 1 or out_channels % slices:
-        raise ValueError(f"slices must divide the {out_channels} output channels, got {slices}")
-    if whole(reduction, "reduction is a whole number") < 1 or in_channels % reduction:
-        raise ValueError(f"reduction must divide the {in_channels} input channels, got {reduction}")
-    if kernel_norm_affine not in ("tied", "per_element"):
-        raise ValueError(f"kernel_norm_affine is 'tied' or 'per_element', got {kernel_norm_affine!r}")

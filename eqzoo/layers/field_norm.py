@@ -7,7 +7,7 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments, check_field
+from ._checks import check_field
 from ._plain import written_out
 
 __all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
@@ -28,9 +28,6 @@ class FieldLayerNorm2d(nn.Module):
     Shape:
         ``(B, C, |H|, height, width)`` to the same, with channels last in memory; the parameters are ``(C,)``.
 
-    Raises:
-        ValueError: If the input has another shape.
-
     References:
         A ConvNet for the 2020s (Liu et al., 2022), section 2.6, for the plain layer, https://arxiv.org/abs/2201.03545
 
@@ -43,7 +40,6 @@ class FieldLayerNorm2d(nn.Module):
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
         super().__init__()
-        check_arguments(group, num_features=num_features)
         self.group = group
         self.num_features = num_features
         self.eps = eps
@@ -79,9 +75,6 @@ class FieldResponseNorm2d(nn.Module):
     Shape:
         ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
 
-    Raises:
-        ValueError: If the input has another shape.
-
     References:
         ConvNeXt V2: Co-designing and Scaling ConvNets with Masked Autoencoders (Woo et al., 2023), section 3.2
         https://arxiv.org/abs/2301.00808
@@ -95,7 +88,6 @@ class FieldResponseNorm2d(nn.Module):
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
         super().__init__()
-        check_arguments(group, num_features=num_features)
         self.group = group
         self.num_features = num_features
         self.eps = eps
@@ -141,7 +133,6 @@ class FieldLayerScale2d(nn.Module):
 
     def __init__(self, group: Group, channels: int, init_value: float = 1e-6) -> None:
         super().__init__()
-        check_arguments(group, channels=channels)
         self.group = group
         self.gamma = nn.Parameter(torch.full((channels,), init_value))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import batch_norm
-from ._arguments import check_arguments, check_field, named
+from ._checks import check_field
 from ._plain import written_out
 
 __all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
@@ -34,9 +34,6 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
         relu=False)`` adds a field of the same shape to y and applies a ReLU, in the same pass through memory; the plain
         norm of a fused network does not, so networks call `norm_act`, which takes both.
 
-    Raises:
-        ValueError: If the input or the residual has another shape.
-
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 8
         https://arxiv.org/abs/1602.07576
@@ -49,7 +46,6 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
     """
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        check_arguments(group, num_features=num_features)
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.group = group
 
@@ -68,10 +64,6 @@ class GroupBatchNorm2d(nn.BatchNorm3d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         check_field(self, x, self.num_features, self.group.order)
-        if residual is not None and residual.shape != x.shape:
-            raise ValueError(
-                f"{named(self)} adds a residual of its input's shape, {tuple(x.shape)}, got {tuple(residual.shape)}"
-            )
         momentum = self._momentum()
         of_batch = self.training or self.running_mean is None
         mean, var = (
@@ -120,9 +112,6 @@ class GroupLayerNorm2d(nn.GroupNorm):
     Shape:
         ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
 
-    Raises:
-        ValueError: If the input has another shape.
-
     References:
         Layer Normalization (Ba et al., 2016), section 3
         https://arxiv.org/abs/1607.06450
@@ -136,7 +125,6 @@ class GroupLayerNorm2d(nn.GroupNorm):
     """
 
     def __init__(self, group: Group, num_features: int, eps: float = 1e-12) -> None:
-        check_arguments(group, num_features=num_features)
         super().__init__(1, num_features, eps=eps)
         self.group = group
 

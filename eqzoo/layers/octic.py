@@ -59,8 +59,6 @@ class OcticLinear(OcticLayer):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Irreps) -> Irreps:
-        if x.width != self.in_features:
-            raise ValueError(f"this octic layer takes fields of width {self.in_features}, got {x.width}")
         rows = x.ab.flatten(1, -2)
         if self.bias is None:
             ab = torch.bmm(rows, self.weight)

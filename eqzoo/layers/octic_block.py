@@ -29,11 +29,8 @@ class OcticAttention(OcticLayer):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1 or width % (8 * num_heads):
-            raise ValueError(
-                f"a width of {width} has no equal share of its eight parts for {num_heads} heads; give a width that is "
-                "a multiple of 8 times the number of heads"
-            )
+        if width % (8 * num_heads):
+            raise ValueError(f"a width of {width} has no equal share of its eight parts for {num_heads} heads")
         self.num_heads = num_heads
         self.qkv = OcticLinear(width, 3 * width)
         self.proj = OcticLinear(width, width)

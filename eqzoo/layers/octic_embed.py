@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._arguments import check_numbers
 from .irreps import Irreps, OcticLayer, check_widths
 
 __all__ = ["OcticPatchEmbed2d", "OcticPosition2d", "fold_quarters", "resize_quarters", "unfold_quarters"]
@@ -73,8 +72,7 @@ class OcticPatchEmbed2d(OcticLayer):
 
     def __init__(self, in_channels: int, width: int, patch_size: int) -> None:
         super().__init__()
-        check_numbers(in_channels=in_channels, patch_size=patch_size)
-        if patch_size < 2 or patch_size % 2:
+        if patch_size % 2:
             raise ValueError(f"patch_size is even, because filters are made of quarters; got {patch_size}")
         check_widths(width)
         self.patch_size = patch_size
@@ -158,8 +156,7 @@ class OcticPosition2d(OcticLayer):
     def __init__(self, width: int, grid: int) -> None:
         super().__init__()
         check_widths(width)
-        check_numbers(grid=grid)
-        if grid < 2 or grid % 2:
+        if grid % 2:
             raise ValueError(
                 f"the grid of patches has an even side, got {grid}: make the image a multiple of 2 patches"
             )

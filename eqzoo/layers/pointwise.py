@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments, check_field
+from ._checks import check_field
 from ._layout import group_last, is_channels_last, with_channels_last
 from ._planes import Planes
 
@@ -25,9 +25,6 @@ class PointwiseConv2d(nn.Conv2d):
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``; the weight is ``(C', C, 1, 1)``.
 
-    Raises:
-        ValueError: If the input has another shape.
-
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), appendix F
         https://arxiv.org/abs/2010.00977
@@ -40,7 +37,6 @@ class PointwiseConv2d(nn.Conv2d):
     """
 
     def __init__(self, group: Group, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
-        check_arguments(group, in_channels=in_channels, out_channels=out_channels)
         super().__init__(in_channels, out_channels, 1, bias=bias)
         self.group = group
 

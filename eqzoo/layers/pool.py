@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments, check_numbers, check_poses
-from ._exact import SizeError, check_size, with_size_check
+from ._checks import SizeError, check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
@@ -18,8 +17,7 @@ Reduce = Literal["max", "avg"]
 
 def _check_reduce(reduce: str) -> None:
     if reduce not in ("max", "avg"):
-        way = "" if reduce else "; a network's forward_features gives its features without a pool"
-        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}{way}")
+        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}")
 
 
 class SpatialPool2d(nn.Module):
@@ -39,8 +37,7 @@ class SpatialPool2d(nn.Module):
         ``(B, ..., height, width)`` to ``(B, ..., height', width')``.
 
     Raises:
-        ValueError: If an argument is out of range, or the windows do not end at the edge of the image:
-            ``(side + 2·padding − k) % stride`` must be 0.
+        SizeError: If the windows do not end at the edge of the image: ``(side + 2·padding − k) % stride`` must be 0.
 
     Example:
         >>> import torch
@@ -60,14 +57,6 @@ class SpatialPool2d(nn.Module):
     ) -> None:
         super().__init__()
         _check_reduce(reduce)
-        check_arguments(
-            group, kernel_size=kernel_size, stride=kernel_size if stride is None else stride, padding=padding
-        )
-        if kernel_size < 1 or (stride is not None and stride < 1) or not 0 <= padding <= kernel_size // 2:
-            raise ValueError(
-                "a pool needs kernel_size >= 1, stride >= 1 and padding of at most half the kernel, got "
-                f"{kernel_size}, {stride} and {padding}"
-            )
         self.group = group
         self.kernel_size = kernel_size
         self.stride = kernel_size if stride is None else stride
@@ -111,9 +100,6 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
 
     def __init__(self, output_size: int) -> None:
         super().__init__()
-        check_numbers(output_size=output_size)
-        if output_size < 1:
-            raise ValueError(f"output_size is at least 1, got {output_size}")
         self.output_size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,7 +132,6 @@ class HalvingPool2d(nn.Module):
         ``(B, ..., height, width)`` to ``(B, ..., height // 2, width // 2)``.
 
     Raises:
-        ValueError: If ``reduce`` is neither.
         SizeError: If a side is shorter than 2 pixels.
 
     Example:
@@ -159,7 +144,6 @@ class HalvingPool2d(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
-        check_arguments(group)
         self.group = group
         self.reduce = reduce
 
@@ -205,9 +189,6 @@ class GroupPool(nn.Module):
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C, height, width)``.
 
-    Raises:
-        ValueError: If ``reduce`` is neither, or the input has no group axis of length |H|.
-
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 6.3
         https://arxiv.org/abs/1602.07576
@@ -222,12 +203,11 @@ class GroupPool(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
-        check_arguments(group)
         self.group = group
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        check_poses(self, x, self.group.order)
+        check_field(self, x, None, self.group.order)
         return x.amax(2) if self.reduce == "max" else x.mean(2)
 
     def fuse(self) -> nn.Module:
@@ -250,9 +230,6 @@ class GlobalPool(nn.Module):
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C)``.
 
-    Raises:
-        ValueError: If ``reduce`` is neither, or the input has no group axis of length |H|.
-
     Example:
         >>> import torch
         >>> from eqzoo.groups import P4
@@ -263,12 +240,11 @@ class GlobalPool(nn.Module):
     def __init__(self, group: Group, reduce: Reduce = "max") -> None:
         super().__init__()
         _check_reduce(reduce)
-        check_arguments(group)
         self.group = group
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        check_poses(self, x, self.group.order)
+        check_field(self, x, None, self.group.order)
         return x.amax((2, 3, 4)) if self.reduce == "max" else x.mean((2, 3, 4))
 
     def fuse(self) -> nn.Module:

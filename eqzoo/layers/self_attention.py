@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..ops import local_group_attention
-from ._arguments import check_arguments, check_field, check_numbers
+from ._checks import check_field
 from ._planes import Planes
 from ._tables import KeepsTables
 
@@ -140,19 +140,14 @@ class AttentionHeads2d(nn.Module):
         attn_drop: float,
     ) -> None:
         super().__init__()
-        check_numbers(in_channels=in_channels, out_channels=out_channels, num_heads=num_heads)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.in_order = in_order
         self.out_order = out_order
         self.num_heads = num_heads
-        if head_channels is not None:
-            check_numbers(head_channels=head_channels)
         self.head_channels = out_channels // 2 if head_channels is None else head_channels
         self.attn_drop = attn_drop
         self.query_parts = 2 if in_order is None else 3
-        if not 0 <= attn_drop < 1:
-            raise ValueError(f"attn_drop is a probability below 1, got {attn_drop}: without attention nothing is left")
         if self.head_channels < self.query_parts:
             raise ValueError(
                 f"{type(self).__name__} needs at least {self.query_parts} channels a head, one for each part of the "
@@ -195,15 +190,6 @@ class AttentionHeads2d(nn.Module):
         )
 
 
-def check_neighborhood(kernel_size: object) -> None:
-    """Raises ValueError unless the side of a neighborhood is an odd integer, so that it has a center."""
-    if not isinstance(kernel_size, int) or kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(
-            "kernel_size is an odd number of pixels, or in group self-attention 'global' for the whole image; "
-            f"got {kernel_size!r}"
-        )
-
-
 class _SelfAttention2d(AttentionHeads2d):
     """Base class of lifting and group self-attention: neighborhoods and encoded positions."""
 
@@ -219,9 +205,6 @@ class _SelfAttention2d(AttentionHeads2d):
         head_channels: int | None,
         attn_drop: float,
     ) -> None:
-        check_arguments(group)
-        if kernel_size != "global":
-            check_neighborhood(kernel_size)
         in_order = None if self.lifts else group.order
         super().__init__(in_channels, out_channels, in_order, group.order, num_heads, head_channels, attn_drop)
         self.group = group
@@ -269,7 +252,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
         ``(B, C, height, width)`` to ``(B, C', |H|, height, width)``.
 
     Raises:
-        ValueError: If kernel_size is even, a head has fewer than 2 channels, or the input has another shape.
+        ValueError: If a head has fewer than 2 channels.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 14
@@ -329,8 +312,7 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
 
     Raises:
-        ValueError: If kernel_size is even, a head has fewer than 3 channels, the pose index is unknown, or the
-            input has another shape.
+        ValueError: If a head has fewer than 3 channels.
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 16.
@@ -357,12 +339,10 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         attn_drop: float = 0.0,
         pose_index: PoseIndex = "exact",
     ) -> None:
-        if pose_index not in ("exact", "released"):
-            raise ValueError(f"pose_index is 'exact' or 'released', got {pose_index!r}")
         super().__init__(group, in_channels, out_channels, kernel_size, num_heads, head_channels, attn_drop)
         self.pose_index = pose_index
         self.pose = nn.Embedding(group.order, self.head_channels - 2 * (self.head_channels // 3))
-        table = _exact_poses(group) if pose_index == "exact" else _released_poses(group)
+        table = {"exact": _exact_poses, "released": _released_poses}[pose_index](group)
         self.register_table("pose_table", table)
         self.reset_parameters()
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ..groups import Group, whole
-from ._arguments import check_arguments, check_field
+from ..groups import Group
+from ._checks import check_field
 from ._layout import is_channels_last
 from ._planes import Planes
 
@@ -25,9 +25,6 @@ class GroupSqueezeExcite(nn.Module):
     Shape:
         ``(B, C, |H|, height, width)`` to the same.
 
-    Raises:
-        ValueError: If r does not divide C, or the input has another shape.
-
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), section 3.3, equations 17 and 18
         https://arxiv.org/abs/1911.07704
@@ -42,9 +39,6 @@ class GroupSqueezeExcite(nn.Module):
 
     def __init__(self, group: Group, channels: int, reduction: int = 16) -> None:
         super().__init__()
-        check_arguments(group, channels=channels)
-        if whole(reduction, "reduction is a whole number") < 1 or channels % reduction:
-            raise ValueError(f"reduction must divide the {channels} channels, got {reduction}")
         self.group = group
         self.channels = channels
         self.reduce = nn.Linear(channels, channels // reduction)

@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import check_arguments, check_numbers
 from ._layout import from_planes, is_channels_last, to_planes
 
 __all__ = ["Upsample2d"]
@@ -27,10 +26,6 @@ class Upsample2d(nn.Module):
         those of the features that a decoder joins it with: ``forward(x, size=(height', width'))``, or one number for
         both.
 
-    Raises:
-        ValueError: If the factor is less than 1, or the input is neither an image nor a field.
-        TypeError: If it is not a whole number.
-
     Example:
         >>> import torch
         >>> from eqzoo.groups import P4
@@ -41,19 +36,10 @@ class Upsample2d(nn.Module):
 
     def __init__(self, group: Group, factor: int = 2) -> None:
         super().__init__()
-        check_arguments(group)
-        check_numbers(factor=factor)
-        if factor < 1:
-            raise ValueError(f"factor is a whole number of at least 1, got {factor}")
         self.group = group
         self.factor = factor
 
     def forward(self, x: Tensor, size: Sequence[int] | int | None = None) -> Tensor:
-        if x.ndim != 4 and (x.ndim != 5 or x.shape[2] != self.group.order):
-            order = self.group.order
-            raise ValueError(
-                f"{self} takes (B, C, height, width) or (B, C, {order}, height, width), got {tuple(x.shape)}"
-            )
         sides = [self.factor * side for side in x.shape[-2:]] if size is None else size
         y = F.interpolate(to_planes(x), sides, mode="bilinear", align_corners=False)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y

@@ -14,6 +14,7 @@ from eqzoo.equivariance import equivariance_report
 from eqzoo.groups import P4, cyclic
 from eqzoo.layers import (
     AttentiveLiftingConv2d,
+    GroupBatchNorm2d,
     GroupPool,
     GroupSelfAttention2d,
     Irreps,
@@ -208,3 +209,68 @@ def test_outputs_that_cannot_be_compared():
         eqzoo.check_equivariance(own, size=8)
     with pytest.raises(ValueError, match="Sequential has no input_size; pass one"):
         eqzoo.multiply_adds(own)
+
+
+def test_an_image_without_a_batch_is_not_measured():
+    conv = nn.Conv2d(3, 4, 3)
+    with pytest.raises(ValueError, match=r"image\[None\]"):
+        eqzoo.equivariance_error(conv, torch.rand(3, 8, 8), group="p4")
+    assert eqzoo.equivariance_error(conv, torch.rand(1, 3, 8, 8), group="p4") > 0.1
+    with pytest.raises(TypeError, match="complex"):
+        eqzoo.equivariance_error(LiftingConv2d(P4, 1, 2, 3).to(torch.complex64), torch.rand(1, 1, 8, 8))
+
+
+class OverPoses(nn.Module):
+    """A layer norm with a weight for each pose, which is not equivariant once it is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.group = P4
+        self.lift = LiftingConv2d(P4, 1, 8, 3)
+        self.norm = nn.LayerNorm((8, 4))
+        self.pool = GroupPool(P4)
+
+    def forward(self, x):
+        x = self.lift(x=x)  # by keyword
+        return self.pool(self.norm(x.movedim((1, 2), (-2, -1))).movedim((-2, -1), (1, 2)))
+
+
+def test_a_layer_norm_over_poses_is_found():
+    x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert eqzoo.equivariance_error(OverPoses(), x) < 1e-12
+    assert eqzoo.equivariance_error(OverPoses(), x, randomize=True) > 0.1
+
+
+class Residual(nn.Module):
+    """A branch that starts at zero, and a layer of two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.group = P4
+        self.lift = LiftingConv2d(P4, 1, 4, 3)
+        self.norm = GroupBatchNorm2d(P4, 4)
+        nn.init.zeros_(self.norm.weight)
+        self.add = Add()
+
+    def forward(self, x):
+        x = self.lift(x)
+        return self.add(x, self.norm(x))
+
+
+class Add(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.group = P4
+
+    def forward(self, x, y):
+        return x + y
+
+
+def test_branches_of_zeros_and_layers_of_two_inputs_are_passed_over():
+    x = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    report = equivariance_report(Residual(), x)
+    assert set(report.layers) == {"lift"}
+    assert report.largest < 1e-12
+    none = Residual()
+    none.group = None
+    assert eqzoo.equivariance_error(none, x, P4) < 1e-12

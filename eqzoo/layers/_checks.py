@@ -1,4 +1,4 @@
-"""The condition under which strided windows are equivariant."""
+"""Checks of a layer's input: its shape, and the sizes at which strided windows are equivariant."""
 
 from functools import partial
 from typing import Any, TypeVar
@@ -6,9 +6,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ..groups import Group
-from ._arguments import named
 
-__all__ = ["SizeError", "check_size", "with_size_check"]
+__all__ = ["SizeError", "check_field", "check_size", "layer_name", "with_size_check"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,6 +27,27 @@ class SizeError(ValueError):
 
     def __str__(self) -> str:
         return ". ".join(part for part in (self.reason, self.remedy) if part)
+
+
+def check_field(layer: nn.Module, x: Tensor, channels: int | None, order: int | None) -> None:
+    """Raises ValueError unless a layer is given a regular field, or an image where ``order`` is None.
+
+    Args:
+        layer: The layer, named in the error.
+        x: The input, ``(B, channels, order, height, width)`` or ``(B, channels, height, width)``.
+        channels: The number of fields, or of channels of the image; None for any.
+        order: The order of the group; None for an image.
+    """
+    lead = [channels] if order is None else [channels, order]
+    fits = x.ndim == len(lead) + 3 and all(n in (None, side) for n, side in zip(lead, x.shape[1:], strict=False))
+    if not fits:
+        shape = ", ".join("C" if n is None else str(n) for n in lead)
+        raise ValueError(f"{layer_name(layer)} takes (B, {shape}, height, width), got {tuple(x.shape)}")
+
+
+def layer_name(layer: nn.Module | str) -> str:
+    """The layer as it is printed, without its children."""
+    return layer if isinstance(layer, str) else f"{type(layer).__name__}({layer.extra_repr()})"
 
 
 def check_size(
@@ -55,8 +75,8 @@ def check_size(
     room = min(height, width) + 2 * padding - span
     if room < 0:
         raise SizeError(
-            f"{named(module)} has a window of {span} pixels and an input of {height} x {width} with {padding} pixels "
-            "of padding a side",
+            f"{layer_name(module)} has a window of {span} pixels, and an input of {height} x {width} with a padding of "
+            f"{padding}",
             f"Give an input that is at least {-room} pixels larger, or a larger padding",
         )
     if stride == 1 or not exact:
@@ -68,7 +88,7 @@ def check_size(
         rest = (side + 2 * padding - span) % stride
         if rest:
             raise SizeError(
-                f"{named(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
+                f"{layer_name(module)} would break {group.name}: at {axis} {side} its last window ends {rest} pixels "
                 "before the edge, so a transformed image is sampled at other places",
                 f"It is exact at {axis} {side - rest} or {side - rest + stride}; or use stride 1 and then a pool whose "
                 "size divides the side",
@@ -88,7 +108,7 @@ def with_size_check(plain: M, layer: nn.Module, group: Group, span: int, stride:
         exact: Whether sizes are checked.
     """
     if exact and stride > 1 and group.order > 1:
-        check = partial(_check_input, name=named(layer), group=group, span=span, stride=stride, padding=padding)
+        check = partial(_check_input, name=layer_name(layer), group=group, span=span, stride=stride, padding=padding)
         plain.register_forward_pre_hook(check, with_kwargs=True)
     return plain
 

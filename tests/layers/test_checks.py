@@ -1,0 +1,82 @@
+"""Fields of other shapes and options that do not exist are errors, and no wrong numbers."""
+
+import pytest
+import torch
+
+from eqzoo.groups import P4
+from eqzoo.layers import (
+    AffineSelfConv2d,
+    AttentiveGroupConv2d,
+    DepthwiseGroupConv2d,
+    E4Layer2d,
+    FieldLayerNorm2d,
+    FieldLayerScale2d,
+    FieldResponseNorm2d,
+    GlobalPool,
+    GroupBatchNorm2d,
+    GroupConv2d,
+    GroupLayerNorm2d,
+    GroupPool,
+    GroupSelfAttention2d,
+    GroupSqueezeExcite,
+    InputAttention2d,
+    LiftingConv2d,
+    LiftingDilationSelfAttention2d,
+    OcticInvariants,
+    OcticLayerNorm,
+    OcticPosition2d,
+    OcticResidual,
+    PointwiseConv2d,
+)
+
+LAYERS = {
+    GroupConv2d: (4, 4, 3),
+    LiftingConv2d: (1, 4, 3),
+    AttentiveGroupConv2d: (4, 4, 3),
+    InputAttention2d: (4,),
+    DepthwiseGroupConv2d: (4, 3),
+    PointwiseConv2d: (4, 4),
+    AffineSelfConv2d: (8,),
+    E4Layer2d: (4, 4),
+    GroupSelfAttention2d: (4, 8),
+    GroupBatchNorm2d: (4,),
+    GroupLayerNorm2d: (4,),
+    FieldLayerNorm2d: (4,),
+    FieldResponseNorm2d: (4,),
+    FieldLayerScale2d: (4,),
+    GroupSqueezeExcite: (16,),
+    GroupPool: (),
+    GlobalPool: (),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: kind.__name__)
+def test_a_layer_names_the_field_that_it_takes(kind):
+    args = LAYERS[kind]
+    layer, channels = kind(P4, *args), args[0] if args else 2
+    shape = (2, channels, 7, 7) if kind is LiftingConv2d else (2, channels, 4, 7, 7)
+    layer(torch.zeros(shape))
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\(p4.*takes \(B, .*height, width\), got \(2, 5, 3, 7, 7\)"):
+        layer(torch.zeros(2, 5, 3, 7, 7))
+
+
+def test_octic_layers_need_multiples_of_8_channels():
+    for make in (OcticLayerNorm, OcticResidual, OcticInvariants, lambda width: OcticPosition2d(width, 4)):
+        with pytest.raises(ValueError, match="multiples of 8, got 12"):
+            make(12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AffineSelfConv2d(P4, 8, scale="sqrt"),
+        lambda: AttentiveGroupConv2d(P4, 2, 2, 3, attention="alpha"),
+        lambda: InputAttention2d(P4, 2, attention="full"),
+        lambda: E4Layer2d(P4, 4, 4, kernel_norm_affine="none"),
+        lambda: GroupSelfAttention2d(P4, 4, 8, pose_index="paper"),
+        lambda: LiftingDilationSelfAttention2d(2, 6, normalization="none"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_no_default(make):
+    with pytest.raises(KeyError):
+        make()
