@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
+from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import GroupBatchNorm2d, GroupConv2d, HalvingPool2d, LiftingConv2d
 from ..layers._fused import FusedSequential
@@ -161,22 +162,9 @@ class BasicBlock(nn.Module):
         return y
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 200,
-        "input_size": (3, 64, 64),
-        "mean": (0.4802, 0.4481, 0.3975),
-        "std": (0.2770, 0.2691, 0.2821),
-        "crop_pct": 1.0,
-        "interpolation": "bicubic",
-        "first_conv": "stem.conv1",
-        "classifier": "head",
-    } | kwargs
-
-
 default_cfgs = configs(
     {
-        f"{name}.tiny_imagenet": _cfg()
+        f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg() | {"first_conv": "stem.conv1", "classifier": "head"}
         for name in ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_resnet_m")
     }
 )
