@@ -31,7 +31,7 @@ __all__ = [
 # What a recipe says of its own data set, and no run on another: the sizes of its splits, and weights that may have been
 # trained on images that another data set validates or tests on.
 OF_A_DATASET: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None}
-OF_A_DATASET |= {"teachers": (), "teacher_weight": Recipe.teacher_weight}
+OF_A_DATASET |= {"teachers": (), "soft_labels": None, "teacher_weight": Recipe.teacher_weight}
 
 
 def load_recipe(name: str) -> Recipe:

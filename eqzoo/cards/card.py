@@ -328,7 +328,8 @@ def _classes(r: dict[str, Any], data: DataSet) -> str:
 def _training(r: dict[str, Any], recipe_text: str) -> str:
     recipe = r["recipe"]
     known = {name: value for name, value in recipe.items() if value not in (None, "", {}, [], ())}
-    known = known if "teachers" in known else {name: known[name] for name in known if name != "teacher_weight"}
+    taught = {"teachers", "soft_labels"} & known.keys()
+    known = known if taught else {name: known[name] for name in known if name != "teacher_weight"}
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     hours = r["training_seconds"] / 3600
     time = f"{hours:.1f} hours" if hours >= 2 else f"{60 * hours:.0f} minutes"

@@ -104,7 +104,7 @@ def checkpoint_results(
         | {"eqzoo": __version__},
     }
     found |= {"base_model": base_model} if base_model else {}
-    found |= {"distilled": True} if any(each.teachers for each in (recipe, *earlier)) else {}
+    found |= {"distilled": True} if any(each.teachers or each.soft_labels for each in (recipe, *earlier)) else {}
     found |= {
         "seeds": len(test_errors) or 1,
         "test_errors": list(test_errors) or [test_error],

@@ -1,9 +1,10 @@
-"""Distillation: trained networks whose predictions another network learns."""
+"""Distillation: trained networks, or their kept predictions, that another network learns."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +14,7 @@ from ..data.images import normalized
 from ..models import EquivariantNet, create_model
 from .recipe import Recipe
 
-__all__ = ["Teachers"]
+__all__ = ["Teachers", "soft_labels"]
 
 
 class Teachers:
@@ -76,6 +77,26 @@ class Teachers:
         """The loss of the labels and that of the teachers' probabilities, weighted and added."""
         of_teachers = F.cross_entropy(logits, probabilities.to(logits.dtype))
         return (1 - self.weight) * of_labels + self.weight * of_teachers
+
+
+def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
+    """The probabilities of a .npy file, a row for each training image.
+
+    Args:
+        path: The file, of an array ``(images, num_classes)``.
+        images: The number of training images.
+        num_classes: The number of classes.
+
+    Raises:
+        ValueError: If the array has another shape: rows would be those of other images.
+    """
+    found = torch.from_numpy(np.load(path))
+    if found.shape != (images, num_classes):
+        raise ValueError(
+            f"soft_labels={path!r} has the shape {tuple(found.shape)}; {images:,} training images of {num_classes} "
+            f"classes need {(images, num_classes)}, in the order of the training split"
+        )
+    return found
 
 
 def _teacher(

@@ -154,7 +154,8 @@ def _train_epoch(
     for done, (part, images, augmentation) in enumerate(zip(parts, stream, numbers, strict=True), 1):
         step, rest = divmod(done, recipe.accumulate)
         with accelerator.no_sync(state.net) if rest else nullcontext():
-            total += state.backward(images, split.labels[part], augmentation)
+            soft = None if state.soft_labels is None else state.soft_labels[part.cpu()]
+            total += state.backward(images, split.labels[part], augmentation, soft)
         if rest:
             continue
         state.step(epoch, step - 1)

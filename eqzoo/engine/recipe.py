@@ -109,8 +109,11 @@ class Recipe:
             starts from (``{seed}`` in it stands for the seed); None for initial weights.
         teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
             their names in `eqzoo.create_model`; () for none. They see images at full size.
-        teacher_weight: The share of the teachers in the loss, in (0, 1]; only with teachers. The rest is the share of
-            the labels, whose loss is then cross-entropy.
+        soft_labels: A .npy file of probabilities, ``(n, classes)``, a row for each image of the training split in its
+            order, that the network learns beside the labels: those of teachers that are no networks of eqzoo or too
+            slow for every epoch. Under augmentation the rows stay the same. None for none.
+        teacher_weight: The share of the teachers or soft labels in the loss, in (0, 1]; only with these. The rest is
+            the share of the labels, whose loss is then cross-entropy.
 
     Raises:
         ValueError: If a value has another type, is out of range, or has no effect beside the others.
@@ -157,6 +160,7 @@ class Recipe:
     freeze: tuple[str, ...] = ()
     start: str | None = None
     teachers: tuple[str, ...] = ()
+    soft_labels: str | None = None
     teacher_weight: float = 0.5
 
     def __post_init__(self) -> None:
@@ -327,11 +331,13 @@ class Recipe:
             raise ValueError(f"restart_lrs is a list of rates above 0, got {self.restart_lrs!r}")
 
     def _check_teachers(self) -> None:
-        if not self.teachers and self.teacher_weight != type(self).teacher_weight:
+        if not self.teachers and not self.soft_labels and self.teacher_weight != type(self).teacher_weight:
             raise ValueError(
                 f"teacher_weight belongs to teachers, got {self.teacher_weight} and none; name teachers, or set "
                 f"teacher_weight={type(self).teacher_weight}"
             )
+        if self.teachers and self.soft_labels:
+            raise ValueError("a network learns from teachers or from soft_labels, got both; leave one out")
         if self.teachers and self.loss != "ce":
             raise ValueError(f"teachers go with loss='ce', got {self.loss!r}")
         ways = ["label_smoothing=0"] if self.label_smoothing else []

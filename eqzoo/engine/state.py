@@ -25,7 +25,7 @@ from ..evaluation.metrics import BATCH_SIZE
 from ..models import EquivariantNet, create_model
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
-from .distillation import Teachers
+from .distillation import Teachers, soft_labels
 from .recipe import Recipe, build_network, scheduler
 from .run import FinishedRun
 
@@ -89,6 +89,7 @@ class TrainingState:
         self.criterion = _criterion(recipe, self.device)
         classes, train = int(self.model.num_classes), splits["train"]  # type: ignore[arg-type]
         self.teachers = Teachers(recipe, train.classes, train.shape, classes, self.device)
+        self.soft_labels = soft_labels(recipe.soft_labels, len(train), classes) if recipe.soft_labels else None
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         dtype = next(self.model.parameters()).dtype
         self.mean, self.std = (torch.tensor(cfg[key], dtype=dtype, device=self.device) for key in ("mean", "std"))
@@ -128,15 +129,17 @@ class TrainingState:
         factor = self.recipe.decay_rate ** self.recipe.decays(history)
         self.scheduler.base_values = [value * factor for value in self.base_values]
 
-    def backward(self, images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+    def backward(self, images: Tensor, labels: Tensor, numbers: Tensor, soft: Tensor | None = None) -> Tensor:
         """Accumulates the gradient of a part of the batch; returns its mean loss.
 
         Args:
             images: The images, uint8.
             labels: Their classes.
             numbers: The random numbers of their augmentation, see `eqzoo.data.augment`.
+            soft: Their rows of the soft labels, if the recipe has any.
         """
-        inputs = [given.to(self.device, non_blocking=True) for given in (images, labels, numbers)]
+        given = (images, labels, numbers, *([] if soft is None else [soft]))
+        inputs = [tensor.to(self.device, non_blocking=True) for tensor in given]
         if not self._records:
             return self._run(*inputs)
         recorded_for = (self.recipe, self.half_size, [(given.shape, given.dtype) for given in inputs])
@@ -146,15 +149,16 @@ class TrainingState:
         assert self._recorded is not None
         return self._recorded(*inputs)
 
-    def _run(self, images: Tensor, labels: Tensor, numbers: Tensor) -> Tensor:
+    def _run(self, images: Tensor, labels: Tensor, numbers: Tensor, soft: Tensor | None = None) -> Tensor:
         images = augment(self.recipe.augment, images, numbers)
         with self.autocast():
             logits = self.net(self.as_input(images))
         logits = logits if self.recipe.precision == "float32" else logits.float()
         loss = self.criterion(logits, labels)
         if self.recipe.teachers:
-            of_teachers = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
-            loss = self.teachers.loss(loss, logits, of_teachers)
+            soft = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
+        if soft is not None:
+            loss = self.teachers.loss(loss, logits, soft)
         (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
         return loss.detach()
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -117,6 +118,24 @@ def test_a_network_learns_from_its_teachers_where_labels_say_nothing(teach, tmp_
         images = (valid.images.float() / 255 - 0.1314) / 0.3025
         accuracy[weight] = top1(predictions(model, images), valid.labels)
     assert accuracy[1.0] > 90 > accuracy[0.01] + 15
+
+
+def test_a_network_learns_the_soft_labels_of_its_images(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    train_split, valid = bars(96, 0), bars(32, 1)
+    blank = Split(train_split.images, torch.zeros_like(train_split.labels))
+    soft = F.one_hot(train_split.labels, 2).half().numpy()
+    accuracy = {}
+    for name, rows in (("own", soft), ("others", np.roll(soft, 1, 0))):
+        np.save(tmp_path / f"{name}.npy", rows)
+        taught = {"soft_labels": f"{tmp_path}/{name}.npy", "teachers": (), "teacher_weight": 1.0}
+        recipe = replace(RECIPE, epochs=6, valid_size=0, label_smoothing=0.0, **taught)
+        model = train(recipe, lambda: eqzoo.create_model("p4_cnn", **ARGS), {"train": blank}, tmp_path / name, "cpu", 0)
+        images = (valid.images.float() / 255 - 0.1314) / 0.3025
+        accuracy[name] = top1(predictions(model, images), valid.labels)
+    assert accuracy["own"] > 90 > accuracy["others"] + 15
+    with pytest.raises(ValueError, match=r"has the shape \(96, 2\); 32 training images of 2 classes need \(32, 2\)"):
+        state_of(recipe, {"train": valid})
 
 
 def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
