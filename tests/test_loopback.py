@@ -76,9 +76,9 @@ def run(tmp_path):
 def make_run(folder, scale=1.0):
     folder.mkdir()
     state = {key: value * scale if value.is_floating_point() else value for key, value in load_file(WEIGHTS).items()}
-    save_file(state, folder / "best.safetensors")
+    save_file(state, folder / "model.safetensors")
     results = json.loads((SHIPPED / "results.json").read_text())
-    results["weights_sha256"] = hashlib.sha256((folder / "best.safetensors").read_bytes()).hexdigest()
+    results["weights_sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     accuracy = [97.5 + i % 6 / 10 for i in range(24)]
     results["rotation_curve"] = {"angles": list(range(0, 360, 15)), "accuracy": accuracy, "images": 1_000}
     results["valid_accuracies"] = [90 + epoch / 30 for epoch in range(results["recipe"]["epochs"])]
@@ -122,7 +122,7 @@ def test_published_is_loaded_back_through_every_door(hub, client, run, tmp_path)
     assert files(hub, REPO) == snapshot(folder)
     assert set(files(hub, REPO)) == FILES
     assert [message for _, message, _ in hub.repos[REPO]] == ["initial commit", f"Publish {NAME}"]
-    expected = f"{head_of(run / 'best.safetensors')} 10\n"
+    expected = f"{head_of(run / 'model.safetensors')} 10\n"
     for code in (
         f"eqzoo.create_model({NAME!r}, pretrained=True, cache_dir=cache + '1')",
         f"eqzoo.create_model('hf-hub:{REPO}', pretrained=True, cache_dir=cache + '2')",
@@ -308,7 +308,7 @@ def test_other_weights_are_replaced_only_on_demand(hub, client, run, tmp_path):
     assert "holds other weights (model.safetensors); --replace" in error  # the repo
     assert files(hub, REPO) == first
     client.run(command.format(", '--replace'"))
-    assert files(hub, REPO)["model.safetensors"] == (other / "best.safetensors").read_bytes()
+    assert files(hub, REPO)["model.safetensors"] == (other / "model.safetensors").read_bytes()
     hub.commit(REPO, files(hub, REPO) | {"pytorch_model.bin": b"somebody else's", "notes.txt": b""})
     _, error = client(command.format(""))
     assert "holds other weights (pytorch_model.bin)" in error
@@ -322,12 +322,12 @@ torch.manual_seed(1)
 model = eqzoo.create_model({f"local-dir:{SHIPPED}"!r}, pretrained=True, num_classes=3, in_chans=3)
 """
     run = make_run(tmp_path / "run")
-    client.run(model + f"safetensors.torch.save_file(model.state_dict(), {str(run / 'best.safetensors')!r})")
+    client.run(model + f"safetensors.torch.save_file(model.state_dict(), {str(run / 'model.safetensors')!r})")
     results = json.loads((run / "results.json").read_text())
     results |= {"checkpoint": "p4_cnn.cells", "label_names": ["round", "long", "torn"]}
     results["dataset"]["name"] = "cells"
     results["recipe"] |= {"dataset": "cells", "model_args": {"num_classes": 3, "in_chans": 3}}
-    results["weights_sha256"] = hashlib.sha256((run / "best.safetensors").read_bytes()).hexdigest()
+    results["weights_sha256"] = hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()
     (run / "results.json").write_text(json.dumps(results))
     output = tmp_path / "mine"
     client.run(

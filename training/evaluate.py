@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         check_device(args.device)
         runs = sorted(map(FinishedRun.read, args.runs), key=lambda run: run.recipe.seed)
         check_no_fine_tuning(runs)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from error
     if any(dataclasses.replace(run.recipe, seed=0) != dataclasses.replace(runs[0].recipe, seed=0) for run in runs):
         raise SystemExit(f"{', '.join(map(str, args.runs))} are not runs of one recipe with different seeds")

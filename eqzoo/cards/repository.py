@@ -8,7 +8,7 @@ from typing import Any
 
 from .._common import atomic, json_text, write_text
 from ..data import dataset
-from ..engine.run import REPORT_NAME, SETTINGS_NAME
+from ..engine.run import REPORT_NAME, SETTINGS_NAME, TRAINING_NAME
 from ..export.programs import metadata
 from ..hub import CONFIG_NAME, HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, push, sha256_of
 from ..models import EquivariantNet
@@ -107,7 +107,7 @@ def license_of_start(run: Path, results: Mapping[str, Any]) -> dict[str, str | N
 
 def is_repo_folder(run: Path) -> bool:
     """Whether a folder is laid out as a repo; that of a fine-tuned run, which can be loaded too, is not."""
-    if (run / "recipe.json").is_file():
+    if (run / TRAINING_NAME).is_file():
         return False
     return all((run / name).is_file() for name in (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME))
 
@@ -118,7 +118,7 @@ def evaluated_weights(run: Path, results: Mapping[str, Any]) -> Path:
     Raises:
         ValueError: If they are missing or others.
     """
-    weights = run / ("best.safetensors" if weights_dtype(results) == "float32" else "best.half.safetensors")
+    weights = run / (WEIGHTS_NAME if weights_dtype(results) == "float32" else "model.half.safetensors")
     check_weights(weights, results, _way_to_new_results(run))
     return weights
 

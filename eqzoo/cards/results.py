@@ -50,7 +50,7 @@ def checkpoint_results(
         split_sizes: The number of images in each split.
         label_names: The names of the classes.
         command: The command that trains it.
-        rows: The rows of record.jsonl.
+        rows: The rows of log.jsonl.
         test_error: The error on the whole test split, in percent.
         metrics: The metrics on the test split: those of ``scores`` in metrics.py, without the confusion matrix,
             `eqzoo.evaluation.metrics.quarter_rotation_metrics` and ``rotation_curve``.

@@ -17,7 +17,7 @@ from ..data import AnySplit
 from ..data.hashes import split_differences, split_digests
 from ..engine.epochs import rank
 from ..engine.recipe import Recipe, build_network
-from ..engine.run import RECIPE_NAME, RECORD_NAME, FinishedRun, RunDirectory
+from ..engine.run import LOG_NAME, TRAINING_NAME, FinishedRun, RunDirectory
 from ..evaluation.metrics import (
     BATCH_SIZE,
     DIGITS,
@@ -77,7 +77,7 @@ def evaluate_run(
         checkpoint: The name of their recipe, ``<model>.<data set>[_<variant>]``.
         arguments: What follows training/train.py in the command of the run; None for the name and the seed.
         device: Where the networks run.
-        half: Whether parameters are rounded to float16 before the evaluation; best.half.safetensors then holds them.
+        half: Whether parameters are rounded to float16 before the evaluation; model.half.safetensors then holds them.
         rotated: The number of test images that are rotated by multiples of 90° too; None for all.
         curve: The number of test images of the rotation curve.
         workers: The processes that read images that are not in memory.
@@ -94,7 +94,7 @@ def evaluate_run(
     if "test" not in splits:
         raise ValueError(
             f"{run.recipe.dataset} has no test images to evaluate on: add them, in a folder test/<class>; the accuracy "
-            f"on validation images is in {run.folder / RECORD_NAME}"
+            f"on validation images is in {run.folder / LOG_NAME}"
         )
     _check_images(runs, splits)
     earlier = _runs_before(run.recipe)
@@ -141,10 +141,10 @@ def _check_images(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -
     here = split_digests(splits)
     for run in runs:
         if said := "; ".join(split_differences(run.image_digests() or here, here)):
-            state = RunDirectory(run.folder).state
             raise ValueError(
                 f"{run.folder} was trained on other images than these ({said}); give those again, with --data-dir "
-                f"FOLDER, or, if they are the same files, read by other versions, remove {state}"
+                f"FOLDER, or, if they are the same files, read by other versions, remove data_sha256 from "
+                f"{run.folder / TRAINING_NAME}"
             )
 
 
@@ -187,7 +187,7 @@ def _runs_before(recipe: Recipe, seen: tuple[Path, ...] = ()) -> list[Recipe]:
     """
     if recipe.start_run is None:
         return []
-    path = recipe.start_run / RECIPE_NAME
+    path = recipe.start_run / TRAINING_NAME
     if path in seen:
         raise ValueError(f"the run in {path.parent} starts from itself, by way of others; restore the run of before")
     if not path.is_file():
@@ -195,7 +195,7 @@ def _runs_before(recipe: Recipe, seen: tuple[Path, ...] = ()) -> list[Recipe]:
             f"the results name what the weights started from, and {path} of the run before is not here; restore it, or "
             "evaluate in the folder in which the run was trained"
         )
-    before = Recipe.read(path)
+    before = RunDirectory(path.parent).recipe()
     return [before, *_runs_before(before, (*seen, path))]
 
 
@@ -221,8 +221,8 @@ def _weights(run: FinishedRun, half: bool) -> Path:
     parameters = {name for name, _ in build_network(run.recipe).named_parameters()}
     weights = load_file(run.weights)
     rounded = {name: _rounded(value) if name in parameters else value for name, value in weights.items()}
-    atomic(run.folder / "best.half.safetensors", functools.partial(save_file, rounded))
-    return run.folder / "best.half.safetensors"
+    atomic(run.folder / "model.half.safetensors", functools.partial(save_file, rounded))
+    return run.folder / "model.half.safetensors"
 
 
 def _rounded(value: Tensor) -> Tensor:

@@ -17,8 +17,11 @@ from tqdm import tqdm
 
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
+from ..data.hashes import split_digests
 from ..evaluation.metrics import progress_bar
 from ..evaluation.predictor import check_device
+from ..models import EquivariantNet
+from ..models.config import checkpoint_config
 from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
@@ -26,7 +29,7 @@ from .epochs import best_row, patience_is_over, rank
 from .processor import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run import RunDirectory
-from .state import MisfitError, TrainingState
+from .state import TrainingState
 
 __all__ = ["accelerator_of", "train"]
 
@@ -48,9 +51,10 @@ def train(
 ) -> nn.Module:
     """Trains a network by a recipe, and loads the weights of its best epoch on the validation split.
 
-    The run directory receives ``recipe.json``, ``record.jsonl`` (a line for each epoch: training loss, validation loss
-    and accuracy in percent, learning rate, processes, seconds, and of the best so far the SHA-256 of its weights),
-    ``best.safetensors`` and ``state.pt``, from which an interrupted run is resumed. All random numbers depend on the
+    The run directory receives ``training.json`` (the recipe and digests of the images), ``log.jsonl`` (a line for each
+    epoch: training loss, validation loss and accuracy in percent, learning rate, processes, seconds, and of the best so
+    far the SHA-256 of its weights), the checkpoint of the best epoch so far, ``model.safetensors`` and ``config.json``,
+    and until the run has ended ``state.pt``, from which an interrupted one is resumed. All random numbers depend on the
     seed and the epoch alone, so a resumed run ends with the weights of an uninterrupted one. Of equally accurate epochs
     the one with the lowest validation loss is kept; without validation images, the last epoch. The test split is not
     read.
@@ -67,7 +71,7 @@ def train(
         recipe: The recipe.
         build: Builds the network; called after the seed is set.
         splits: ``train``, and ``valid`` unless nothing was held out.
-        run_dir: The run directory, new, of the same recipe, or of one that this recipe continues (`Recipe.restarts`).
+        run_dir: The run directory, new or of the same recipe.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
         track: One of accelerate's trackers, such as ``"trackio"`` or ``"tensorboard"``, to log to as well.
@@ -86,33 +90,46 @@ def train(
     accelerator = accelerator_of(device, track, run_dir)
     if accelerator.device.type == "cpu":
         keep_freed_memory()
-    directory = RunDirectory(run_dir)
-    with directory.locked() if accelerator.is_main_process else nullcontext():
-        if accelerator.is_main_process:
-            directory.start(recipe)
-        accelerator.wait_for_everyone()
+    directory, is_main = RunDirectory(run_dir), accelerator.is_main_process
+    with (
+        directory.locked() if is_main else nullcontext(),
+        flushed_subnormals(),
+        _deterministic(recipe.deterministic and accelerator.device.type == "cuda"),
+    ):
+        digests = split_digests(splits) if is_main else {}
+        if is_main:
+            directory.check(recipe, digests)
+        resumed = directory.state.exists() or directory.has_ended()
+        emulated = recipe.precision == "bfloat16" and emulates_bfloat16(accelerator.device)
+        if emulated and not resumed and is_main:
+            print(f"eqzoo: {_EMULATED}", file=sys.stderr)
+        state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
+        if is_main:
+            directory.start(recipe, digests, _config(state.model, recipe, splits["train"]))
         try:
-            with flushed_subnormals(), _deterministic(recipe.deterministic and accelerator.device.type == "cuda"):
-                resumed = directory.state.exists() or directory.has_ended()
-                emulated = recipe.precision == "bfloat16" and emulates_bfloat16(accelerator.device)
-                if emulated and not resumed and accelerator.is_main_process:
-                    print(f"eqzoo: {_EMULATED}", file=sys.stderr)
-                state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
-                _train_epochs(directory, state, track)
-                accelerator.wait_for_everyone()
-                return _finished(state, directory)
+            accelerator.wait_for_everyone()
+            _train_epochs(directory, state, track)
+            accelerator.wait_for_everyone()
         except (Exception, KeyboardInterrupt):
-            if accelerator.is_main_process:
+            if is_main:
                 directory.release()
             raise
+        if is_main:
+            directory.finish()
+        return state.finished_model(directory.load_weights())
 
 
-def _finished(state: TrainingState, directory: RunDirectory) -> nn.Module:
-    weights = directory.load_weights()
-    try:
-        return state.finished_model(weights)
-    except MisfitError as error:
-        raise ValueError(f"{directory.weights} has the weights of another network: {error}") from error
+def _config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]:
+    """The config.json of a network that is trained; what is evaluated later writes a complete one."""
+    cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    known = {"architecture": recipe.model.partition(".")[0], "tag": recipe.dataset, "license": None}
+    return checkpoint_config(
+        model,
+        {**cfg, **known, "num_classes": model.num_classes, "input_size": split.shape},
+        model_args=recipe.model_args,
+        label_names=cfg.get("label_names") or split.classes,
+        group=model.group.name if isinstance(model, EquivariantNet) else None,
+    )
 
 
 def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import math
-import os
 from bisect import bisect
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -85,8 +84,7 @@ class Recipe:
         full_size_lr: The learning rate at which a cosine schedule starts anew behind them, after it has
             fallen to 0; None for one cycle over all epochs.
         restarts: The epochs after which a cosine schedule starts anew, ascending; it falls to 0 before each of them
-            (Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, section 3). To continue a run that has
-            ended, in its folder, append its ``epochs`` to ``restarts`` and raise ``epochs``.
+            (Loshchilov and Hutter, 2017, https://arxiv.org/abs/1608.03983, section 3).
         restart_lrs: The learning rates of the restarts, one each; () for ``lr`` each time.
         accumulate: The passes that a batch is split into, to use less memory; batch norms see the parts.
         checkpointing: Whether blocks are recomputed in the backward pass, to use less memory; batch norms then count
@@ -189,28 +187,6 @@ class Recipe:
         self._check_ranges()
         self._check_names()
 
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "Recipe":
-        """Reads a recipe.json; missing keys have their defaults.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            ValueError: If it is not a JSON object, or a key or a value is invalid.
-        """
-        try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-        known = [item.name for item in fields(cls)]
-        if not isinstance(values, dict) or not {"model", "dataset", "epochs"} <= values.keys():
-            raise ValueError(f"{path} holds no recipe: an object with model, dataset, epochs and more")
-        if unknown := sorted(values.keys() - set(known)):
-            raise ValueError(f"{path}: a recipe has no {', '.join(map(repr, unknown))}; it has {', '.join(known)}")
-        try:
-            return cls(**values)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-
     def rate(self, epoch: float) -> float:
         """The learning rate after a number of epochs, which may be fractional; without the decays of a plateau."""
         optimizer = torch.optim.SGD([torch.zeros(1)], self.lr)
@@ -223,14 +199,6 @@ class Recipe:
         if not (self.start or "").startswith(RUN_PREFIX):
             return None
         return Path(str(self.start).removeprefix(RUN_PREFIX).replace("{seed}", str(self.seed)))
-
-    def continues(self, other: "Recipe") -> bool:
-        """Whether this recipe is another one with more epochs, and with a restart where the other one ends."""
-        count = len(other.restarts)
-        if self.epochs <= other.epochs or self.restarts[: count + 1] != (*other.restarts, other.epochs):
-            return False
-        cut = {"epochs": other.epochs, "restarts": other.restarts, "restart_lrs": self.all_restart_lrs[:count]}
-        return asdict(self) | cut == asdict(other) | {"restart_lrs": other.all_restart_lrs}
 
     def decays(self, losses: Sequence[float]) -> int:
         """The number of decays of a plateau schedule after these validation losses, one for each epoch."""

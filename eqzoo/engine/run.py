@@ -1,4 +1,4 @@
-"""The folder of a training run: recipe, record of the epochs, best weights, state to resume from."""
+"""The folder of a run: training.json, log.jsonl, its best weights as a checkpoint, and state.pt until it has ended."""
 
 import io
 import json
@@ -15,42 +15,45 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .._common import atomic, json_text, write_json
-from ..data.hashes import TRAINED_NAME, settings_differences
-from ..hub import WEIGHTS_NAME as MODEL_NAME
-from ..hub import sha256_of
+from .._common import atomic, write_json
+from ..data.hashes import TRAINED_NAME, settings_differences, split_differences
+from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
-from .epochs import best_row, is_finished, patience_is_over
-from .other_recipe import check_same
+from .epochs import best_row, is_finished
 from .recipe import Recipe
 
 __all__ = [
-    "RECIPE_NAME",
-    "RECORD_NAME",
+    "LOG_NAME",
     "REPORT_NAME",
     "SETTINGS_NAME",
+    "TRAINING_NAME",
     "FinishedRun",
     "RunDirectory",
-    "write_json",
 ]
 
-RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME = "recipe.json", "record.jsonl", "best.safetensors", "state.pt"
-SETTINGS_NAME, LOCK_NAME = "finetune.json", ".lock"
-REPORT_NAME = "report.json"
-
-
-class _WeightsError(ValueError):
-    """best.safetensors is missing, damaged or changed."""
+TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
+SETTINGS_NAME, REPORT_NAME = "finetune.json", "report.json"
+_READ_ERRORS = (
+    RuntimeError,
+    ValueError,
+    KeyError,
+    EOFError,
+    OSError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 class RunDirectory:
-    """The files of a run: recipe.json, record.jsonl (a line an epoch), best.safetensors and state.pt.
+    """The files of a run, which are those of a checkpoint from its first epoch on.
 
-    Every file is written atomically, but for record.jsonl, which grows by a line: an interrupted run can be resumed.
+    ``training.json`` has the recipe and digests of the images, ``log.jsonl`` a line for each epoch,
+    ``model.safetensors`` and ``config.json`` the weights of the best epoch so far and their network, and ``state.pt``
+    what an interrupted run goes on from. All are written atomically, but for log.jsonl, which grows by a line.
 
     Args:
         path: The folder; it need not exist.
@@ -58,9 +61,8 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.recipe, self.record = path / RECIPE_NAME, path / RECORD_NAME
-        self.weights, self.state = path / WEIGHTS_NAME, path / STATE_NAME
-        self._longer: Recipe | None = None
+        self.training, self.log, self.state = path / TRAINING_NAME, path / LOG_NAME, path / STATE_NAME
+        self.weights, self.config = path / WEIGHTS_NAME, path / CONFIG_NAME
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -71,133 +73,119 @@ class RunDirectory:
 
         Raises:
             ValueError: If another command trains there.
-            OSError: If the folder cannot be written.
         """
         path = self.path / LOCK_NAME
         lock = FileLock(path, is_singleton=True)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"cannot make the folder {self.path}: {error.strerror or error}; name another one") from error
+        self.path.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(blocking=False)
         except Timeout as error:
-            raise ValueError(
-                f"another command trains in {self.path}; wait until it has ended, or name another folder; "
-                f"if no command does, remove {path}"
-            ) from error
-        except OSError as error:
-            raise _write_error(path, error) from error
+            raise ValueError(f"another command trains in {self.path}; name another folder") from error
         try:
             yield
         finally:
-            if lock.lock_counter == 1 and not self.recipe.exists():  # there is no run, so the folder is left as it was
+            if lock.lock_counter == 1 and not self.training.exists():  # there is no run: the folder is left as it was
                 with suppress(OSError):
                     path.unlink()
             lock.release()
 
-    def start(self, recipe: Recipe) -> None:
-        """Writes recipe.json if there is none; else it has to be of this recipe or of one that this one continues.
+    def recipe(self) -> Recipe:
+        """The recipe in training.json."""
+        return Recipe(**_read_json(self.training)["recipe"])
 
-        A recipe that continues another one is written after the state of its first epoch: until then the folder is
-        that of the run that has ended.
+    def data_sha256(self) -> dict[str, str]:
+        """The digests in training.json of the training and validation images, see `split_digests`."""
+        return dict(_read_json(self.training).get("data_sha256", {}))
 
-        Raises:
-            ValueError: If recipe.json is of another recipe or is missing beside files of a run, or its run ended early,
-                so that nothing can follow it.
+    def check(self, recipe: Recipe, data_sha256: Mapping[str, str] | None = None) -> None:
+        """Raises ValueError if the folder holds another run, or the weights of another network.
+
+        Args:
+            recipe: The recipe of the run that is to be trained there.
+            data_sha256: The digests of its images; None to compare the recipes alone.
         """
-        for name in (RECIPE_NAME, RECORD_NAME, WEIGHTS_NAME, STATE_NAME, SETTINGS_NAME, TRAINED_NAME):
-            for temporary in self.path.glob(f".{name}.*.tmp"):  # of a run that was killed while it wrote
-                temporary.unlink()
-        self.check(recipe)
-        if not self.recipe.exists():
-            self._write(self.recipe, json_text(asdict(recipe)).encode())
+        if not self.training.exists():
+            if left := [path.name for path in (self.weights, self.log, self.state) if path.exists()]:
+                raise ValueError(f"{self.path} holds {', '.join(left)} and no {TRAINING_NAME}; name another folder")
             return
-        if recipe.continues(Recipe.read(self.recipe)):
-            self._longer = recipe
-
-    def check(self, recipe: Recipe) -> None:
-        """Raises ValueError if the folder holds a run that this recipe cannot continue, or one without its recipe."""
-        if not self.recipe.exists():
-            if left := [path.name for path in (self.state, self.record, self.weights) if path.exists()]:
-                raise ValueError(
-                    f"{self.path} holds {', '.join(left)} of a run whose {RECIPE_NAME} is missing: restore that file, "
-                    "or name another folder"
-                )
-            return
-        there = Recipe.read(self.recipe)  # missing keys have their defaults
-        if not recipe.continues(there):
-            check_same(recipe, there, self.path)
-            return
-        rows, why = self.rows(), None
-        last = rows[-1]["epoch"] if rows else 0
-        if rows and patience_is_over(there, best_row(rows)["epoch"], last):
-            why = f"was ended by patience={there.patience}, after epoch {last}, and so would be a longer one"
-        elif self.has_ended() and not self.state.exists():
-            why = f"cannot go on after epoch {last} without {self.state}, which is missing"
-        if why:
+        saved, values = asdict(self.recipe()), asdict(recipe)
+        found = [f"{key} {saved[key]!r}, not {values[key]!r}" for key in values if saved[key] != values[key]]
+        if data_sha256 is not None:
+            found += split_differences(self.data_sha256() or data_sha256, data_sha256)
+        if found:
             raise ValueError(
-                f"the run in {self.path} {why}: start a new run in another folder, from its weights by "
-                f"start=run:{self.path}, or by eqzoo finetune {self.path} if it was a fine-tuning"
+                f"{self.path} holds another run ({', '.join(found)}); name another folder, where "
+                f"start=run:{self.path} begins from its weights once it has ended"
             )
 
+    def start(self, recipe: Recipe, data_sha256: Mapping[str, str], config: Mapping[str, Any]) -> None:
+        """Writes training.json and config.json, unless they are there, as of a run that is resumed.
+
+        Args:
+            recipe: The recipe.
+            data_sha256: The digests of the images.
+            config: The content of config.json, by which `eqzoo.create_model` loads the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
+            temporary.unlink()
+        if not self.training.exists():
+            write_json(self.config, config)
+            write_json(self.training, {"recipe": asdict(recipe), "data_sha256": dict(data_sha256)})
+
     def release(self) -> None:
-        """Removes recipe.json if no epoch was finished, so that the folder is free for another recipe."""
-        if not self.state.exists() and not self.record.exists():
-            self.recipe.unlink(missing_ok=True)
+        """Removes what `start` wrote if no epoch was finished, so that the folder is free for another recipe."""
+        if not self.state.exists() and not self.log.exists():
+            self.training.unlink(missing_ok=True)
+            self.config.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """Removes state.pt, which a run that has ended no longer needs."""
+        self.state.unlink(missing_ok=True)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of record.jsonl, one for each epoch; none if there is no file.
+        """The rows of log.jsonl, one for each epoch; none if there is no file.
 
         A last line that is no JSON is left out: the process was killed while it wrote it.
         """
-        lines, rows = self._lines(), []
+        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.is_file() else []
+        rows = []
         for number, line in enumerate(lines, 1):
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
                 if number < len(lines):
-                    raise ValueError(f"line {number} of {self.record} is not JSON ({error})") from error
+                    raise ValueError(f"line {number} of {self.log} is not JSON ({error})") from error
         return rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
-        """Adds an epoch to record.jsonl."""
-        try:
-            with self.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-        except OSError as error:
-            raise _write_error(self.record, error) from error
+        """Adds an epoch to log.jsonl."""
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def save_weights(self, data: bytes) -> None:
-        """Writes best.safetensors, whose content `weights_file` gives."""
+        """Writes model.safetensors, whose content `weights_file` gives."""
         self._write(self.weights, data)
 
     def restore_weights(self, state_dict: Mapping[str, Tensor], rows: list[dict[str, Any]]) -> None:
-        """Writes best.safetensors unless it is the file of the best epoch already."""
-        with suppress(ValueError):
+        """Writes model.safetensors unless it is the file of the best epoch already."""
+        try:
             self.load_weights(rows)
-            if _digest(rows):
-                return
-        self.save_weights(weights_file(state_dict))
+        except (OSError, ValueError):
+            self.save_weights(weights_file(state_dict))
 
     def load_weights(self, rows: list[dict[str, Any]] | None = None) -> dict[str, Tensor]:
-        """The weights of best.safetensors.
+        """The weights of model.safetensors.
 
         Args:
-            rows: The rows of the run's epochs; None for those of record.jsonl.
+            rows: The rows of the run's epochs; None for those of log.jsonl.
 
         Raises:
-            ValueError: If the file is missing or damaged, or is not the one that was saved after the best epoch.
+            ValueError: If the file is not the one that was saved after the best epoch.
         """
-        if not self.weights.is_file():
-            raise _WeightsError(f"{self.weights} is missing")
-        try:
-            weights = load_file(self.weights)
-        except (OSError, SafetensorError) as error:
-            raise _WeightsError(f"{self.weights} is damaged: {error}") from error
-        if (digest := _digest(self.rows() if rows is None else rows)) and sha256_of(self.weights) != digest:
-            raise _WeightsError(f"{self.weights} has been changed: its SHA-256 is not the one in {RECORD_NAME}")
-        return weights
+        if sha256_of(self.weights) != best_row(self.rows() if rows is None else rows)["weights_sha256"]:
+            raise ValueError(f"{self.weights} has been changed: its SHA-256 is not the one in {LOG_NAME}")
+        return load_file(self.weights)
 
     def save_state(self, state: Mapping[str, Any]) -> None:
         """Writes state.pt: the states of model, optimizer and average, the epochs done and the row of the last one."""
@@ -205,9 +193,6 @@ class RunDirectory:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         self._write(self.state, buffer.getbuffer())
-        if self._longer:
-            self._write(self.recipe, json_text(asdict(self._longer)).encode())
-            self._longer = None
 
     def load_state(self, main_process: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
         """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.
@@ -215,62 +200,50 @@ class RunDirectory:
         Without state.pt an interrupted run begins anew, and a run that has ended stays: its state is ``epoch`` alone.
 
         Args:
-            main_process: Whether this process writes files: record.jsonl gets a line for each epoch of the state.
+            main_process: Whether this process writes files: log.jsonl gets a line for each epoch of the state.
 
         Raises:
             ValueError: If the files of the run are damaged or missing.
         """
         if not self.state.exists() and not self.has_ended():
             if main_process:
-                self.record.unlink(missing_ok=True)
+                self.log.unlink(missing_ok=True)
             return None
         try:
             rows = self.rows()
-            state: dict[str, Any] = {"epoch": len(rows)}
-            if self.state.exists():
-                state = _read_state(self.state)
+            state: dict[str, Any] = _read_state(self.state) if self.state.exists() else {"epoch": len(rows)}
             rows = rows[: state["epoch"]]
-            if len(rows) == state["epoch"] - 1 and "row" in state:  # killed before the record
+            if len(rows) == state["epoch"] - 1:  # killed before the line was written
                 rows.append(state["row"])
-            if len(rows) < state["epoch"]:
-                raise ValueError(f"{RECORD_NAME} has {len(rows)} of {state['epoch']} lines")
-            for number, row in enumerate(rows, 1):
-                if row["epoch"] != number:  # as of two commands that wrote at once
-                    raise ValueError(f"line {number} of {RECORD_NAME} is of epoch {row['epoch']}")
+            if [row["epoch"] for row in rows] != list(range(1, state["epoch"] + 1)):
+                raise ValueError(f"{LOG_NAME} does not have a line for each of {state['epoch']} epochs")
             if best_row(rows)["epoch"] < state["epoch"] or not self.state.exists():  # else the state has these weights
                 self.load_weights(rows)
-        except (*_STATE_ERRORS, KeyError) as error:
+        except _READ_ERRORS as error:
             raise self.resume_error(error) from error
         if main_process:
-            self._write(self.record, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+            self._write(self.log, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
         return state, rows
 
     def has_ended(self) -> bool:
-        """Whether the folder holds the weights of a run that has ended; a damaged record may be that of such a run."""
-        if not (self.recipe.is_file() and self.record.is_file() and self.weights.is_file()):
+        """Whether the folder holds the weights of a run that has ended; a damaged log may be that of such a run."""
+        if not (self.training.is_file() and self.log.is_file() and self.weights.is_file()):
             return False
         try:
-            return is_finished(Recipe.read(self.recipe), self.rows())
+            return is_finished(self.recipe(), self.rows())
         except (ValueError, KeyError, TypeError):
             return True
 
     def resume_error(self, error: Exception) -> ValueError:
         """The error for a run that cannot be resumed."""
-        ways = f"remove it, or {self.state} to start from the first epoch"
-        copy = self.path / MODEL_NAME
-        if isinstance(error, _WeightsError):
-            ways = f"remove it and train again, or restore {WEIGHTS_NAME}"
-            if copy.is_file() and sha256_of(copy) == _digest(self.rows()):
-                ways = f"copy {copy} to {self.weights}, whose weights it has"
-        elif self.has_ended():
-            ways = f"train in another folder (--output), so that {self.weights} stays as it is"
-        return ValueError(f"{self.path} cannot be resumed ({error}); {ways}")
+        return ValueError(f"{self.path} cannot be resumed ({error}); restore its files, or train in another folder")
 
     def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:
         """Writes finetune.json, or raises ValueError if the folder holds another run or other files."""
         path = self.path / SETTINGS_NAME
         if self.is_unused():
-            self.recipe.unlink(missing_ok=True)
+            self.training.unlink(missing_ok=True)
+            self.config.unlink(missing_ok=True)
         elif path.is_file():
             if said := "; ".join(settings_differences(self.settings(), settings)):
                 raise ValueError(
@@ -283,21 +256,9 @@ class RunDirectory:
         write_json(path, settings)
 
     def settings(self) -> dict[str, Any]:
-        """The content of finetune.json; empty if the folder holds no fine-tuning that has finished an epoch.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
+        """The content of finetune.json; empty if the folder holds no fine-tuning that has finished an epoch."""
         path = self.path / SETTINGS_NAME
-        if self.is_unused() or not path.is_file():
-            return {}
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON ({error}); remove {self.path} or name another folder") from error
-        if not isinstance(found, dict):
-            raise ValueError(f"{path} is no JSON object; remove {self.path} or name another folder")
-        return found
+        return {} if self.is_unused() or not path.is_file() else _read_json(path)
 
     def write_trained(self, codes: np.ndarray) -> None:
         """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on, each once."""
@@ -307,7 +268,7 @@ class RunDirectory:
 
     def check_is_free(self) -> None:
         """Raises ValueError if the folder holds other files, and no run."""
-        if not self.recipe.exists() and not self.is_unused():
+        if not self.training.exists() and not self.is_unused():
             raise self._occupied()
 
     def _occupied(self) -> ValueError:
@@ -315,20 +276,14 @@ class RunDirectory:
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""
-        return set(self._files()) in (set(), {SETTINGS_NAME}, {SETTINGS_NAME, RECIPE_NAME})
+        files = set(self._files())
+        return not files or {SETTINGS_NAME} <= files <= {SETTINGS_NAME, TRAINING_NAME, CONFIG_NAME}
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
 
-    def _lines(self) -> list[str]:
-        return self.record.read_text(encoding="utf-8").splitlines() if self.record.is_file() else []
-
     def _write(self, path: Path, data: bytes | memoryview) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            atomic(path, lambda temporary: temporary.write_bytes(data))
-        except OSError as error:
-            raise _write_error(path, error) from error
+        atomic(path, lambda temporary: temporary.write_bytes(data))
 
 
 @dataclass(frozen=True)
@@ -338,7 +293,7 @@ class FinishedRun:
     Args:
         folder: Its folder.
         recipe: Its recipe.
-        rows: Its record, a row for each epoch.
+        rows: Its log, a row for each epoch.
     """
 
     folder: Path
@@ -350,20 +305,14 @@ class FinishedRun:
         """Reads a run's folder.
 
         Raises:
-            ValueError: If it is not the folder of a run, the run is not finished, or its weights are missing.
+            FileNotFoundError: If it is not the folder of a run, or its weights are missing.
+            ValueError: If the run is not finished, or its weights have been changed.
         """
         run = RunDirectory(folder)
-        if not run.recipe.is_file():
-            raise ValueError(f"{folder} is not the folder of a run: it has no {RECIPE_NAME}")
-        recipe, rows = Recipe.read(run.recipe), run.rows()
+        recipe, rows = run.recipe(), run.rows()
         if not is_finished(recipe, rows):
             raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
-        if not run.weights.is_file():
-            raise ValueError(f"{folder} has no {WEIGHTS_NAME}, which holds its weights; restore it or train again")
-        if (digest := _digest(rows)) and sha256_of(run.weights) != digest:
-            raise ValueError(
-                f"{run.weights} has been changed: its SHA-256 is not that in {RECORD_NAME}; restore it or train again"
-            )
+        run.load_weights(rows)
         return cls(folder, recipe, rows)
 
     @property
@@ -377,19 +326,8 @@ class FinishedRun:
         return best_row(self.rows)
 
     def image_digests(self) -> dict[str, str]:
-        """The digests of its training and validation images in state.pt; empty if that file is gone or has none.
-
-        Raises:
-            ValueError: If state.pt is damaged.
-        """
-        path = RunDirectory(self.folder).state
-        if not path.is_file():
-            return {}
-        try:
-            found: dict[str, str] = _read_state(path).get("data_sha256", {})
-        except (*_STATE_ERRORS, AttributeError) as error:
-            raise ValueError(f"{path} is damaged; restore it or remove it") from error
-        return found
+        """The digests of its training and validation images."""
+        return RunDirectory(self.folder).data_sha256()
 
     @property
     def launcher(self) -> str:
@@ -406,12 +344,11 @@ class FinishedRun:
         return round(sum(row["seconds"] for row in self.rows))
 
 
-def _digest(rows: list[dict[str, Any]]) -> str | None:
-    """The SHA-256 of best.safetensors by the rows; None if they have none, as those of earlier versions."""
-    return best_row(rows).get("weights_sha256") if rows else None
-
-
-_STATE_ERRORS = (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error)
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no JSON object ({error}); restore it, or name another folder") from error
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -421,10 +358,3 @@ def _read_state(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path} is damaged, in its part {damaged}")
     found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return found
-
-
-def _write_error(path: Path, error: OSError) -> OSError:
-    return OSError(
-        f"cannot write {path}: {error.strerror or error}; free space or make the folder writable, and the same command "
-        "resumes from the last finished epoch"
-    )

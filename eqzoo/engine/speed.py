@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._common import write_json
 from ..data import AnySplit, Split, batches, draw
 from ..models.load import weights_file
 from .allocator import keep_freed_memory
 from .loop import accelerator_of
 from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
-from .run import SETTINGS_NAME, RunDirectory, write_json
+from .run import SETTINGS_NAME, RunDirectory
 from .state import TrainingState
 
 __all__ = ["AUTOMATIC", "Speed", "measure", "recorded_speed"]

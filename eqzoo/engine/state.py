@@ -1,6 +1,5 @@
 """Training state: model, moving average, optimizer, schedule and data on the device."""
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -29,11 +28,7 @@ from .distillation import Teachers, soft_labels
 from .recipe import Recipe, build_network, scheduler
 from .run import FinishedRun
 
-__all__ = ["MisfitError", "TrainingState", "freeze"]
-
-
-class MisfitError(ValueError):
-    """Weights are those of another network."""
+__all__ = ["TrainingState", "freeze"]
 
 
 class TrainingState:
@@ -93,10 +88,6 @@ class TrainingState:
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         dtype = next(self.model.parameters()).dtype
         self.mean, self.std = (torch.tensor(cfg[key], dtype=dtype, device=self.device) for key in ("mean", "std"))
-
-    @functools.cached_property
-    def _digests(self) -> dict[str, str]:
-        return split_digests(self.splits)
 
     @property
     def _records(self) -> bool:
@@ -228,16 +219,12 @@ class TrainingState:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of model, optimizer and moving average, and digests of the images, as state.pt holds them."""
+        """The states of model, optimizer and moving average, as state.pt holds them."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        state["data_sha256"] = self._digests
         return state | ({"ema": self.ema.module.state_dict()} if self.ema else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the states of model, optimizer and moving average; raises ValueError if they saw other images."""
-        # States of before the digests were kept have none.
-        if said := "; ".join(split_differences(state.get("data_sha256", self._digests), self._digests)):
-            raise ValueError(f"it is a run on other images: {said}")
+        """Loads the states of model, optimizer and moving average."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         set_capturable(self.optimizer, False)  # as a run whose steps are recorded left it
@@ -246,17 +233,10 @@ class TrainingState:
             self.ema.module.load_state_dict(state["ema"])
 
     def finished_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The network in evaluation mode with the best weights, without wrappers that only training needs.
-
-        Raises:
-            MisfitError: If the weights are those of another network.
-        """
+        """The network in evaluation mode with the best weights, without wrappers that only training needs."""
         plain = self.accelerator.num_processes == 1 and not self.recipe.compile and not self.recipe.freeze
         model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
-        try:
-            model.load_state_dict(weights)
-        except RuntimeError as error:  # a record of an earlier version has no digest of its weights
-            raise MisfitError(" ".join(str(error).split())[:200]) from error
+        model.load_state_dict(weights)
         return model.eval()
 
 

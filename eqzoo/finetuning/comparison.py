@@ -179,7 +179,7 @@ def train_baseline(
     speed = recorded_speed(folder, said, whole, build, splits, formats, device, workers, saving=False)
     chosen = {"precision": speed.precision, "channels_last": speed.channels_last}
     nearest = speed.epochs_nearest(seconds, splits)
-    epochs = Recipe.read(folder.recipe).epochs if folder.recipe.is_file() else nearest
+    epochs = folder.recipe().epochs if folder.training.is_file() else nearest
     recipe = baseline_recipe(name, own, epochs=epochs, **chosen)
     print(f"eqzoo: against {name}: {recipe.epochs} epochs in the same time", file=sys.stderr)
     try:
@@ -210,7 +210,7 @@ def _set_aside_if_other(folder: RunDirectory, name: str, own: Recipe, said: Mapp
     if not (old := folder.settings()):
         return
     other = [key for key, value in json.loads(json.dumps(said)).items() if old.get(key) != value]
-    there = Recipe.read(folder.recipe) if folder.recipe.is_file() else None
+    there = folder.recipe() if folder.training.is_file() else None
     kept = {} if there is None else {key: getattr(there, key) for key in ("epochs", "precision", "channels_last")}
     if other == ["minutes"]:
         why = "the fine-tuning has gone on since"

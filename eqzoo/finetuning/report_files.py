@@ -1,6 +1,5 @@
 """The report of a fine-tuning: what is evaluated, and the files of its checkpoint."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._common import atomic, write_text
+from .._common import atomic, write_json, write_text
 from ..cards.results import checkpoint_results
 from ..data import AnySplit
 from ..data.hashes import SPLIT_NAMES, USES
 from ..data.user_data import FOLDERS
 from ..engine.epochs import best_row
 from ..engine.recipe import Recipe
-from ..engine.run import REPORT_NAME, RunDirectory, write_json
+from ..engine.run import REPORT_NAME, RunDirectory
 from ..engine.speed import Speed
 from ..equivariance import equivariance_report
 from ..evaluation.metrics import (
@@ -32,7 +31,7 @@ from ..evaluation.metrics import (
 )
 from ..evaluation.predictions_file import each_prediction, write_predictions
 from ..evaluation.rotation import inputs, sample
-from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME
+from ..hub import CONFIG_NAME, RESULTS_NAME, sha256_of
 from ..models import EquivariantNet
 from ..models.config import checkpoint_config
 from .advice import advice_after, chosen
@@ -216,10 +215,8 @@ def _write_checkpoint(
     directory: RunDirectory,
     image_side: int | None,
 ) -> str:
-    """Writes model.safetensors and config.json, and returns the SHA-256 of the first."""
-    weights = directory.weights.read_bytes()
-    digest = hashlib.sha256(weights).hexdigest()
-    atomic(directory.path / WEIGHTS_NAME, lambda path: path.write_bytes(weights))
+    """Writes config.json, and returns the SHA-256 of model.safetensors."""
+    digest = sha256_of(directory.weights)
     # Weights that started from none have no license but what their owner gives them.
     owned = {} if settings["start"] else {"license": None}
     config = checkpoint_config(

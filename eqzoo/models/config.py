@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from .._common import __version__
-from .base import EquivariantNet
 
 __all__ = ["checkpoint_config"]
 
@@ -12,13 +13,13 @@ _NOT_IN_CONFIG = ("architecture", "label_names", "state_dict", "hf_hub_id", "fil
 
 
 def checkpoint_config(
-    model: EquivariantNet,
+    model: nn.Module,
     cfg: Mapping[str, Any],
     *,
     model_args: Mapping[str, Any],
     label_names: Sequence[str],
-    group: str,
-    weights_sha256: str,
+    group: str | None,
+    weights_sha256: str | None = None,
     weights_dtype: str = "float32",
     version: str = __version__,
     image_side: int | None = None,
@@ -30,19 +31,20 @@ def checkpoint_config(
         cfg: Its ``pretrained_cfg``, with ``architecture`` and the ``tag`` of the checkpoint.
         model_args: The arguments of its class.
         label_names: The names of the classes.
-        group: The name of its group.
-        weights_sha256: The hash of its weights file, which `eqzoo.hub` checks.
+        group: The name of its group; None for a network that is equivariant under translations alone.
+        weights_sha256: The hash of its weights file, which `eqzoo.hub` checks; None while it is trained.
         weights_dtype: ``"float32"`` or ``"float16"``.
         version: The version of eqzoo that evaluated it.
         image_side: The shorter side of the images that it was trained on before they were resized, in pixels; None if
             it is unknown.
     """
-    pool: Any = getattr(model, "global_pool", None) or model.group_pool
+    pool: Any = getattr(model, "global_pool", None) or getattr(model, "group_pool", None)
+    pool = getattr(pool, "reduce", getattr(pool, "pool_type", pool))  # a layer of ours or of timm's, or its name
     return {
         "architecture": cfg["architecture"],
         "num_classes": model.num_classes,
         "num_features": model.num_features,
-        "global_pool": getattr(pool, "reduce", pool),  # a layer, or its name
+        "global_pool": pool,
         "label_names": list(label_names),
         "model_args": dict(model_args),
         "pretrained_cfg": {

@@ -302,11 +302,6 @@ def _folder(text: str, folder: Path) -> ModelSource:
     """The checkpoint in a folder."""
     file = folder / CONFIG_NAME
     if not file.is_file():
-        if (folder / "finetune.json").is_file():
-            raise FileNotFoundError(
-                f"the fine-tuning in {folder} is not finished: run the same command again to finish it, which writes "
-                f"{CONFIG_NAME}"
-            )
         raise FileNotFoundError(f"no {file}; the folder of a checkpoint has {CONFIG_NAME} and {WEIGHTS_NAME}")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """Distillation: what the teachers' part of the loss is, that a network learns it, and which teachers are refused."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,21 +14,12 @@ from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
 from eqzoo.evaluation.metrics import predictions, top1
 from eqzoo.finetuning.rules import with_rules
+from tests.engine.bars import bars
 
 ARGS = {"width": 2, "num_classes": 2}
 RECIPE = Recipe(
     "p4_cnn", "bars", epochs=3, batch_size=16, lr=1e-2, model_args=ARGS, label_smoothing=0.1, teachers=("a", "b")
 )
-
-
-def bars(count, seed):
-    """Images that are bright in the middle, class 1, or at an edge, class 0."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, 2, (count,), generator=generator)
-    images = torch.randint(0, 60, (count, 1, 28, 28), generator=generator)
-    images[labels == 1, :, 10:18, 10:18] += 150
-    images[labels == 0, :, :3] += 150
-    return Split(images.to(torch.uint8), labels)
 
 
 class Seer(eqzoo.models.EquivariantNet):
@@ -162,8 +152,6 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
         run(tmp_path / "stopped")
     resumed = run(tmp_path / "stopped")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    kept = json.loads((tmp_path / "stopped" / "recipe.json").read_text())
-    assert (kept["teachers"], kept["teacher_weight"]) == (["a", "b"], 0.5)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_folder_becomes_a_report_and_a_checkpoint(tuned):
     assert all(
         f"]({name})" in page and (tuned.folder / name).is_file() for name in ("confusion.png", "rotation_curve.png")
     )
-    recipe = json.loads((tuned.folder / "recipe.json").read_text())
+    recipe = json.loads((tuned.folder / "training.json").read_text())["recipe"]
     assert recipe["augment"] == "flips"
     assert recipe["class_weights"][0] < 1 < recipe["class_weights"][2]
 
@@ -179,7 +179,7 @@ def test_the_checkpoint_loads_in_every_way_with_the_same_outputs(tuned, capsys):
     models = [
         eqzoo.create_model("p4_cnn", checkpoint_path=folder / "model.safetensors", num_classes=3),
         eqzoo.create_model("p4_cnn", checkpoint_path=folder),
-        eqzoo.create_model("p4_cnn.rotmnist", checkpoint_path=folder / "best.safetensors"),
+        eqzoo.create_model("p4_cnn.rotmnist", checkpoint_path=folder / "model.safetensors"),
         eqzoo.create_model(str(folder), pretrained=True),
         eqzoo.create_model(f"local-dir:{folder}", pretrained=True),
         timm.create_model(f"local-dir:{folder}", pretrained=True),
@@ -225,7 +225,7 @@ def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
         assert entry["results"] == results
         assert entry["where"] == str(tuned.folder / "model.safetensors")
     assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
-    assert run(capsys, "check", tuned.folder / "best.safetensors")[0] == 0
+    assert run(capsys, "check", tuned.folder / "model.safetensors")[0] == 0
     for asked in (["predict", tuned.images / "cross" / "00.png", "--model"], ["check"]):
         code, _, err = run(capsys, *asked, tuned.folder / "report.json")
         assert code == 2
@@ -378,17 +378,12 @@ def test_one_class_is_none(tmp_path):
 
 
 def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned, tmp_path, capsys):
-    weights, state = (tuned.folder / "model.safetensors").read_bytes(), tuned.folder / "state.pt"
+    weights = (tuned.folder / "model.safetensors").read_bytes()
     assert command_line.main(tuned.args) == 0
     said = f"the run in {tuned.folder} has all of its epochs: none is trained, the report is written anew"
     assert said in capsys.readouterr().err
-    state.rename(tmp_path / "state.pt")
-    record = (tuned.folder / "record.jsonl").read_bytes()
-    assert command_line.main(tuned.args) == 0
-    assert not state.exists()
-    assert (tuned.folder / "record.jsonl").read_bytes() == record
-    (tmp_path / "state.pt").rename(state)
     assert (tuned.folder / "model.safetensors").read_bytes() == weights
+    assert not (tuned.folder / "state.pt").exists()
     moved = shutil.copytree(tuned.images, tmp_path / "my Shapes")
     Image.fromarray(shape(1, 999)).save(moved / "bar" / "00.png")
     args = [str(moved) if arg == str(tuned.images) else arg for arg in tuned.args]
@@ -410,11 +405,10 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     again = [*tuned.args, "--epochs", "9"]
     code, _, err = run(capsys, *again)
     assert code == 2
-    assert "another recipe (epochs: 8 there, 9 here, warmup_epochs" in err
-    assert "to continue it add --set 'restarts=[8]', or name another folder" in err
+    assert "holds another run (epochs 8, not 9, warmup_epochs" in err
     code, _, err = run(capsys, *tuned.args, "--patience", "3")  # the error alone, and not that a report is written
     assert (code, err.count("\n")) == (2, 1)
-    assert "another recipe (patience: None there, 3 here)" in err
+    assert "holds another run (patience None, not 3)" in err
 
 
 def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
@@ -447,19 +441,7 @@ def test_a_folder_that_cannot_be_made_is_told(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "finetune", "p4_cnn", images, "--output", tmp_path / "file" / "out", "--epochs", 1)
     assert code == 2
-    assert f"cannot make the folder {tmp_path / 'file' / 'out'}: Not a directory; name another one" in err
-
-
-def test_a_finished_fine_tuning_goes_on(tuned, capsys, tmp_path):
-    shutil.copytree(tuned.folder, tmp_path / "out")
-    args = [str(tmp_path / "out") if arg == str(tuned.folder) else arg for arg in tuned.args]
-    before = (tmp_path / "out" / "record.jsonl").read_text()
-    code, *_ = run(capsys, *args, "--epochs", "9", "--set", "restarts=[8]", "restart_lrs=[0.002]")
-    assert code == 0
-    after = (tmp_path / "out" / "record.jsonl").read_text()
-    assert after.startswith(before)
-    assert after.count("\n") == 9
-    assert json.loads((tmp_path / "out" / "results.json").read_text())["recipe"]["restarts"] == [8]
+    assert "Not a directory" in err
 
 
 def parsed(command):
@@ -523,7 +505,7 @@ def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
     with pytest.raises(ValueError, match="nonesuch"):
         eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["finetune.json"]
-    (tmp_path / "out" / "recipe.json").write_text("{}")  # as of a run that was killed before its first epoch
+    (tmp_path / "out" / "training.json").write_text("{}")  # as of a run that was killed before its first epoch
     result = eqzoo.finetune(**call, test_fraction=0)
     assert result.report["start"] == "p4_cnn.rotmnist"  # not the random weights of before
     with pytest.raises(ValueError, match="there are test images, and there were none"):
@@ -556,7 +538,7 @@ def test_a_run_that_has_another_name_for_its_images_is_resumed(tmp_path):
     images = save_shapes(tmp_path / "eurosat", (6, 6, 6))
     first = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, batch_size=4, device="cpu")
     assert first.report["data"] == "own-eurosat"
-    for name in ("finetune.json", "recipe.json"):
+    for name in ("finetune.json", "training.json"):
         path = tmp_path / "out" / name
         path.write_text(path.read_text().replace("own-eurosat", "eurosat"))  # as it was called before
     again = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, batch_size=4, device="cpu")
@@ -717,7 +699,7 @@ def test_a_streamed_test_image_that_breaks_is_named_after_the_training(tmp_path,
     with pytest.raises(ValueError, match=r"test/bar/\d\d\.png is not an image") as info:
         eqzoo.finetune("z2_cnn", tmp_path / "images", tmp_path / "out", **call)
     assert "Traceback" not in str(info.value)
-    assert (tmp_path / "out" / "best.safetensors").is_file()  # not trained again
+    assert (tmp_path / "out" / "model.safetensors").is_file()  # not trained again
 
 
 @pytest.mark.slow
@@ -1076,19 +1058,13 @@ def test_a_network_without_the_symmetry_is_trained_in_the_same_time(tmp_path, ca
     assert json.loads((tmp_path / "out" / "report.json").read_text())["against"] == other
     monkeypatch.undo()
     # One that an earlier version trained by another recipe is trained anew.
-    path = tmp_path / "out" / "against" / "test_resnet" / "recipe.json"
-    recipe = json.loads(path.read_text())
-    path.write_text(json.dumps(recipe | {"lr": 0.5}))
+    path = tmp_path / "out" / "against" / "test_resnet" / "training.json"
+    training = json.loads(path.read_text())
+    path.write_text(json.dumps({"recipe": training["recipe"] | {"lr": 0.5}}))
     code, _, said = run(capsys, *args)
     assert code == 0
     assert "test_resnet is trained anew: an earlier version of eqzoo trained it by another recipe" in said
-    assert json.loads(path.read_text())["lr"] == recipe["lr"]
-    # It goes on, and the other network is trained anew for the longer time.
-    minutes = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
-    code, *_ = run(capsys, *[4 if arg == 3 else arg for arg in args], "--set", "restarts=[3]")
-    assert code == 0
-    again = json.loads((tmp_path / "out" / "against" / "test_resnet" / "finetune.json").read_text())["minutes"]
-    assert again > minutes
+    assert json.loads(path.read_text()) == training
 
 
 def test_a_network_compared_with_itself_has_two_curves(tuned, tmp_path, monkeypatch):
@@ -1216,7 +1192,7 @@ def test_a_network_to_compare_with_starts_from_trained_weights_if_its_name_has_a
     images = save_shapes(tmp_path / "shapes", (6, 6, 6))
     options = {"epochs": 1, "device": "cpu", "precision": "bfloat16"}
     report = eqzoo.finetune("p4_cnn", images, tmp_path / "out", against=name, **options).report
-    recipe = json.loads((tmp_path / "out" / "against" / name / "recipe.json").read_text())
+    recipe = json.loads((tmp_path / "out" / "against" / name / "training.json").read_text())["recipe"]
     assert (recipe["precision"], recipe["channels_last"]) == ("bfloat16", False)  # as said; as is faster
     rate = 1e-3 if name.startswith("test_resnet") else 1e-2  # of the zoo's networks the one of their own fine-tuning
     assert (report["against"]["start"], report["against"]["lr"]) == (name, rate)

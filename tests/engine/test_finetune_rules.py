@@ -149,7 +149,7 @@ def test_settings_are_printed_and_stand_in_the_report(tmp_path, capsys):
     assert re.search(r"about [\d.]+ s at [\d.]+ images/s", images)
     found = result.report["settings"]
     assert all(f"{key} {value:g}" in settings for key, value in found.items() if isinstance(value, float))
-    recipe = json.loads((tmp_path / "out" / "recipe.json").read_text())
+    recipe = json.loads((tmp_path / "out" / "training.json").read_text())["recipe"]
     assert found.items() >= {key: recipe[key] for key in ("optimizer", "lr", "augment", "precision")}.items()
     assert found["precision"] == "float32"  # a short run is not worth a measurement
     assert f"| lr | {recipe['lr']} |" in (tmp_path / "out" / "report.md").read_text()
@@ -737,7 +737,7 @@ def test_a_network_with_reflections_that_does_not_fit_is_told_of_them(tmp_path):
 def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path, capsys):
     """Not of the one that has its name: another group has another augmentation, other patches other sides."""
     tune(tmp_path / "a", model_args={"group": "p4m"}, pretrained=False)
-    recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())
+    recipe = json.loads((tmp_path / "a" / "training.json").read_text())["recipe"]
     assert (recipe["augment"], recipe["model_args"]["group"]) == ("affine", "p4m")
     own = Recipe("p4m_cnn", "own", epochs=1, model_args={"group": "p4"})
     assert baseline_recipe("resnet18", own, epochs=1).augment == "rotations_shifts"
@@ -767,6 +767,6 @@ def test_a_plain_network_is_advised_to_see_rotated_images_unless_the_user_has_ch
 
 def test_one_module_may_be_frozen_by_its_name(tmp_path):
     result = tune(tmp_path / "out", freeze="stem")
-    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["freeze"] == ["stem"]
+    assert json.loads((tmp_path / "out" / "training.json").read_text())["recipe"]["freeze"] == ["stem"]
     trained = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()["stem.conv.weight"]
     assert torch.equal(result.model.state_dict()["stem.conv.weight"].cpu(), trained)

@@ -2,38 +2,24 @@
 
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
 from timm.optim import Muon
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import eqzoo
-from eqzoo._common import atomic
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, train
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
-from eqzoo.engine.state import TrainingState, _criterion, _load_start, _with_options
+from eqzoo.engine.state import TrainingState, _criterion, _with_options
 from eqzoo.evaluation.metrics import predictions
 from eqzoo.finetuning.advice import chosen
-from tests.engine.test_training import (
-    RECIPE,
-    SPLITS,
-    build,
-    build_without_batch_norm,
-    go,
-    losses,
-    other,
-    rows,
-    run,
-    same,
-)
+from tests.engine.bars import RECIPE, SPLITS, build, build_without_batch_norm, go, losses, other, rows, same
 
 
 def test_passes_add_up_to_the_batch(tmp_path):
@@ -217,9 +203,11 @@ def test_a_run_with_recorded_steps_goes_on_without_them():
 
 
 def test_averaged_weights_are_the_ones_kept(tmp_path):
-    go(tmp_path, other(ema_decay=0.5, epochs=4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunDirectory, "finish", lambda self: None)
+        go(tmp_path, other(ema_decay=0.5, epochs=4))
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    best = load_file(tmp_path / "best.safetensors")
+    best = load_file(tmp_path / "model.safetensors")
     assert not torch.equal(state["model"]["head.weight"], state["ema"]["head.weight"])
     assert best_row(rows(tmp_path))["epoch"] == 4
     assert all(torch.equal(best[name], value) for name, value in state["ema"].items())
@@ -490,51 +478,3 @@ def test_images_that_do_not_suit_the_network(tmp_path, splits, message):
     torch.set_default_dtype(torch.float32)
     with pytest.raises(ValueError, match=message):
         train(RECIPE, build, SPLITS | splits, tmp_path)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
-@pytest.mark.parametrize("name", ["recipe.json", "best.safetensors", "state.pt"])
-def test_a_file_that_cannot_be_written_is_reported_and_the_rest_stays_whole(tmp_path, monkeypatch, name, error):
-    whole = run(tmp_path / "whole")
-    from eqzoo.engine import run as folder
-
-    def full(path, write):
-        if path.name == name:
-            atomic(path, lambda temporary: temporary.write_bytes(b"half") and fail())
-        return atomic(path, write)
-
-    def fail():
-        raise error
-
-    monkeypatch.setattr(folder, "atomic", full)
-    with pytest.raises(OSError, match=rf"^cannot write .*{name}: (No space|Permission)[^\n]*$"):
-        run(tmp_path / "full")
-    monkeypatch.undo()
-    assert not list((tmp_path / "full").glob(".*.tmp"))
-    assert same(run(tmp_path / "full"), whole)
-
-
-def test_a_disk_that_is_really_full(tmp_path):
-    """Files may not grow past a kilobyte: the state does not fit, whoever writes it."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, before[1]))
-    try:
-        with pytest.raises(OSError, match=r"cannot write .*state\.pt: File too large"):
-            run(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert list(tmp_path.iterdir()) == []  # nothing was trained, so the folder is free
-
-
-def test_networks_without_an_argument_for_the_group_can_be_started_from(tmp_path):
-    """As octic ViTs, whose group is p4m."""
-    torch.set_default_dtype(torch.float32)
-    sizes = {"img_size": 28, "patch_size": 14, "embed_dim": 64, "depth": 2, "num_heads": 2}
-    model = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", in_chans=1, num_classes=2, **sizes)
-    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
-    recipe = replace(RECIPE, model="p4m_octic_vit_tiny_patch16_224", model_args=sizes, start=f"local-dir:{tmp_path}")
-    empty = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", in_chans=1, num_classes=2, **sizes)
-    _load_start(empty, recipe, SPLITS)
-    assert all(torch.equal(empty.state_dict()[name], value) for name, value in model.state_dict().items())

@@ -70,10 +70,7 @@ def test_recorded_passes_of_the_recipes_for_a_gpu_learn_as_others(tmp_path):
         trained(tmp_path, f"{model} plain", model, **values)
         trained(tmp_path, f"{model} recorded", model, cuda_graphs=True, **values)
         losses = [
-            [
-                json.loads(line)["loss"]
-                for line in (tmp_path / f"{model} {kind}" / "record.jsonl").read_text().splitlines()
-            ]
+            [json.loads(line)["loss"] for line in (tmp_path / f"{model} {kind}" / "log.jsonl").read_text().splitlines()]
             for kind in ("plain", "recorded")
         ]
         assert losses[1] == pytest.approx(losses[0], rel=0.05)

@@ -68,7 +68,7 @@ def shipped_results():
     return {key: value for key, value in results.items() if key not in new}
 
 
-def make_run(folder, state=None, file="best.safetensors", **changes):
+def make_run(folder, state=None, file="model.safetensors", **changes):
     """The folder of an evaluated run."""
     folder.mkdir(exist_ok=True)
     save_file(state or load_file(SHIPPED / "model.safetensors"), folder / file)
@@ -283,7 +283,7 @@ def test_the_throughput_of_all_is_measured_in_turn(tmp_path, cards, monkeypatch,
 def test_half_precision_is_what_was_evaluated(tmp_path, cards):
     state = load_file(SHIPPED / "model.safetensors")
     half = {key: value.half() if value.is_floating_point() else value for key, value in state.items()}
-    make_run(tmp_path / "run", half, "best.half.safetensors", weights_dtype="float16")
+    make_run(tmp_path / "run", half, "model.half.safetensors", weights_dtype="float16")
     publish.main([str(tmp_path / "run")])
     folder = cards / NAME
     assert (folder / "model.safetensors").stat().st_size < 0.6 * (SHIPPED / "model.safetensors").stat().st_size
