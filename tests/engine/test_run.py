@@ -92,7 +92,7 @@ def test_the_weights_are_those_of_the_recorded_epoch_if_one_comes_out_otherwise(
     """Epochs that are not deterministic: the second one would have been the best, and is worse when repeated."""
     original, calls, accuracies = getattr(RunDirectory, moment), [], iter([50.0, 60.0])
     monkeypatch.setattr(TrainingState, "validate", lambda self: {"valid_accuracy": next(accuracies), "valid_loss": 1.0})
-    monkeypatch.setattr(TrainingState, "backward", lambda self, images, labels, numbers: torch.zeros(()))
+    monkeypatch.setattr(TrainingState, "backward", lambda self, *_: torch.zeros(()))
     monkeypatch.setattr(TrainingState, "step", lambda self, *_: self.model.head.weight.data.add_(next(drawn)))
     drawn = itertools.count(1.0)
 
