@@ -1,7 +1,7 @@
 """Makes the Hub repo folder of an evaluated run: `python training/publish.py runs/p4_cnn.rotmnist/seed0`.
 
 Writes `model_cards/<checkpoint>/`, laid out as its Hub repo: model.safetensors, config.json, results.json, the card
-README.md and its curves; and renders the tables of results in README.md and docs/results.md. `eqzoo publish` makes such
+README.md and its curves; and renders the tables of README.md and docs (tables.py). `eqzoo publish` makes such
 a folder of the user's own checkpoint. Nothing leaves the machine without `--push OWNER`, which makes the repo
 `OWNER/<checkpoint>` if need be and uploads what differs in one commit. A folder that is already made can be given in
 place of a run, to be pushed. `--render` renders all cards and tables anew, from the results.json they have; `--render
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from common import is_recipe_of, load_recipe, recipe_names, recipe_text
+from tables import rendered_pages
 
 from eqzoo._common import write_json, write_text
 from eqzoo.analysis import throughput
 from eqzoo.cards import (
-    CARD_NAME,
     check_loads,
     evaluated_weights,
     export_beside,
@@ -31,8 +31,6 @@ from eqzoo.cards import (
     published_config,
     push_repo,
     read_results,
-    render_summary,
-    render_table,
     repo_texts,
 )
 from eqzoo.data import CATALOG
@@ -43,7 +41,6 @@ from eqzoo.models.load import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
-START, END = "<!-- results: rendered by training/publish.py -->", "<!-- end of results -->"
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
 ROUNDS = 3  # measurements of the throughput of a checkpoint, of which the median is taken
 
@@ -121,7 +118,7 @@ def _time_all() -> None:
 
 
 def rendered() -> dict[Path, str]:
-    """Every text that is rendered from results.json: the files beside the weights, and the pages with tables."""
+    """Every text that is rendered from results.json: the files beside the weights, and pages with tables."""
     folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
     results = {folder: json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8")) for folder in folders}
     texts = {}
@@ -130,11 +127,7 @@ def rendered() -> dict[Path, str]:
         config = published_config(result, weights)
         found = repo_texts(result, config, weights.stat().st_size, _own_repo(result), **_of_zoo(result, folder))
         texts |= {folder / name: text for name, text in found.items()}
-    for page, render in ((ROOT / CARD_NAME, render_summary), (ROOT / "docs" / "results.md", render_table)):
-        before, _, rest = page.read_text(encoding="utf-8").partition(START)
-        _, _, after = rest.partition(END)
-        texts[page] = f"{before}{START}\n{render(list(results.values()))}\n{END}{after}"
-    return texts
+    return texts | rendered_pages(ROOT)
 
 
 def _of_zoo(results: dict[str, Any], folder: Path) -> dict[str, Any]:

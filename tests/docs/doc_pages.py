@@ -4,7 +4,7 @@
   written to that file, for later blocks to import; of a ``test_<name>.py`` all tests are run.
 * A ``text`` block right behind it is what it prints; ``...`` stands for anything, numbers may differ by 2 in 100, and
   all that is below 1e-9 is rounding.
-* A ``text`` block that begins with ``$ eqzoo`` is a command and what it prints.
+* A ``text`` block that begins with ``$ eqzoo`` holds commands and what they print.
 * ``<!-- not run: reason -->`` before a block keeps it from being run; blocks in other languages are not run either.
 """
 
@@ -61,8 +61,9 @@ def run(text, name="page"):
             printed = _python(block, namespace, where)
             ran += 1
         elif block.language == "text" and block.text.startswith("$ eqzoo"):
-            command, _, wanted = block.text.partition("\n")
-            compare(wanted, _command(shlex.split(command)[2:]), where)
+            for part in re.split(r"^(?=\$ eqzoo)", block.text, flags=re.MULTILINE)[1:]:
+                command, _, wanted = part.partition("\n")
+                compare(wanted, _command(shlex.split(command)[2:]), where)
             ran += 1
         elif block.language == "text" and block.adjoins and printed is not None:
             compare(block.text, printed, where)

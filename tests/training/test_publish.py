@@ -56,9 +56,14 @@ def cards(tmp_path, monkeypatch):
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setattr(publish, "CARDS", tmp_path / "model_cards")
     (tmp_path / "docs").mkdir()
-    for name in ("README.md", "docs/results.md"):
-        (tmp_path / name).write_text(f"before\n{publish.START}\n{publish.END}\nafter\n")
+    for name, block in (("README.md", "results"), ("docs/results.md", "checkpoints")):
+        (tmp_path / name).write_text(f"before\n{empty_table(block)}\nafter\n")
     return tmp_path / "model_cards"
+
+
+def empty_table(block):
+    """The place of a rendered table."""
+    return f"<!-- {block}: rendered by training/tables.py -->\n\n<!-- end of {block} -->"
 
 
 def shipped_results():
