@@ -1,17 +1,11 @@
-"""Benchmarks layers and networks against plain ones: `python training/benchmark.py models`.
+"""Benchmarks networks against others: `python training/benchmark.py models`.
 
-Suites: ``layers`` and ``models`` time a training step and a forward pass in evaluation mode, the latter also deployed
-(`timm.utils.reparameterize_model`); ``layouts`` times networks on images with channels last against contiguous ones;
-``files`` times inference of ONNX files against the network in torch, with its kernels and without;
-``group_convolution`` times group convolutions against the plain ones with their planes, and
-``group_convolution_networks`` networks against plain ones, each in the faster of the two layouts, also in torch's own
-operators alone; ``twins`` does so with plain networks of about as many parameters, these in torch's operators too;
-``group_convolution_shapes`` times every group convolution of the registered networks through the irreps of the group
-against the same expanded; ``compiled`` times networks under torch.compile against themselves; ``transformers`` times
-octic ViTs against timm's of the same width; ``memory`` is the peak memory of a training step, each in a process of its
-own. A subject and its baseline run in turn, so that other load on the machine slows both;
-the result is the ratio of the medians. Prints a Markdown table; `--output DIR` writes the table and the same numbers as
-JSON.
+Suites: ``models`` times a training step and a prediction, the latter also deployed
+(`timm.utils.reparameterize_model`); ``twins`` against plain networks of about as many parameters, each in the faster
+of the two memory layouts, and in torch's own operators alone; ``files`` times ONNX files against the network in torch,
+with kernels and without; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
+its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians. Prints
+a Markdown table; `--output DIR` writes its numbers as JSON.
 """
 
 import argparse
@@ -32,46 +26,18 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import (
-    COMPILED,
-    FILES,
-    GROUP_CONVOLUTION,
-    GROUP_CONVOLUTION_NETWORKS,
-    LAYERS,
-    LAYOUTS,
-    MEMORY,
-    MODELS,
-    TRANSFORMERS,
-    TWINS,
-    Case,
-    Subject,
-    registered_shapes,
-)
+from benchmark_cases import FILES, MEMORY, MODELS, TWINS, Case, Subject
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
 import eqzoo
-from eqzoo._common import interleaved_times, write_json, write_text
+from eqzoo._common import interleaved_times, write_json
 from eqzoo.analysis import instructions, machine
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
-from eqzoo.layers import GroupConv2d
 from eqzoo.ops import use_backend
-from eqzoo.ops.group_convolution import through_irreps
 
-SUITES = {
-    "layers": LAYERS,
-    "models": MODELS,
-    "layouts": LAYOUTS,
-    "files": FILES,
-    "group_convolution": GROUP_CONVOLUTION,
-    "group_convolution_networks": GROUP_CONVOLUTION_NETWORKS,
-    "group_convolution_shapes": [],
-    "compiled": COMPILED,
-    "memory": MEMORY,
-    "transformers": TRANSFORMERS,
-    "twins": TWINS,
-}
+SUITES = {"models": MODELS, "twins": TWINS, "files": FILES, "memory": MEMORY}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -96,23 +62,17 @@ def main() -> None:
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
         precision = "" if args.dtype == "float32" else f"_{args.dtype}"
-        path = args.output / f"{args.suite}_{args.device}{precision}.json"
-        write_json(path, report)
-        write_text(path.with_suffix(".md"), render(report) + "\n")
+        write_json(args.output / f"{args.suite}_{args.device}{precision}.json", report)
 
 
 def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of the suite."""
-    if args.suite == "group_convolution_shapes":
-        yield from compare_forms(args)
-        return
     cases = [case for case in SUITES[args.suite] if args.only in case.key]
     if not cases:
         raise SystemExit(
             f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
-    suites = {"memory": compare_memory, "files": compare_file}
-    suites |= dict.fromkeys(("group_convolution", "group_convolution_networks", "twins"), compare_layouts)
+    suites = {"memory": compare_memory, "files": compare_file, "twins": compare_layouts}
     for case in cases:
         yield from suites.get(args.suite, compare_time)(case, args)
 
@@ -132,14 +92,9 @@ def parse() -> argparse.Namespace:
         "--cpu-time", action="store_true", help="time of the processor, without what other processes take of it"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].md and .json"
-    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="a folder for <suite>_<device>[_<dtype>].json")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)  # how the memory suite calls itself in a fresh process
-    args = parser.parse_args()
-    if args.suite == "layouts" and args.channels_last:
-        parser.error("the suite layouts compares channels last with contiguous already; leave --channels-last out")
-    return args
+    return parser.parse_args()
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
@@ -173,7 +128,6 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
         seconds = times({key: prepare(subject) for key, subject in pair.items()}, args)
         medians = {key: statistics.median(values) for key, values in seconds.items()}
         ratios = [ours / theirs for ours, theirs in zip(seconds["ours"], seconds["theirs"], strict=True)]
-        target = case.deployed_target if "deployed" in task else case.target if task == "training step" else None
         yield {
             "subject": case.ours.name,
             "against": case.theirs.name,
@@ -183,11 +137,10 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
             "ms against": round(1e3 * medians["theirs"], 2),
             "ratio": round(medians["ours"] / medians["theirs"], 3),
             "median of ratios": round(statistics.median(ratios), 3),
-            "wanted": "" if target is None else f"<= {target[args.device.startswith('cuda')]:g}",
         }
 
 
-def times(steps: Mapping[str, Callable[[], object]], args: argparse.Namespace) -> dict[str, list[float]]:
+def times(steps: Mapping[Any, Callable[[], object]], args: argparse.Namespace) -> dict[Any, list[float]]:
     """The seconds of every run of the steps, in interleaved rounds, by the clock of the options."""
     return interleaved_times(steps, args.rounds, clock=process_time if args.cpu_time else None)
 
@@ -220,103 +173,35 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
 
 
 def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Times a subject, the same in torch's own operators alone, and its baseline: a row a task.
+    """Times a subject and its baseline, with kernels and in torch's own operators alone: a row a task.
 
     All forms run in turn, each in both layouts; a row has the medians of the faster layouts.
     """
     forms = {"ours": case.ours, "theirs": case.theirs}
-    if case.theirs.backend == "auto":  # what has no kernels of ours is the same in both
-        forms["torch"] = replace(case.ours, backend="eager")
-    if args.suite == "twins":  # whose plain networks have kernels too, for batch norm and attention
-        forms["plain"] = replace(case.theirs, backend="eager")
-    tasks = {
-        "forward" if case.ours.is_layer else "inference": (inference_of, case.inference_batch, case.inference_target),
-        "training step": (layer_step if case.ours.is_layer else training_step, None, case.target),
-    }
-    for task, (prepare, other_batch, target) in tasks.items():
-        batch = args.batch_size or other_batch or case.batch
+    forms |= {f"{key} alone": replace(subject, backend="eager") for key, subject in forms.items()}
+    for task, batch in (("inference", 8), ("training step", case.batch)):
+        batch = args.batch_size or batch
+        prepare = training_step if task == "training step" else partial(inference, deployed=False)
         steps = {
-            f"{key}, {layout}": prepare(replace(subject, channels_last=layout == "channels last"), batch, args)
+            (key, last): prepare(replace(subject, channels_last=last), batch, args)
             for key, subject in forms.items()
-            for layout in ("contiguous", "channels last")
+            for last in (False, True)
         }
         medians = {key: statistics.median(values) for key, values in times(steps, args).items()}
-        best = {key: min((seconds, name) for name, seconds in medians.items() if name.startswith(key)) for key in forms}
-        ours, theirs = best["ours"][0], best["theirs"][0]
-        row = {
+        best = {key: min((medians[key, last], last) for last in (False, True)) for key in forms}
+        layouts = {key: "channels last" if last else "contiguous" for key, (_, last) in best.items()}
+        yield {
             "subject": case.ours.name,
             "against": case.theirs.name,
             "task": task,
             "batch": batch,
-            "ms": round(1e3 * ours, 2),
-            "layout": best["ours"][1].removeprefix("ours, "),
-            "ms against": round(1e3 * theirs, 2),
-            "layout against": best["theirs"][1].removeprefix("theirs, "),
-            "ratio": round(ours / theirs, 3),
+            "ms": round(1e3 * best["ours"][0], 2),
+            "layout": layouts["ours"],
+            "ms against": round(1e3 * best["theirs"][0], 2),
+            "layout against": layouts["theirs"],
+            "ratio": round(best["ours"][0] / best["theirs"][0], 3),
+            "torch's operators alone": round(best["ours alone"][0] / best["theirs alone"][0], 3),
         }
-        plain = best.get("plain", best["theirs"])[0]
-        row["torch's operators alone"] = round(best["torch"][0] / plain, 3) if "torch" in best else ""
-        target = target if args.dtype == "float32" else None
-        row["wanted"] = "" if target is None else f"<= {target[args.device.startswith('cuda')]:g}"
-        yield row
-
-
-def compare_forms(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Times the registered networks' group convolutions through the irreps against expanded ones: a row a layout."""
-    for (group, channels, outs, side, stride, padding, dilation, height, width), names in registered_shapes().items():
-        name = f"{group.name}, {channels} to {outs}, {side} x {side}, stride {stride}, padding {padding} at {height}"
-        if args.only not in name:
-            continue
-        sizes = channels, outs, side, stride, padding, dilation, False
-        layer = partial(GroupConv2d, group, *sizes)
-        subject = Subject(name, layer, (channels, group.order, height, width), is_layer=True)
-        products = channels * outs * (group.order * side) ** 2 * (height // stride) * (width // stride)
-        batch = args.batch_size or max(4, min(64, int(2e8 / products)))
-        for last in (False, True):
-            forms = {b: replace(subject, backend=b, channels_last=last) for b in ("irreps", "expanded")}
-            ratios = []
-            for prepare in (inference_of, layer_step):
-                seconds = times({b: prepare(form, batch, args) for b, form in forms.items()}, args)
-                ratios.append(statistics.median(seconds["irreps"]) / statistics.median(seconds["expanded"]))
-            yield {
-                "shape": name,
-                "layout": "channels last" if last else "contiguous",
-                "batch": batch,
-                "in inference": chosen_form(subject, last, False, args),
-                "irreps / expanded, forward": round(ratios[0], 3),
-                "in training": chosen_form(subject, last, True, args),
-                "irreps / expanded, step": round(ratios[1], 3),
-                "networks": f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}",
-            }
-
-
-def chosen_form(subject: Subject, last: bool, trains: bool, args: argparse.Namespace) -> str:
-    """The form of a group convolution that runs when nothing is forced."""
-    layer, x = build(replace(subject, channels_last=last), 1, args)
-    assert isinstance(layer, GroupConv2d)
-    with autocast(args), torch.set_grad_enabled(trains):
-        return "irreps" if through_irreps(x, layer.weight, layer.group) else "expanded"
-
-
-def inference_of(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
-    """A forward pass in evaluation mode, not deployed."""
-    return inference(subject, batch, args, deployed=False)
-
-
-def layer_step(subject: Subject, batch: int, args: argparse.Namespace) -> Callable[[], None]:
-    """Forward and backward of a layer: its output, and the gradients of its input and its weights."""
-    module, x = build(subject, batch, args)
-    x.requires_grad_()
-    with torch.no_grad(), autocast(args):
-        grad = torch.randn_like(module(x))
-    wanted = [x, *module.parameters()]
-
-    def step() -> None:
-        with use_backend(subject.backend), autocast(args):
-            y = module(x)
-        torch.autograd.grad(y, wanted, grad)
-
-    return step
 
 
 def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Module, Tensor]:
@@ -326,10 +211,6 @@ def build(subject: Subject, batch: int, args: argparse.Namespace) -> tuple[nn.Mo
     memory_format = torch.channels_last if last else torch.contiguous_format
     module = subject.build().to(args.device, memory_format=memory_format)
     x = torch.randn(batch, *subject.input_shape, device=args.device)
-    if subject.is_layer:  # under autocast layers inside a network are given what others computed
-        x = x.to(DTYPES[args.dtype])
-    if x.ndim == 5:
-        return module, x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2) if last else x
     return module, x.to(memory_format=memory_format)
 
 
@@ -338,14 +219,12 @@ def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Cal
     module, x = build(subject, batch, args)
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-5)
-    run = torch.compile(module) if args.compile or subject.compiled else module
+    run = torch.compile(module) if args.compile else module
     labels = torch.zeros(batch, dtype=torch.int64, device=args.device)
-    x.requires_grad_(subject.is_layer)  # inside a network a layer computes the gradient of its input
 
     def step() -> None:
         with use_backend(subject.backend), autocast(args):
-            y = run(x)
-            loss = y.square().mean() if subject.is_layer else F.cross_entropy(y, labels)
+            loss = F.cross_entropy(run(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -359,7 +238,7 @@ def inference(subject: Subject, batch: int, args: argparse.Namespace, deployed: 
     module = copy.deepcopy(module).eval()
     if deployed:
         module = reparameterize_model(module)
-    run = torch.compile(module) if args.compile or subject.compiled else module
+    run = torch.compile(module) if args.compile else module
 
     @torch.inference_mode()
     def step() -> None:
@@ -390,12 +269,6 @@ def compare_memory(case: Case, args: argparse.Namespace) -> Iterator[dict[str, A
         if ran.returncode:
             raise SystemExit(f"{case.key}: {ran.stderr.strip()[-2000:]}")
         peaks[which] = float(ran.stdout)
-    wanted = []
-    on_cuda = args.device.startswith("cuda")
-    if case.target is not None:
-        wanted.append(f"ratio <= {case.target[on_cuda]:g}")
-    if case.limit is not None:
-        wanted.append(f"<= {case.limit[on_cuda]:g} GB")
     yield {
         "subject": case.ours.name,
         "against": case.theirs.name,
@@ -403,7 +276,6 @@ def compare_memory(case: Case, args: argparse.Namespace) -> Iterator[dict[str, A
         "GB": round(peaks["ours"] / 1e9, 3),
         "GB against": round(peaks["theirs"] / 1e9, 3),
         "ratio": round(peaks["ours"] / peaks["theirs"], 3),
-        "wanted": ", ".join(wanted),
     }
 
 
@@ -437,8 +309,7 @@ def resident(field: str) -> float:
 def render(report: dict[str, Any]) -> str:
     """The report as a Markdown table below a line on machine, versions and options."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    both = report["suite"] in ("layouts", "twins") or report["suite"].startswith("group_convolution")
-    layout = "channels last, " if report["channels_last"] else "" if both else "contiguous, "
+    layout = "channels last, " if report["channels_last"] else "" if report["suite"] == "twins" else "contiguous, "
     kind = (
         "Peak of one training step"
         if report["suite"] == "memory"
@@ -453,7 +324,6 @@ def render(report: dict[str, Any]) -> str:
         f"# {report['suite'].replace('_', ' ').capitalize()}{precision}, measured",
         "",
         f"{kind}; {how}. {where}; {versions}.",
-        *(["", "With torch's operators alone neither network has kernels."] if report["suite"] == "twins" else []),
         "",
         f"| {' | '.join(columns)} |",
         "|" + "---|" * len(columns),

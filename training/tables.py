@@ -138,6 +138,28 @@ def twins(root: Path) -> str:
     return table(header, rows)
 
 
+def planes(root: Path) -> str:
+    """Networks against plain ones with as many channels."""
+    found: dict[str, dict[str, float]] = {}
+    for row in benchmark(root, "models_cpu"):
+        if row["against"].endswith("with its planes"):
+            found.setdefault(row["subject"], {})[row["task"]] = row["ratio"]
+    tasks = ("training step", "inference", "inference, deployed")
+    rows = [(f"`{name}`", *(f"{times[task]:.2f}" for task in tasks)) for name, times in found.items()]
+    return table(["network", "training step", "prediction", "prediction, deployed"], rows)
+
+
+def tiles(root: Path) -> str:
+    """Tiles that are predicted a second, by number format and layout."""
+    rates: dict[str, list[float]] = {}
+    for row in benchmark(root, "tiles_avx512_cpu"):
+        if row["form"] == "eager":
+            layout = "channels last" if row["channels_last"] else "contiguous"
+            rates.setdefault(f"{row['precision']}, {layout}", []).append(row["images_per_second"])
+    rows = [(key, f"{ours:.1f}", f"{plain:.1f}", f"{plain / ours:.1f}") for key, (ours, plain) in rates.items()]
+    return table(["format", "`p4m_resnet29`", "plain `z2_resnet29`", "time / plain"], rows)
+
+
 def attention(root: Path) -> str:
     """Networks with attention, and others, against networks of convolutions: time and memory."""
     header = ["network", "against", "training step", "prediction", "peak memory of a step"]
@@ -184,7 +206,7 @@ def starts(root: Path) -> str:
     for name, r in results(root).items():
         if name.endswith((".eurosat", ".chula_rbc12")):
             side = weightless(name).input_size[-1]
-            f1 = f"{r['macro_f1']:.1f} %" if "macro_f1" in r else ""
+            f1 = f"{r['macro_f1']:.1f} %" if r["dataset"]["name"] == "chula_rbc12" else ""  # classes are unequal
             cells = error_text(r, 2), f1, f"{r['multiply_adds'] / 1e6:,.0f} M"
             rows.append((f"`{name}`", f"{side} x {side}", *cells, r["recipe"]["epochs"]))
     return table(header, sorted(rows, key=lambda row: row[0].partition(".")[2], reverse=True))
@@ -197,8 +219,10 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "networks": networks,
     "pays": partial(pays, network="p4_resnet29"),
     "pays-p4m": partial(pays, network="p4m_resnet29"),
+    "planes": planes,
     "results": lambda root: render_summary(list(results(root).values())),
     "starts": starts,
+    "tiles": tiles,
     "twins": twins,
 }
 

@@ -14,14 +14,14 @@ __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies"
 
 # From which C·C'/(C + C') on group convolutions are faster through the irreps, for each order of a group. In float32:
 # of k x k filters, and of 1 x 1 filters with channels last, contiguous, and with large contiguous images in inference
-# and in training. From docs/benchmarks/group_convolution_shapes_cpu.md; no network has fields of two elements.
+# and in training. Measured over the convolutions of all registered networks; none has fields of two elements.
 _LEAST = {
     2: (16, 32, 64, math.inf, 64),
     4: (6, 9, 6.4, 48, 9),
     8: (3.3, 5, 5.5, 9.5, 9),
 }
-# The same with AVX2 alone, whose vectors fewer fields fill; no network has fewer fields with k x k filters. Fitted to a
-# run before that of docs/benchmarks/avx2/group_convolution_shapes_cpu.md; groups of two elements were not measured.
+# The same with AVX2 alone, whose vectors fewer fields fill; no network has fewer fields with k x k filters. Groups of
+# two elements were not measured.
 _LEAST_OF_AVX2 = {
     2: _LEAST[2],
     4: (4, 6.4, 6.4, 9.6, 8),
