@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit
 from ..groups import P4, Group
-from ..models.averaged import copy_logits
+from ..models.orbit import copy_logits
 from .rotation import SAMPLE_SEED, SAMPLE_SIZE, finite, inputs, rotation_curve, sample
 
 __all__ = [

@@ -11,12 +11,12 @@ from torch import nn
 
 from ..export.onnx_network import OnnxNetwork
 from ..groups import Group
-from ..models import AveragedNet, EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.load import load_network
 
 __all__ = ["Network", "Predictor", "averaged", "check_device", "load_predictor"]
 
-Network: TypeAlias = EquivariantNet | OnnxNetwork | AveragedNet
+Network: TypeAlias = EquivariantNet | OnnxNetwork | OrbitNet
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def load_predictor(source: str | os.PathLike[str], device: str | None = None) ->
 
 
 def averaged(predictors: Sequence[Predictor], name: str) -> list[Predictor]:
-    """The networks with test-time augmentation: means over a group, see `eqzoo.models.AveragedNet`.
+    """The networks with test-time augmentation: means over a group, see `eqzoo.models.OrbitNet`.
 
     Networks that are invariant under the group stay as they are, and those that are so in part average over the rest:
     their predictions for the other copies are the same. Those with options that give up exactness, ``exact=False`` of
@@ -119,5 +119,5 @@ def _is_inexact(layer: nn.Module) -> bool:
 
 def _averaged(predictor: Predictor, group: Group) -> Predictor:
     more = f" (mean of {group.order})"
-    network = AveragedNet(predictor.network, group)
+    network = OrbitNet(predictor.network, group, average="probabilities")
     return replace(predictor, network=network, name=predictor.name + more, title=predictor.title + more)

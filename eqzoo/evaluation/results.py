@@ -16,7 +16,7 @@ from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..data.folder import composed
 from ..data.hashes import image_codes, trained_images
 from ..export.onnx_network import OnnxNetwork
-from ..models import AveragedNet
+from ..models import OrbitNet
 from .metrics import STEPS, classifier_metrics, scores
 from .notes import cut_off, darker_note, other_side
 from .predictions_file import each_prediction
@@ -51,7 +51,7 @@ def evaluate(
 
     Args:
         model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers, or its
-            `eqzoo.export.OnnxNetwork`; or a network of this package, or any in an `eqzoo.models.AveragedNet`, which is
+            `eqzoo.export.OnnxNetwork`; or a network of this package, or any in an `eqzoo.models.OrbitNet`, which is
             evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
@@ -64,7 +64,7 @@ def evaluate(
             where an image is said to be of it if its probability reaches that.
         tta: Test-time augmentation: ``"p4"``, ``"p4m"`` or ``"z2m"`` for the mean of the probabilities over the copies
             of each image, rotated by multiples of 90°, reflected too, or reflected alone, see
-            `eqzoo.models.AveragedNet`. It makes a plain network invariant, at 4, 8 or 2 times the cost. None for
+            `eqzoo.models.OrbitNet`. It makes a plain network invariant, at 4, 8 or 2 times the cost. None for
             single predictions.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
@@ -143,21 +143,22 @@ def _predictor_of(model: nn.Module, device: str | None) -> Predictor:
     if not isinstance(model, Network):
         raise TypeError(
             "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, not a "
-            f"wrapper but AveragedNet, got {type(model).__name__}"
+            f"wrapper but OrbitNet, got {type(model).__name__}"
         )
     if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
         raise ValueError(
             f"the network's pretrained_cfg says how its images are normalized, and lacks {', '.join(sorted(missing))}"
         )
     if lacks := [key for key in ("num_classes", "input_size") if not hasattr(model, key)]:
-        raise ValueError(f"the network in the AveragedNet has no {' and no '.join(lacks)}; set it there")
-    inside = model.model if isinstance(model, AveragedNet) else model
+        raise ValueError(f"the network in the OrbitNet has no {' and no '.join(lacks)}; set it there")
+    inside = model.network if isinstance(model, OrbitNet) else model
     is_file = isinstance(inside, OnnxNetwork)
     if device is not None:
         way = "an ONNX file runs on the CPU" if is_file else f"move the network with model.to({device!r})"
         raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
     name = str(inside.path) if isinstance(inside, OnnxNetwork) else network_name(inside)
-    name += f" (mean of {model.group.order})" if inside is not model else ""
+    if isinstance(model, OrbitNet) and model.copies != 1:
+        name += f" (mean of {model.copies or model.group.order})"
     return Predictor(model, name, name)
 
 
@@ -173,7 +174,7 @@ def _notes(
     trained: list[str] = []
     if predictor.folder:
         trained = _trained_on(images, predictor.folder, name)
-    elif isinstance(network.model if isinstance(network, AveragedNet) else network, OnnxNetwork):
+    elif isinstance(network.network if isinstance(network, OrbitNet) else network, OnnxNetwork):
         trained = [f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"]
     native = native_sides(data, part, data_dir)
     return [

@@ -22,9 +22,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .._common import __version__, atomic, interleaved_times, network_name
 from ..equivariance import element_errors, in_float64, without_parallel
-from ..groups import Group
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.builder import per_channel
+from ..models.canonical import group_of_sides
 from ..models.load import weights_file
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx
@@ -181,7 +181,7 @@ def export_pt2(
     return atomic(path, partial(_write_pt2, network, path))
 
 
-def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict[str, str]:
+def metadata(model: EquivariantNet | OrbitNet, size: tuple[int, int] | None = None) -> dict[str, str]:
     """The metadata of an exported network: strings, with lists as JSON.
 
     Args:
@@ -206,7 +206,7 @@ def metadata(model: EquivariantNet, size: tuple[int, int] | None = None) -> dict
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in entries.items()}
 
 
-def _configuration(model: EquivariantNet, size: Any) -> dict[str, Any]:
+def _configuration(model: EquivariantNet | OrbitNet, size: Any) -> dict[str, Any]:
     """The configuration of a network; of one that was built by its class, images that are not normalized."""
     cfg: dict[str, Any] | None = getattr(model, "pretrained_cfg", None)
     if cfg is not None:
@@ -227,7 +227,7 @@ def weights_sha256(model: nn.Module) -> str:
 class _Network:
     """A network, its exported program, and its logits for five noise images."""
 
-    model: EquivariantNet  # with the data type of the file
+    model: EquivariantNet | OrbitNet  # with the data type of the file
     program: torch.export.ExportedProgram
     images: Tensor
     expected: Tensor  # in float64
@@ -238,7 +238,7 @@ class _Network:
     @torch.no_grad()
     def of(model: nn.Module, size: int | tuple[int, int] | None, seed: int, dtype: torch.dtype) -> "_Network":
         model = without_parallel(model)
-        if not isinstance(model, EquivariantNet):
+        if not isinstance(model, EquivariantNet | OrbitNet):
             raise ValueError(
                 f"only networks of this package, subclasses of EquivariantNet, can be exported, got "
                 f"{type(model).__name__}; torch.onnx.export(model, (images,), file, dynamo=True) and "
@@ -273,7 +273,7 @@ class _Network:
         tolerance = max(_TOLERANCE, _OVER_TORCH * rounding)
         difference = max(_distance(function(self.images[:n]), self.expected[:n]) for n in _BATCHES)
         one = self.images[:1]
-        group = shape_preserving(self.model.group, one)
+        group = group_of_sides(self.model.group, one.shape[2], one.shape[3])
         equivariance = element_errors(function, one, group)
         # A network that is approximate on the pixel grid, such as one with strides, may be exported too.
         allowed = {g: tolerance + error for g, error in element_errors(self.model, one, group).items()}
@@ -318,13 +318,6 @@ def _write_pt2(network: _Network, path: Path, temporary: Path) -> ExportReport:
     return network.report(path, temporary.stat().st_size, program.module(), operators)
 
 
-def shape_preserving(group: Group, x: Tensor) -> Group:
-    """The largest subgroup that preserves the shape of the images: no 90° rotations unless they are square."""
-    if x.shape[2] == x.shape[3] or group.rotations % 2:
-        return group
-    return Group(2, group.reflections)
-
-
 def _program(model: nn.Module, images: Tensor) -> torch.export.ExportedProgram:
     # Two images, because the exporter specializes a batch of 1.
     return torch.export.export(model, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -351,7 +344,7 @@ def _fold_norms(model: nn.Module, program: torch.export.ExportedProgram) -> nn.M
     for first, second in pairs:
         layers = cast(nn.Conv2d, folded.get_submodule(first)), cast(nn.BatchNorm2d, folded.get_submodule(second))
         folded.set_submodule(first, fuse_conv_bn_eval(*layers))
-        folded.set_submodule(second, nn.Identity())
+        folded.set_submodule(second, getattr(layers[1], "act", nn.Identity()))  # timm's norms have an activation
     return folded
 
 

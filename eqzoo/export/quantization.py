@@ -22,8 +22,9 @@ from torch import Tensor
 from .._common import atomic
 from ..equivariance import element_errors
 from ..groups import Group
+from ..models.canonical import group_of_sides
 from .onnx_file import OnnxFile, need_onnx
-from .programs import ExportError, latencies, shape_preserving, target
+from .programs import ExportError, latencies, target
 
 __all__ = ["QuantizationReport", "quantize_onnx"]
 
@@ -189,7 +190,7 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
     temporary.write_bytes(written.SerializeToString())
     after = OnnxFile(temporary)
     some = images[:: max(1, len(images) // _CHECKED)][:_CHECKED]
-    group = shape_preserving(Group.from_name(before.metadata["group"]), some)
+    group = group_of_sides(Group.from_name(before.metadata["group"]), some.shape[2], some.shape[3])
     equivariance = element_errors(after, some, group)
     allowed = element_errors(before, some, group)  # more than round-off in networks that are approximate on the grid
     if any(error > _TOLERANCE + allowed[g] for g, error in equivariance.items()):

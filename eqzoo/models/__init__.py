@@ -2,7 +2,6 @@
 
 from .allcnn import AllCNN
 from .asc_resnet import ASCResNet
-from .averaged import AveragedNet
 from .base import EquivariantNet
 from .builder import build, configs
 from .e4_resnet import E4ResNet
@@ -13,13 +12,14 @@ from .group_resnet import GroupResNet
 from .gsanet import GSANet
 from .load import create_model, list_models, list_pretrained
 from .octic_vit import OcticViT
+from .orbit import OrbitNet
 from .pcam_densenet import PCamDenseNet
 from .resnet44 import ResNet44
 
 __all__ = [
     "ASCResNet",
     "AllCNN",
-    "AveragedNet",
+    "OrbitNet",
     "ConvNeXt",
     "E4Net",
     "E4ResNet",

@@ -330,7 +330,7 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
     with pytest.raises(TypeError, match=r"the name of a data set or a Split, got Tensor"):
         eqzoo.evaluate(model, images)
     with pytest.raises(
-        TypeError, match=r"a network of this package itself, not a wrapper but AveragedNet, got Sequential"
+        TypeError, match=r"a network of this package itself, not a wrapper but OrbitNet, got Sequential"
     ):
         eqzoo.evaluate(torch.nn.Sequential(model), digits)
     with pytest.raises(ValueError, match="has a single output, a number and not a class"):
