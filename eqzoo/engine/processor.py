@@ -3,13 +3,15 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import timm.optim.muon as muon_of_timm
 import torch
 
 from .._common import usable_cores
 
-__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads"]
+__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "muon_in_float32"]
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
@@ -59,3 +61,17 @@ def limited_threads() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def muon_in_float32() -> Iterator[None]:
+    """Lets timm's Muon orthogonalize its updates in float32 instead of bfloat16.
+
+    Where a processor emulates bfloat16, its matrix products take 20 times as long as those in float32.
+    """
+    before = muon_of_timm.zeropower_via_newtonschulz
+    muon_of_timm.zeropower_via_newtonschulz = partial(before, dtype=torch.float32)
+    try:
+        yield
+    finally:
+        muon_of_timm.zeropower_via_newtonschulz = before

@@ -25,6 +25,7 @@ from ..models import EquivariantNet, create_model
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .distillation import Teachers, soft_labels
+from .processor import emulates_bfloat16, muon_in_float32
 from .recipe import Recipe, build_network, scheduler
 from .run import FinishedRun
 
@@ -71,6 +72,7 @@ class TrainingState:
         synchronized = accelerator.num_processes > 1 and self.device.type == "cuda"
         self.model, self.frozen = _with_options(self.model, recipe, synchronized)
         self.optimizer = _optimizer(self.model, recipe)
+        self._emulates_bfloat16 = emulates_bfloat16(self.device)
         self.scheduler: Scheduler = scheduler(recipe, self.optimizer)
         self.base_values = list(self.scheduler.base_values)
         self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
@@ -165,7 +167,8 @@ class TrainingState:
 
     def _update(self) -> None:
         if not (self._records and RecordedStep.fits(self.optimizer)):
-            self.optimizer.step()
+            with muon_in_float32() if self._emulates_bfloat16 else nullcontext():
+                self.optimizer.step()
             return
         if self._recorded_step is None:
             self._recorded_step = RecordedStep(self.optimizer)

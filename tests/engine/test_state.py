@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+import timm.optim.muon as muon_of_timm
 import torch
 from safetensors.torch import load_file
 from timm.optim import Muon
@@ -14,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import eqzoo
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, train
+from eqzoo.engine import state as state_module
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _criterion, _with_options
@@ -478,3 +480,23 @@ def test_images_that_do_not_suit_the_network(tmp_path, splits, message):
     torch.set_default_dtype(torch.float32)
     with pytest.raises(ValueError, match=message):
         train(RECIPE, build, SPLITS | splits, tmp_path)
+
+
+@pytest.mark.parametrize(("emulates", "dtype"), [(False, None), (True, torch.float32)])
+def test_muon_computes_in_float32_where_bfloat16_is_emulated(monkeypatch, emulates, dtype):
+    original, found = muon_of_timm.zeropower_via_newtonschulz, []
+
+    def watched(*args, **kwargs):
+        found.append(kwargs.get("dtype"))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(muon_of_timm, "zeropower_via_newtonschulz", watched)
+    monkeypatch.setattr(state_module, "emulates_bfloat16", lambda device: emulates)
+    recipe = replace(RECIPE, optimizer="nmuon", model_args={})  # Muon takes no matrices as small as those of the others
+    state = TrainingState(recipe, lambda: eqzoo.create_model("p4_cnn"), SPLITS, accelerator_of("cpu"), 0)
+    split = state.splits["train"]
+    state.backward(split.images[:4], split.labels[:4], torch.zeros(4, 0))
+    state.step(0, 0)
+    assert found
+    assert set(found) == {dtype}
+    assert muon_of_timm.zeropower_via_newtonschulz is watched
