@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
