@@ -71,19 +71,6 @@ def test_milestones_keep_their_shares_of_another_length(words, milestones):
     assert parsed(["p4_allcnn.cifar10", *words]).milestones == milestones
 
 
-def test_a_shorter_run_leaves_out_later_restarts():
-    name = "z2_resnet29.cifar10_second"
-    whole = parsed([name])
-    assert (whole.epochs, whole.restarts) == (31, (11,))
-    cut = parsed([name, "--epochs", "20"])
-    assert (cut.epochs, cut.restarts, cut.restart_lrs) == (20, whole.restarts, whole.restart_lrs)
-    assert [cut.rate(epoch) for epoch in (3, 9, 11)] == [whole.rate(epoch) for epoch in (3, 9, 11)]
-    shorter = parsed([name, "--epochs", "9"])
-    assert (shorter.restarts, shorter.restart_lrs) == ((), ())
-    assert parsed([name, "--epochs", "60"]).restarts == whole.restarts
-    assert parsed([name, "--epochs", "20", "--set", "restarts=[]", "restart_lrs=[]"]).restarts == ()
-
-
 @pytest.mark.parametrize("key", ["epochs", "seed", "dataset"])
 def test_a_value_that_is_given_in_two_ways_is_refused(key):
     with pytest.raises(ValueError, match=f"{key} is given by --{key} and by --set; give it once"):
@@ -107,10 +94,10 @@ def test_images_of_a_folder_keep_their_channels(tmp_path):
 
 
 def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
-    with pytest.raises(ValueError, match=r"goes on for 12 epochs .* cifar10; .*take p4_resnet29.cifar10_first,"):
-        parsed(["p4_resnet29.cifar10_third", "--dataset", "cells"])
-    assert parsed(["p4_resnet29.cifar10_third", "--dataset", "cells", "--set", "start=null"]).start is None
-    assert parsed(["p4_resnet29.cifar10_first", "--dataset", "cells"]).epochs == 28
+    with pytest.raises(ValueError, match=r"goes on for 30 epochs .* rotmnist; .*take p4_e4net.rotmnist_first,"):
+        parsed(["p4_e4net.rotmnist", "--dataset", "cells"])
+    assert parsed(["p4_e4net.rotmnist", "--dataset", "cells", "--set", "start=null"]).start is None
+    assert parsed(["p4_e4net.rotmnist_first", "--dataset", "cells"]).epochs == 60
 
 
 def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():

@@ -20,18 +20,6 @@ from recipes import asc, e4
 from train import changed
 
 BASE = {"model": "p4_cnn", "dataset": "bars", "epochs": 3}
-# The paper's names of the ablations, and the parameters of each with norms that are tied.
-ABLATIONS = {
-    "no_concat": 8_902,
-    "concat_k": 13_510,
-    "concat_v": 13_510,
-    "s1": 15_568,
-    "s4": 23_218,
-    "r2": 12_550,
-    "r4": 9_766,
-    "k3": 14_854,
-    "k7": 23_014,
-}
 
 
 def test_every_row_of_the_papers_that_names_a_data_set_has_a_recipe():
@@ -60,11 +48,6 @@ def test_names_say_network_and_data_set_and_texts_are_sentences():
         assert len(text) > 80, (
             f"the text of {name} says in a few sentences what is done and what differs from the paper"
         )
-        if "_short" in name:
-            assert recipe.precision == "bfloat16"
-            assert recipe.compile or recipe.cuda_graphs or recipe.model in ("z2_resnet18", "p4m_resnet18")
-        else:
-            assert not recipe.compile
 
 
 def test_rates_of_parts_are_those_of_parameters():
@@ -76,7 +59,7 @@ def test_rates_of_parts_are_those_of_parameters():
                 names = [name for name, _ in build_network(recipe).named_parameters()]
             assert all(fnmatch.filter(names, pattern) for pattern in recipe.lr_factors)
             found += 1
-    assert found > 3
+    assert found == 2
 
 
 def test_recipes_survive_json():
@@ -109,18 +92,11 @@ def test_the_papers_numbers():
     assert load_recipe("p4_allcnn.cifar10_aug_paper") == replace(allcnn, model="p4_allcnn")
     for model in e4.TRAINED:
         assert load_recipe(f"{model}.cifar10_paper") == replace(load_recipe("p4m_resnet18.cifar10"), model=model)
-    fewer = load_recipe("p4m_e4_resnet18.cifar10_1k")
-    assert (fewer.samples_per_class, fewer.valid_size, fewer.rate(61)) == (1_000, 0, pytest.approx(0.02))
+    assert load_recipe("p4m_resnet18.cifar10").rate(61) == pytest.approx(0.02)
     pcam = load_recipe("p4m_densenet.pcam")
     assert (pcam.schedule, pcam.decay_rate, pcam.plateau_patience, pcam.batch_size) == ("plateau", 0.5, 20, 64)
     gsa = load_recipe("r4m_gsanet_s.pcam")
     assert [gsa.rate(epoch) for epoch in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.005, 0.01, 0.005, 0])
-
-
-@pytest.mark.parametrize(("variant", "parameters"), ABLATIONS.items())
-def test_ablations_are_other_networks(variant, parameters):
-    model = build_network(load_recipe(f"p4_e4net.rotmnist_{variant}"))
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_networks_are_built_for_their_data_set():
@@ -209,7 +185,7 @@ def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes
     assert "r4_gsanet_t.rotmnist" in starts
     assert starts <= set(eqzoo.list_pretrained())
     runs = {name: replace(recipe, seed=3).start_run for name, recipe in recipes.items() if recipe.start_run}
-    assert runs["p4_resnet29.cifar10_third"] == Path("runs/p4_resnet29.cifar10_second/seed3")
+    assert runs["p4_e4net.rotmnist"] == Path("runs/p4_e4net.rotmnist_first/seed3")
     for name, folder in runs.items():
         first = recipes[folder.parent.name]
         assert (first.model, first.dataset) == (recipes[name].model, recipes[name].dataset)

@@ -12,11 +12,10 @@ _TEXT = (
     "schedule from {lr:g} after a warm-up of {warmup} (0.3 times that for parameters that are not matrices), weight "
     "decay {weight_decay:g}, label smoothing 0.1, a moving average of the weights, and augmentation by flips, by "
     "shifts of up to 4 pixels and by Cutout: a square, a quarter of the side wide, gets the image's mean color. 5,000 "
-    "of the 50,000 training images for validation, drawn with a fixed seed. On the GPU sums have no fixed order "
+    "of the 50,000 training images, drawn with a fixed seed, select the epoch. On the GPU sums have no fixed order "
     "(deterministic=false), so that a second run gives other weights. {more}"
 )
 _VALUES: dict[str, Any] = MUON | {
-    "epochs": 30,
     "batch_size": 256,
     "lr": 0.04,
     "warmup_epochs": 1,
@@ -30,7 +29,7 @@ _VALUES: dict[str, Any] = MUON | {
 
 
 def on_a_gpu(models: Iterable[str], variant: str, more: str, **values: Any) -> dict[str, Entry]:
-    """The recipe for some networks; ``more`` says what the papers do and what was measured."""
+    """The recipe for some networks; ``more`` says what the papers do and how the run went."""
     values = _VALUES | values
     warmup = "one epoch" if values["warmup_epochs"] == 1 else f"{values['warmup_epochs']} epochs"
     return family(models, "cifar10", _TEXT.format(more=more, warmup=warmup, **values).strip(), variant, **values)
