@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
+from ..data.brightness import unlike_training
 from ..data.folder import images_below
-from ..data.images import darker_images, normalized
+from ..data.images import normalized
 from ..evaluation.predictor import Network
 from ..groups import Group, transform
 from ..models import EquivariantNet
 
-__all__ = ["NamedImage", "copies_of", "is_dark", "is_one_image", "named_images", "transformed_copies"]
+__all__ = ["NamedImage", "copies_of", "brightness", "is_one_image", "named_images", "transformed_copies"]
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,6 @@ def copies_of(image: Tensor, model: Network, group: Group) -> Tensor:
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
 
 
-def is_dark(image: Tensor, model: Network) -> bool:
-    """Whether an image ``(C, height, width)``, 0 to 255, is darker than those that a network was trained on."""
-    return bool(darker_images(image[None], model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))
+def brightness(image: Tensor, model: Network) -> int:
+    """-1, 0 or 1: whether an image, 0 to 255, is darker or brighter than those that a network was trained on."""
+    return int(unlike_training(image[None], model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))

@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from ..data.folder import SHOWN
 from ..evaluation.metrics import in_faster_layout
-from ..evaluation.notes import TOO_DARK, other_side
+from ..evaluation.notes import BRIGHTNESS, other_side
 from ..evaluation.predictor import Network, Predictor, averaged, check_device, load_predictor
 from ..evaluation.thresholds import check_thresholds, chosen_classes
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
-from ._images import NamedImage, copies_of, is_dark, is_one_image, named_images
+from ._images import NamedImage, brightness, copies_of, is_one_image, named_images
 from ._metrics import parse_thresholds
 
 __all__ = ["run"]
@@ -63,7 +63,7 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thr
     columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group), thresholds) for m in models]
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
-        _tell_of_dark([image.name] * any(is_dark(read[m.network.in_chans], m.network) for m in models), 1)
+        _tell_of_brightness([(image.name, {brightness(read[m.network.in_chans], m.network) for m in models})])
     _tell_of_thresholds(columns)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
@@ -105,7 +105,7 @@ def _predict_many(
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
-    dark, sides = list[str](), list[int]()
+    found, sides = list[tuple[str, set[int]]](), list[int]()
     networks = [model.network for model in models]
     channels = {network.in_chans for network in networks}
     with tqdm(total=len(images), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
@@ -117,7 +117,7 @@ def _predict_many(
                     read = {count: image.read(count, invert) for count in channels}
                     views.append([copies_of(read[network.in_chans], network, Z2) for network in networks])
                     sides.append(min(next(iter(read.values())).shape[-2:]))
-                    dark += [image.name] * any(is_dark(read[network.in_chans], network) for network in networks)
+                    found.append((image.name, {brightness(read[network.in_chans], network) for network in networks}))
                 except (OSError, ValueError) as error:
                     broken[image.name] = str(error)
             for k, model in enumerate(models if views else ()):
@@ -127,7 +127,7 @@ def _predict_many(
         raise ValueError(_unreadable(broken, len(images)))
     _tell_of_sides(sides, models)
     if not invert:
-        _tell_of_dark(dark, len(images))
+        _tell_of_brightness(found)
     joined = [replace(p[0], probabilities=torch.cat([part.probabilities for part in p])) for p in parts]
     return joined, broken
 
@@ -139,11 +139,14 @@ def _tell_of_sides(sides: Sequence[int], models: Sequence[Predictor]) -> None:
             print(f"eqzoo: {model.name}: {line}", file=sys.stderr)
 
 
-def _tell_of_dark(dark: Sequence[str], count: int) -> None:
-    if dark:
-        which = dark[0] if count == 1 else f"{len(dark)} of {count} images ({dark[0]}{', ...' * (len(dark) > 1)})"
-        which += " is" if len(dark) == 1 else " are"
-        print(f"eqzoo: {which} {TOO_DARK}", file=sys.stderr)
+def _tell_of_brightness(found: Sequence[tuple[str, set[int]]]) -> None:
+    """A line where images are darker, and one where they are brighter than a network's training images."""
+    for sign, text in BRIGHTNESS.items():
+        names = [name for name, signs in found if sign in signs]
+        if names:
+            several = f"{len(names)} of {len(found)} images ({names[0]}{', ...' * (len(names) > 1)})"
+            which = names[0] if len(found) == 1 else several
+            print(f"eqzoo: {which} {'is' if len(names) == 1 else 'are'} {text}", file=sys.stderr)
 
 
 def _unreadable(broken: Mapping[str, str], count: int) -> str:

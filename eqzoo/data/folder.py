@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from .._common import usable_cores
-from .images import check_frames, check_header, is_grayscale, load_image, preprocess, unidentified
+from .images import check_header, is_grayscale, load_image, preprocess, read_file
 from .splits import AnySplit, Split, Streamed
 
 __all__ = [
@@ -172,24 +171,11 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _sides(path: Path) -> tuple[int, int]:
-    with Image.open(path) as image:
-        return min(image.size), max(image.size)
+    return read_file(path, lambda image: (min(image.size), max(image.size)), whole=False)
 
 
 def _gray(path: Path) -> bool:
-    with Image.open(path) as image:
-        return is_grayscale(image)
-
-
-def _check(path: Path) -> bool:
-    """Checks the header of a file."""
-    try:
-        with Image.open(path) as image:
-            check_header(image)
-            check_frames(image)
-    except UnidentifiedImageError as error:
-        raise ValueError(unidentified(path)) from error
-    return True
+    return read_file(path, is_grayscale, whole=False)
 
 
 def images_below(folder: Path) -> list[Path]:
@@ -386,7 +372,7 @@ def _read(
     """A split, in memory or streamed, and each unreadable file with the reason."""
     reader, names = _Reader(files, input_size), tuple(file.relative_to(root).as_posix() for file in files)
     if len(files) * torch.Size(input_size).numel() > MEMORY_LIMIT:
-        _, broken = _tried(pool, _check, files)
+        _, broken = _tried(pool, lambda file: read_file(file, check_header), files)
         return Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
     images = torch.empty((len(files), *input_size), dtype=torch.uint8)
     place = dict(zip(files, images, strict=True))
@@ -422,12 +408,8 @@ def _tried(
         except MemoryError:  # which says nothing of the file
             raise
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-            said = (
-                (str(error) or type(error).__name__)
-                .removeprefix(f"{path} is not an image that Pillow can read: ")
-                .removeprefix(f"{path}: ")
-            )
-            return [], said
+            reason = str(error) or type(error).__name__
+            return [], reason.removeprefix(f"{path} is not an image that Pillow can read: ").removeprefix(f"{path}: ")
 
     results = list(pool.map(attempt, files))
     return [made for found, _ in results for made in found], [

@@ -2,8 +2,12 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -12,27 +16,33 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 __all__ = [
-    "DARK",
     "MODES",
-    "NEARLY_ALL",
-    "dark_images",
-    "darker_images",
+    "check_header",
     "is_grayscale",
     "load_image",
     "normalize",
+    "normalized",
     "pixels",
     "preprocess",
+    "read_file",
 ]
 
+T = TypeVar("T")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
-_WITH_FRAMES = ("TIFF", "GIF", "PNG", "WEBP", "AVIF")  # those of cameras, MPO, are previews or another eye's view
-_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO, _TIFF_SIGN, _TIFF_SIGNED = 258, 262, 0, 339, 2
-DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
-NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
-_BATCH = 256  # images whose brightness is measured together
+_ANIMATED = (
+    "GIF",
+    "PNG",
+    "WEBP",
+    "AVIF",
+)  # the frames of MPO are previews or another eye's view
 _FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolation adds at edges
-_TIFF_BANDS = 277  # samples a pixel
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT")  # what pixels depend on
+# Tags of a TIFF and some of their values.
+_SUBFILE, _REDUCED, _MASK = 254, 1, 4
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _UNCOMPRESSED = 256, 257, 258, 259, 1
+_PHOTOMETRIC, _WHITE_IS_ZERO, _BANDS, _PLANES, _APART, _SIGN, _SIGNED = 262, 0, 277, 284, 2, 339, 2
 
 
 def normalize(
@@ -50,24 +60,19 @@ def normalize(
         ``(n, channels, height, width)``.
 
     Raises:
-        TypeError: If images are no tensor, or the type is not floating point.
-        ValueError: If mean or std has another number of channels, and more than one.
+        ValueError: If mean or std has another number of channels, and more than one, or the type is not floating point.
 
     Warns:
         UserWarning: If floating point images on the CPU seem to have values in 0 to 1, as those of
             `torchvision.transforms.ToTensor`: none is above 2, as `preprocess` may go beyond 1 at edges, and not all
             are 0. Multiply them by 255 before. Also if a value is above 510, as raw counts have.
     """
-    if isinstance(images, np.ndarray | Sequence):
-        raise TypeError(f"images are a tensor, got {type(images).__name__}; torch.as_tensor(images) makes one")
-    if not dtype.is_floating_point:
-        raise TypeError(f"normalized images are of a floating point type such as torch.float32, got {dtype}")
     if isinstance(images, Tensor) and not torch.jit.is_tracing():  # type: ignore[attr-defined]
         counts = {torch.as_tensor(values).numel() for values in (mean, std)}
-        if images.ndim != 4 or not counts <= {1, images.shape[1]}:
+        if not dtype.is_floating_point or images.ndim != 4 or not counts <= {1, images.shape[1]}:
             raise ValueError(
-                "images are (n, channels, height, width), and mean and std have a number for each channel, or one for "
-                f"all, got {tuple(images.shape)}, {mean} and {std}"
+                "images are (n, channels, height, width), mean and std have a number for each channel or one for all, "
+                f"and the result is of a floating point type; got {tuple(images.shape)}, {mean}, {std} and {dtype}"
             )
         if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
             _warn_of_fractions(images.detach())
@@ -105,37 +110,6 @@ def _warn_of_fractions(images: Tensor) -> None:
         )
 
 
-def dark_images(images: Tensor) -> Tensor:
-    """Which images have nearly all of their pixels below `DARK`, but are not black, ``(n,)`` bool.
-
-    Args:
-        images: ``(n, channels, height, width)`` with values in 0 to 255.
-    """
-    parts = [part.flatten(1) for part in images.split(_BATCH)]
-    found = [((part < DARK).double().mean(1) >= NEARLY_ALL) & (part.amax(1) > 0) for part in parts]
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.bool)
-
-
-def darker_images(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Which images are much darker than those that a network was trained on, ``(n,)`` bool; black ones are not.
-
-    Where those are bright, as of `dark_images`. Where they are dark themselves, such as cells that glow on a black
-    ground: the images whose largest value in each channel is below ``mean + std`` of the training images, and `DARK`.
-    The first three channels count: a fourth may be the opacity.
-
-    Args:
-        images: ``(n, channels, height, width)`` with values in 0 to 255.
-        mean: Of the training images' values divided by 255, one for each channel or for all.
-        std: The same.
-    """
-    colors, mean, std = images[:, :3], mean[:3], std[:3]
-    if 255 * max(mean) >= 2 * DARK:
-        return dark_images(colors)
-    limits = (255 * (torch.tensor(mean) + torch.tensor(std))).clamp(max=DARK)
-    largest = colors.amax((2, 3)).double().cpu()
-    return (largest < limits).all(1) & (largest > 0).any(1)
-
-
 def is_grayscale(image: Image.Image) -> bool:
     """Whether an image is grayscale by its header; images with a palette count as colored."""
     return image.mode in _GRAY_MODES or image.mode.startswith("I;16")
@@ -156,18 +130,16 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         ``(channels, height, width)`` float32 with values in 0 to 255.
 
     Raises:
-        ValueError: If ``channels`` is another number; if pixels have 32 bits, floating point numbers or signs, so that
-            the values of black and white are unknown; or if a TIFF has bands that are neither colors nor opacity, which
-            Pillow leaves out.
+        ValueError: If ``channels`` is another number, or Pillow would give other pixels than those of the image: of
+            numbers with 32 bits, fractions or signs, whose values of black and white are unknown; of a TIFF with bands
+            that are neither colors nor opacity, which Pillow leaves out; and of some whose bands lie one behind the
+            other, which it misreads.
     """
-    if channels not in MODES:
-        raise ValueError(
-            f"images are read with 1, 3 or 4 channels, got {channels}; pass other images as a .npz file or as tensors"
-        )
-    white_is_zero = _tag(image, _TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO
-    bits = _tag(image, _TIFF_BITS)
-    check_header(image)
-    image = ImageOps.exif_transpose(image)
+    white_is_zero = _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
+    bits = _tag(image, _BITS)
+    check_header(image, channels)
+    with suppress(SyntaxError):  # EXIF data that is damaged says nothing of the orientation
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         gray = _deep(image, bits)
         gray = 255 - gray if white_is_zero else gray
@@ -187,45 +159,64 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     return planes.contiguous().float()  # in this order large images take less memory
 
 
-def check_header(image: Image.Image) -> None:
-    """Raises ValueError if the header of a TIFF says that Pillow leaves bands out, or that numbers have a sign."""
-    bands, known = _tag(image, _TIFF_BANDS) or 1, len(image.getbands())
-    if bands > known:
-        raise _UnsuitableError(
-            f"it has {bands} bands, of which Pillow reads {known}; save the ones that you need as gray or color, or "
-            "train on all of them in a .npz file"
-        )
-    if _tag(image, _TIFF_SIGN) == _TIFF_SIGNED:
-        raise _UnknownRangeError(f"{_tag(image, _TIFF_BITS)}-bit numbers with a sign")
-
-
 class _UnsuitableError(ValueError):
     """An image that Pillow reads, but whose pixels are not those that one would see."""
 
 
-class _UnknownRangeError(_UnsuitableError):
-    """An image whose numbers say nothing of black and white."""
+def check_header(image: Image.Image, channels: int = 3) -> None:
+    """Raises ValueError if an image cannot be read with these channels, or Pillow would give other pixels than its."""
+    if reason := _misread(image):
+        raise _UnsuitableError(reason)
+    if channels not in MODES:
+        raise _UnsuitableError(f"images are read with 1, 3 or 4 channels, got {channels}; others go into a .npz file")
 
-    def __init__(self, numbers: str) -> None:
-        super().__init__(
-            f"its pixels are {numbers}, and the values of black and white are unknown; save it with 8 or 16 bits, "
-            "without a sign"
+
+def _misread(image: Image.Image) -> str | None:
+    """Why Pillow would give other pixels than those of an image, by its header; None if it gives them."""
+    bands, known, bits = _tag(image, _BANDS) or 1, len(image.getbands()), _tag(image, _BITS) or 8
+    if bands > known:
+        return (
+            f"it has {bands} bands, of which Pillow reads {known}; save the ones that you need as gray or color, or "
+            "train on all of them in a .npz file"
         )
+    if _tag(image, _SIGN) == _SIGNED:
+        return _unknown_range(f"{bits}-bit numbers with a sign")
+    deep = bits > 8 and _tag(image, _COMPRESSION) == _UNCOMPRESSED
+    if _tag(image, _PLANES) == _APART and (deep or bands == 2):
+        return (
+            f"its bands of {bits} bits lie one behind the other, which Pillow misreads; save it with the numbers of a "
+            "pixel side by side (gdal_translate -co INTERLEAVE=PIXEL), or in color with 8 bits"
+        )
+    return None
 
 
-def check_frames(image: Image.Image) -> None:
-    """Raises ValueError if a file holds several images, unless the others are smaller copies of the first."""
-    count = getattr(image, "n_frames", 1) if image.format in _WITH_FRAMES else 1
-    width, height = image.size
-    for i in range(1, count):
-        image.seek(i)
-        if image.size[0] * image.size[1] >= width * height:
-            raise _UnsuitableError(
-                f"it holds {count} images, the first of {width} x {height} pixels, such as a stack or an animation; "
-                "save each one that is to be read in a file of its own"
-            )
-    if count > 1:
+def _unknown_range(numbers: str) -> str:
+    return (
+        f"its pixels are {numbers}, and the values of black and white are unknown; save it with 8 or 16 bits, without "
+        "a sign"
+    )
+
+
+def _check_single(image: Image.Image) -> None:
+    """Raises ValueError if a file holds several images, unless those behind the first are smaller copies or masks."""
+    if image.format != "TIFF":
+        several = image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1
+    else:
+        (width, height), several, page = image.size, False, 1
+        while not several:
+            with suppress(Exception):  # of pages that Pillow cannot show; their tags have been read
+                image.seek(page)
+            if image.tell() != page:
+                break
+            tags = image.tag_v2  # type: ignore[attr-defined]
+            copy = tags.get(_SUBFILE, 0) & (_REDUCED | _MASK) or tags[_WIDTH] * tags[_HEIGHT] < width * height
+            several, page = not copy, page + 1
         image.seek(0)
+    if several:
+        raise _UnsuitableError(
+            "it holds several images, such as a stack or an animation; save each one that is to be read in a file of "
+            "its own"
+        )
 
 
 def _tag(image: Image.Image, tag: int) -> int | None:
@@ -245,7 +236,7 @@ def _deep(image: Image.Image, bits: int | None) -> Tensor:
     values = np.asarray(image)
     if image.mode == "F" or (image.mode == "I" and (bits or values.min() < 0 or values.max() > 65_535)):
         kind = "floating point numbers" if image.mode == "F" else f"{bits or 32}-bit numbers"
-        raise _UnknownRangeError(f"{kind}, {values.min():g} to {values.max():g}")
+        raise _UnsuitableError(_unknown_range(f"{kind}, {values.min():g} to {values.max():g}"))
     white = 2 ** min(bits or 16, 16) - 1
     return torch.from_numpy(values.astype(np.float32) / (white / 255))
 
@@ -263,41 +254,79 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is not a readable image, or `pixels` does not take it; or if it holds several images,
-            the pages of a stack or the frames of an animation, of which Pillow shows the first. Smaller copies behind
-            it are no error.
+            the pages of a stack or the frames of an animation, of which Pillow shows the first. Smaller copies and
+            masks behind it are no error.
     """
-    if channels not in MODES:
-        raise ValueError(
-            f"image files are read with 1, 3 or 4 channels, and {channels} were asked for; images of others are arrays "
-            "in a .npz file, which eqzoo predict, evaluate and finetune read, or tensors in Python"
-        )
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no image at {path}")
+    return read_file(Path(path), lambda image: pixels(image, channels))
+
+
+def read_file(path: Path, read: Callable[[Image.Image], T], whole: bool = True) -> T:
+    """What a function makes of an image file; of a PNG whose metadata Pillow refuses, without these.
+
+    Args:
+        path: The file.
+        read: The function.
+        whole: Whether the file is to be checked for several images.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: As `load_image`.
+    """
+
+    def attempt(file: Path | BytesIO) -> T:
+        with Image.open(file) as image:
+            if whole:
+                _check_single(image)
+            return read(image)
+
     try:
-        with Image.open(path) as image:
-            check_frames(image)
-            return pixels(image, channels)
+        try:
+            return attempt(path)
+        except (ValueError, SyntaxError, OSError):
+            return attempt(_png_without_metadata(path))
     except _UnsuitableError as error:
         raise ValueError(f"{path}: {error}") from error
-    except MemoryError:
+    except (FileNotFoundError, MemoryError):
         raise
-    except Image.DecompressionBombError as error:
-        way = "cut it into tiles or scale it down, or set PIL.Image.MAX_IMAGE_PIXELS"
-        raise ValueError(f"{path} has more pixels than Pillow reads: {way} ({error})") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-        said = unidentified(Path(path)) if isinstance(error, UnidentifiedImageError) else error
-        arrays = Path(path).suffix.lower() in (".npz", ".npy", ".h5", ".hdf5")
-        way = "; eqzoo predict and evaluate read .npz files, and in Python a network takes arrays as tensors" * arrays
-        raise ValueError(f"{path} is not an image that Pillow can read: {said}{way}") from error
+        raise ValueError(f"{path} is not an image that Pillow can read: {_reason(path, error)}") from error
 
 
-def unidentified(path: Path) -> str:
-    """Why Pillow does not know what a file is, as far as it can be said."""
+def _png_without_metadata(path: Path) -> BytesIO:
+    """A PNG with only what its pixels depend on, and EXIF data that is intact; other files as they are."""
+    data = path.read_bytes()
+    if not data.startswith(_PNG):
+        return BytesIO(data)
+    kept, place = [_PNG], len(_PNG)
+    while place < len(data):
+        end = place + 12 + int.from_bytes(data[place : place + 4], "big")
+        kind, intact = (
+            data[place + 4 : place + 8],
+            data[end - 4 : end] == crc32(data[place + 4 : end - 4]).to_bytes(4, "big"),
+        )
+        if kind in _PNG_CHUNKS or (kind == b"eXIf" and intact):
+            kept.append(data[place:end])
+        place = end
+    return BytesIO(b"".join(kept))
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """What Pillow says, and what can be done about it."""
+    suffix = path.suffix.lower()
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error}; cut it into tiles or scale it down, or set PIL.Image.MAX_IMAGE_PIXELS"
+    if suffix in (".npz", ".npy", ".h5", ".hdf5"):
+        return f"{error}; eqzoo predict and evaluate read .npz files, and in Python a network takes arrays as tensors"
+    if not isinstance(error, UnidentifiedImageError):
+        return str(error) or type(error).__name__
     if not path.stat().st_size:
         return "the file is empty"
-    if path.suffix.lower() not in (".tif", ".tiff"):
+    if suffix not in (".tif", ".tiff"):
         return "its format is unknown"
-    return "its format, or the number or type of its bands, is unknown; several bands can be trained on in a .npz file"
+    return (
+        "its format, or the number or type of its bands, is unknown; save it as gray or color with 8 or 16 bits, or "
+        "train on its bands in a .npz file"
+    )
 
 
 def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
@@ -310,28 +339,13 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
     scaled, all its values become NaN.
 
     Args:
-        image: ``(channels, height, width)`` floating point, or a batch of such.
+        image: ``(channels, height, width)``, or a batch of such; whole numbers become float32.
         size: Height and width of the result, in pixels.
 
     Returns:
         ``(channels, *size)``, or a batch of such.
-
-    Raises:
-        TypeError: If the image is no floating point tensor, or the size no pair.
-        ValueError: If the image has another number of dimensions, or no pixels.
     """
-    if not isinstance(image, Tensor) or not image.is_floating_point():
-        got = str(image.dtype) if isinstance(image, Tensor) else type(image).__name__
-        raise TypeError(f"an image is a floating point tensor, got {got}; torch.as_tensor(image).float() makes one")
-    if image.ndim not in (3, 4):
-        raise ValueError(
-            f"an image is (channels, height, width), or a batch of such, got {tuple(image.shape)}; image[None] adds "
-            "the channel of a grayscale one"
-        )
-    if 0 in image.shape[-3:]:
-        raise ValueError(f"the image has no pixels, its shape is {tuple(image.shape)}")
-    if not isinstance(size, Sequence) or len(size) != 2:
-        raise TypeError(f"a size is (height, width), such as model.input_size[1:], got {size!r}")
+    image = image if image.is_floating_point() else image.float()
     factor = max(wanted / side for wanted, side in zip(size, image.shape[-2:], strict=True))
     scaled = [
         wanted + 2 * round((side * factor - wanted) / 2) for wanted, side in zip(size, image.shape[-2:], strict=True)

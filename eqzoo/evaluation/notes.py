@@ -1,33 +1,36 @@
-"""Notes on images that a network may predict wrongly: cut off, of another size, or darker than those of training."""
+"""Notes on images that a network may predict wrongly: cut off, of another size or brightness than those of training."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
 
 from ..data import AnySplit, Split
-from ..data.images import DARK, darker_images
+from ..data.brightness import DARK, unlike_training
 
-__all__ = ["SOME", "TOO_DARK", "cut_off", "darker_note", "other_side"]
+__all__ = ["BRIGHTNESS", "SOME", "brightness_notes", "cut_off", "other_side"]
 
 CUT_OFF = 0.05  # of an image, beyond its central square
 OTHER_SIDE = 1.5  # times as large or as small
 SOME = 0.01  # of the images
-TOO_DARK = (
-    f"much darker than what the network was trained on, nearly all pixels below {DARK} of 255: if the numbers have 12 "
-    "bits in files of 16, or another scale, stretch them by the factor that the training images were stretched by"
-)
+BRIGHTNESS = {  # by the numbers of `unlike_training`
+    -1: f"much darker than what the network was trained on, nearly all pixels below {DARK} of 255: if the numbers have "
+    "12 bits in files of 16, or another scale, stretch them by the factor that the training images were stretched by",
+    1: "much brighter than what the network was trained on: if those had 12 bits in files of 16, or another scale, "
+    "scale these by the same factor",
+}
 _BATCH = 256
 
 
-def darker_note(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
-    """A line where images in memory are much darker than those of this mean and deviation, 0 to 1.
+def brightness_notes(images: AnySplit, mean: Sequence[float], std: Sequence[float]) -> Iterator[str]:
+    """A line where images in memory are much darker or brighter than those of this mean and deviation, 0 to 1.
 
-    See `eqzoo.data.images.darker_images`.
+    See `eqzoo.data.brightness.unlike_training`.
     """
     if isinstance(images, Split):
-        parts = [darker_images(part, mean, std) for part in images.images.split(_BATCH)]
-        if (count := int(torch.cat(parts).sum())) >= max(1, SOME * len(images)):
-            yield f"{count:,} of the {len(images):,} images {'is' if count == 1 else 'are'} {TOO_DARK}"
+        found = torch.cat([unlike_training(part, mean, std) for part in images.images.split(_BATCH)])
+        for sign, text in BRIGHTNESS.items():
+            if (count := int((found == sign).sum())) >= max(1, SOME * len(images)):
+                yield f"{count:,} of the {len(images):,} images {'is' if count == 1 else 'are'} {text}"
 
 
 def cut_off(native: tuple[int, int] | None) -> Iterator[str]:

@@ -18,7 +18,7 @@ from ..data.hashes import image_codes, trained_images
 from ..export.onnx_network import OnnxNetwork
 from ..models import OrbitNet
 from .metrics import STEPS, classifier_metrics, scores
-from .notes import cut_off, darker_note, other_side
+from .notes import brightness_notes, cut_off, other_side
 from .predictions_file import each_prediction
 from .predictor import Network, Predictor, averaged, check_device, load_predictor
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
@@ -182,7 +182,7 @@ def _notes(
         *cut_off(native),
         *other_side(native[0] if native else None, predictor.image_side),
         *files_left_out(data, part),
-        *darker_note(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"]),
+        *brightness_notes(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"]),
     ]
 
 

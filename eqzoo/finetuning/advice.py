@@ -11,8 +11,8 @@ from timm.models import is_model
 from .._common import setting_text
 from ..analysis.sizes import refusal
 from ..data import AnySplit, Split
+from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.hashes import SPLIT_NAMES, duplicates, image_codes
-from ..data.images import DARK, NEARLY_ALL, dark_images
 from ..engine.recipe import Recipe
 from ..evaluation.notes import SOME, cut_off
 from ..models import EquivariantNet

@@ -72,7 +72,7 @@ def test_predict_takes_any_image(capsys, tmp_path, mode):
 def test_errors_are_one_line_and_a_code(capsys, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     for args, message in (
-        (("predict", tmp_path / "none.png"), "no image at"),
+        (("predict", tmp_path / "none.png"), "none.png"),
         (("predict", tmp_path / "text.png"), "is not an image"),
         (("predict", IMAGE, "--model", "p5_cnn"), "no network 'p5_cnn' here"),
         (("predict", IMAGE, "--model", "p4m_e4net"), "To fix this"),
@@ -688,7 +688,7 @@ def test_predict_names_the_files_that_it_cannot_read_and_predicts_the_others(cap
     assert (code, out) == (2, expected)
     assert "2 of 5 images cannot be read and have no prediction; remove or replace them: " in err
     assert "aa.png is not an image" in err
-    assert "no image at" in err
+    assert "No such file" in err
     assert err.count("\n") == 1
     code, out, _ = run(capsys, *args, "--json")
     *found, first, second = json.loads(out)

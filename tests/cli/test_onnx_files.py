@@ -12,7 +12,6 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.cli import main as command_line
-from eqzoo.data.images import darker_images
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.export.onnx_network import OnnxNetwork
 from tests.conftest import ROOT
@@ -149,20 +148,3 @@ def test_images_much_darker_than_dark_training_images_are_told(capsys, exported,
     for data, told in ((tmp_path / "dim.npz", True), (exported / "digits.npz", False)):
         assert (said in run(capsys, "predict", data, "--model", "p4_cnn")[2]) == told
         assert (f"4 of the 4 images are {said}" in run(capsys, "evaluate", "p4_cnn", data)[1]) == told
-
-
-def test_darkness_counts_in_all_colors_and_in_them_alone():
-    dim = torch.full((1, 4, 6, 6), 15.0)
-    dim[:, 3] = 255  # opaque
-    cells, opaque = (0.05, 0.05, 0.05), (1.0,)
-    assert darker_images(dim, cells + opaque, (0.1, 0.1, 0.1, 0.01)).all()
-    # As bright as the training images, though the opacity alone has a high mean.
-    assert not darker_images(dim, (0.05, 0.05, 0.05, 1.0), (0.005, 0.005, 0.005, 0.01)).any()
-    glowing = dim.clone()
-    glowing[:, 1, 2, 2] = 200
-    assert not darker_images(glowing, cells + opaque, (0.1, 0.1, 0.1, 0.01)).any()
-    assert not darker_images(glowing[:, :3], (0.05,), (0.1,)).any()
-    assert darker_images(dim[:, :3], (0.05,), (0.1,)).all()
-    assert not darker_images(dim * 0, cells + opaque, (0.1, 0.1, 0.1, 0.01)).any()  # black
-    bright = torch.full((1, 3, 6, 6), 15.0)
-    assert darker_images(bright, (0.5, 0.1, 0.1), (0.2, 0.2, 0.2)).all()

@@ -17,8 +17,8 @@ from eqzoo import _common
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, native_sides
+from eqzoo.data.brightness import dark_images
 from eqzoo.data.hashes import duplicates
-from eqzoo.data.images import dark_images
 from eqzoo.engine import best_row, loop, processor, speed
 from eqzoo.engine.epochs import rank
 from eqzoo.engine.recipe import Recipe
