@@ -1,6 +1,7 @@
 """The networks, one file per family; importing this registers them with timm."""
 
 from .allcnn import AllCNN
+from .any_network import orbitnet
 from .asc_resnet import ASCResNet
 from .base import EquivariantNet
 from .builder import build, configs
@@ -35,4 +36,5 @@ __all__ = [
     "create_model",
     "list_models",
     "list_pretrained",
+    "orbitnet",
 ]

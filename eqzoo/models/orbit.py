@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..equivariance.errors import group_to_check
 from ..groups import Group, transform
 from ..layers._layout import is_channels_last
 from .canonical import canonical_elements, group_of_sides, needs_graph, take_copies
@@ -47,7 +46,8 @@ class OrbitNet(nn.Module):
     Args:
         network: Φ, which maps images ``(B, C, height, width)`` to logits ``(B, classes)``. What it lacks of timm's
             methods is missing here too.
-        group: H, or its name: ``"p4"``, the rotations, ``"p4m"``, reflections too, or ``"z2m"``, reflections alone.
+        group: H, or its name: ``"p4"``, the rotations, ``"p4m"``, reflections too, ``"z2m"``, reflections alone, or
+            ``"z2"``, the identity, for the network as it is.
         copies: The number of copies of each image, chosen by `canonical_elements`; None for all.
         train_copies: The number of copies of each image in training mode, drawn at random; None for those of
             evaluation mode.
@@ -55,9 +55,7 @@ class OrbitNet(nn.Module):
             ``softmax(Φ(g x))`` (test-time augmentation).
 
     Raises:
-        TypeError: If H is neither a group nor a name.
-        ValueError: If H has elements that do not map the pixel grid onto itself, or none but the identity, or there
-            are not so many copies.
+        ValueError: If H has elements that do not map the pixel grid onto itself, or not so many.
 
     References:
         Frame Averaging for Invariant and Equivariant Network Design (Puny et al., 2022), section 2
@@ -87,7 +85,7 @@ class OrbitNet(nn.Module):
         average: Literal["logits", "probabilities"] = "logits",
     ) -> None:
         super().__init__()
-        self.group = group_to_check(group)
+        self.group = Group.from_name(group) if isinstance(group, str) else group
         order = self.group.order
         if not self.group.on_grid:
             raise ValueError(

@@ -1,14 +1,16 @@
 """Any classifier made invariant: a mean over the copies of an image, or canonical copies; test-time augmentation."""
 
 import copy
+import functools
 import json
 
 import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from sklearn.datasets import load_digits
-from timm.models import group_parameters
+from timm.models import group_parameters, save_for_hf
 
 import eqzoo
 from eqzoo.data import Split, normalize
@@ -230,8 +232,6 @@ def test_copies_have_the_memory_format_of_the_images(last, channels):
 
 
 def test_other_groups_are_errors():
-    with pytest.raises(ValueError, match="z2 has only the identity on the pixel grid"):
-        OrbitNet(plain(), "z2")
     with pytest.raises(ValueError, match="exact copies under p4, p4m and z2m"):
         OrbitNet(plain(), "r8")
     with pytest.raises(ValueError, match="an image has 4 copies under p4, got 5"):
@@ -310,3 +310,47 @@ def test_commands_average_what_is_not_invariant(capsys, tmp_path):
 def test_timm_networks_pass_the_check_once_they_are_averaged():
     assert eqzoo.equivariance_error(OrbitNet(plain(), "p4m"), images(), group="p4m") < 1e-12
     assert eqzoo.equivariance_error(plain(), images(), group="p4m") > 1e-3
+
+
+def same(first, second):
+    """Whether two networks have the same weights and logits."""
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float32)
+    assert first.state_dict().keys() == second.state_dict().keys()
+    return torch.equal(first.eval()(x), second.eval()(x))
+
+
+def test_a_folder_rebuilds_the_network(tmp_path):
+    torch.set_default_dtype(torch.float32)
+    given = {"network": "test_efficientnet", "group": "p4m", "copies": 1, "num_classes": 4}
+    network = timm.create_model("orbitnet", **given)
+    assert (network.pretrained_cfg["architecture"], network.group, network.copies) == ("orbitnet", P4M, 1)
+    save_for_hf(network, tmp_path / "net", model_args=given, safe_serialization=True)
+    name = f"local-dir:{tmp_path / 'net'}"
+    for create in (timm.create_model, eqzoo.create_model):
+        found = create(name, pretrained=True)
+        assert (found.group, found.copies, found.num_classes) == (P4M, 1, 4)
+        assert same(found, network)
+        assert not same(create(name), network)  # random weights
+    other = timm.create_model(name, pretrained=True, num_classes=7, group="p4", copies=None)
+    assert (other.num_classes, other.group) == (7, eqzoo.P4)
+    kept = network.state_dict().keys() - {"network.classifier.weight", "network.classifier.bias"}
+    assert all(torch.equal(other.state_dict()[key], network.state_dict()[key]) for key in kept)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pth"])
+def test_weights_of_a_file_start_it(ending, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    source, file = timm.create_model("test_resnet"), tmp_path / f"weights.{ending}"
+    if ending == "pth":
+        torch.save(source.state_dict(), file)
+    else:
+        save_file(source.state_dict(), file)
+    build = functools.partial(timm.create_model, "orbitnet", network="test_resnet", group="p4")
+    found = build(pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+    assert same(found.network, source)
+    assert not same(build().network, source)
+    gray = build(pretrained=True, pretrained_cfg_overlay={"file": str(file)}, num_classes=2, in_chans=1)
+    assert gray.input_size[0] == len(gray.pretrained_cfg["mean"]) == 1
+    conv = gray.pretrained_cfg["first_conv"] + ".weight"
+    own = source.state_dict()[conv.removeprefix("network.")]
+    torch.testing.assert_close(gray.state_dict()[conv], own.sum(1, keepdim=True))

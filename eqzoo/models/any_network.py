@@ -1,0 +1,81 @@
+"""Any classification network of timm, in an `OrbitNet`: registered as one network, ``orbitnet``, with arguments."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import timm
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
+
+from ..groups import Group
+from .builder import per_channel
+from .orbit import OrbitNet
+
+__all__ = ["orbitnet"]
+
+
+@register_model
+def orbitnet(
+    pretrained: bool = False,
+    network: str = "",
+    group: Group | str = "z2",
+    copies: int | None = None,
+    train_copies: int | None = None,
+    pretrained_cfg: Mapping[str, Any] | None = None,
+    pretrained_cfg_overlay: Mapping[str, Any] | None = None,
+    cache_dir: str | None = None,
+    **kwargs: Any,
+) -> OrbitNet:
+    """An `OrbitNet` around a network of timm's registry.
+
+    timm calls it: ``timm.create_model("orbitnet", network="resnet18.a1_in1k", group="p4m", pretrained=True)`` has the
+    weights of ``resnet18.a1_in1k``, and the folder of such a network, whose config.json names ``orbitnet`` and these
+    arguments, is loaded like any other.
+
+    Args:
+        pretrained: Whether to load weights: those of the network that is named or, of a folder, those of the folder.
+        network: The name in timm's registry, with or without a tag.
+        group: The group, or its name; the trivial one, ``"z2"``, leaves the network as it is.
+        copies: The number of copies of each image, see `OrbitNet`.
+        train_copies: Likewise, in training mode.
+        pretrained_cfg: Where the weights of the whole network are and how images are normalized, from a config.json.
+        pretrained_cfg_overlay: Other entries; a ``file`` holds weights in timm's names for the network that is named,
+            or for all of a config.json.
+        cache_dir: Where timm keeps its files.
+        **kwargs: ``num_classes``, ``in_chans`` and the arguments of the network's class.
+    """
+    wrap = partial(_wrapped, network, group, copies, train_copies)
+    if pretrained_cfg:
+        model: OrbitNet = build_model_with_cfg(
+            wrap,
+            "orbitnet",
+            pretrained,
+            pretrained_cfg=dict(pretrained_cfg),
+            pretrained_cfg_overlay=pretrained_cfg_overlay,
+            cache_dir=cache_dir,
+            **kwargs,
+        )
+        return model
+    overlay = None if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
+    model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay, cache_dir=cache_dir, **kwargs)
+    model.pretrained_cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
+    return model
+
+
+def _wrapped(network: str, group: Group | str, copies: int | None, train_copies: int | None, **kwargs: Any) -> OrbitNet:
+    return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
+
+
+def _own_cfg(network: nn.Module, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:
+    """The configuration of a network of timm as that of the ``orbitnet`` around it."""
+    cfg: dict[str, Any] = dict(network.pretrained_cfg)  # type: ignore[arg-type]
+    sides = (size, size) if isinstance(size, int) else size or cfg["input_size"][1:]
+    prefixed = {key: _prefixed(cfg[key]) for key in ("classifier", "first_conv") if cfg.get(key)}
+    per_image = {key: per_channel(cfg[key], channels) for key in ("mean", "std")}
+    nowhere = {"url": "", "file": None, "hf_hub_id": None, "source": None}  # its weights are not those of all
+    return cfg | prefixed | per_image | nowhere | {"architecture": "orbitnet", "input_size": (channels, *sides)}
+
+
+def _prefixed(names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return f"network.{names}" if isinstance(names, str) else tuple(f"network.{name}" for name in names)
