@@ -10,7 +10,7 @@ from typing import Any as _Any
 from timm.models import model_entrypoint as _model_entrypoint
 
 import eqzoo as _eqzoo
-from eqzoo.models.builder import published_checkpoints as _published_checkpoints
+from eqzoo.models.builder import default_checkpoint as _default_checkpoint
 
 dependencies = ["torch", "torchvision", "timm", "safetensors", "huggingface_hub"]
 
@@ -37,10 +37,12 @@ def _entry(name: str, tags: list[str]) -> _Callable[..., _Any]:
     return build
 
 
+def _tags(name: str) -> list[str]:
+    """The tags of its checkpoints; first the one that the name without tag stands for."""
+    default = _default_checkpoint(name)
+    names = sorted(_eqzoo.list_pretrained(f"{name}.*"), key=lambda checkpoint: checkpoint != default)
+    return [checkpoint.partition(".")[2] for checkpoint in names]
+
+
 create_model = _eqzoo.create_model
-globals().update(
-    {
-        _name: _entry(_name, [_checkpoint.partition(".")[2] for _checkpoint in _published_checkpoints(_name)])
-        for _name in _eqzoo.list_models()
-    }
-)
+globals().update({_name: _entry(_name, _tags(_name)) for _name in _eqzoo.list_models()})

@@ -63,36 +63,16 @@ def test_the_order_of_the_places(tmp_path, monkeypatch):
     assert find_weights(NAME, None) == flat
 
 
-def test_a_bare_name_builds_its_first_data_set_and_takes_the_weights_that_there_are(tmp_path, monkeypatch):
-    from eqzoo.models import builder
-
+def test_a_bare_name_takes_the_weights_that_it_stands_for_and_no_others(tmp_path, monkeypatch):
     name = "p4m_resnet18"  # no weights of it are published
-    fresh = eqzoo.create_model(name)
-    assert (fresh.num_classes, fresh.pretrained_cfg["tag"]) == (10, "cifar10")
-    zeros_checkpoint(tmp_path, f"{name}.cifar100")
     monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
-    monkeypatch.setattr(builder, "published_names", lambda: [f"{name}.cifar100"])
+    zeros_checkpoint(tmp_path, f"{name}.cifar100")
     for create in (eqzoo.create_model, timm.create_model):
-        trained = create(name, pretrained=True)
-        assert (trained.num_classes, trained.pretrained_cfg["tag"]) == (100, "cifar100")
-    assert eqzoo.create_model(name, pretrained=True, in_chans=1, num_classes=4).in_chans == 1
-    with pytest.raises(FileNotFoundError, match=r"no weights for p4m_resnet18\.cifar10"):
-        eqzoo.create_model(f"{name}.cifar10", pretrained=True)
-    # Weights of the first data set come before those of another.
+        assert create(f"{name}.cifar100", pretrained=True).num_classes == 100
+        with pytest.raises(eqzoo.WeightsNotFoundError, match=r"no weights for p4m_resnet18\.cifar10:"):
+            create(name, pretrained=True)
     zeros_checkpoint(tmp_path, f"{name}.cifar10")
     assert eqzoo.create_model(name, pretrained=True).pretrained_cfg["tag"] == "cifar10"
-
-
-def test_published_weights_that_cannot_be_had_are_not_replaced_by_others(monkeypatch):
-    from eqzoo.models import builder
-
-    def nowhere(name, hub_id, cache_dir=None):
-        raise eqzoo.hub.WeightsNotFoundError(f"no weights for {name}")
-
-    monkeypatch.setattr(builder, "find_weights", nowhere)
-    monkeypatch.setattr(builder, "published_names", lambda: ["p4_cnn.other", NAME])
-    with pytest.raises(eqzoo.hub.WeightsNotFoundError, match=f"no weights for {re.escape(NAME)}"):
-        eqzoo.create_model("p4_cnn", pretrained=True)
 
 
 def test_other_classes_and_channels_keep_the_trunk():
@@ -143,14 +123,12 @@ def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
     (tmp_path / "my_cells").mkdir()
     (tmp_path / "my_cells" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"'my_cels' here, nor a folder of that name; near it are my_cells, .*and eqzoo"
-    ):
+    with pytest.raises(ValueError, match=r"nothing is called 'my_cels'.* near it are my_cells"):
         eqzoo.create_model("my_cels")
     shutil.rmtree(tmp_path / "my_cells")
     with pytest.raises(ValueError, match=r"model.safetensors does not fit p4_cnn"):
         eqzoo.create_model("p4_cnn", pretrained=True, width=11)
-    with pytest.raises(FileNotFoundError, match=r"the folder of a checkpoint has config.json"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
     (tmp_path / "config.json").write_text("[")
     with pytest.raises(ValueError, match="is not JSON"):
@@ -193,13 +171,13 @@ def test_features_of_a_checkpoint():
 def test_unfit_files_are_named(tmp_path):
     torch.save({}, tmp_path / "w.pth")
     (tmp_path / "broken.safetensors").write_bytes(SHIPPED.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="safetensors files alone"):
+    with pytest.raises(ValueError, match=r"w\.pth does not fit p4_cnn"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"broken\.safetensors is not a readable"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "broken.safetensors")
-    with pytest.raises(ValueError, match=r"does not fit p4_cnn_w11(?s:.*)or load 'local-dir:.*p4_cnn.rotmnist'"):
+    with pytest.raises(ValueError, match=r"model\.safetensors does not fit p4_cnn_w11"):
         eqzoo.create_model("p4_cnn_w11", checkpoint_path=SHIPPED)
-    with pytest.raises(FileNotFoundError, match="no weights at"):
+    with pytest.raises(FileNotFoundError):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "none.safetensors")
 
 

@@ -29,8 +29,7 @@ from ..equivariance.untrained import deployed_parts
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, Group, whole
 from ..models import EquivariantNet
-from ..models.builder import known
-from ..models.load import ModelSource, instantiate, load_network, resolve
+from ..models.load import ModelSource, instantiate, is_own, load_network, resolve
 from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
 from .sizes import check_side
 
@@ -173,8 +172,8 @@ def check_equivariance(
         return _onnx(Path(text), asked, size, tolerance, seed)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
-        found = None if model else resolve(text, any_timm=True)
-        if found and not known(found.architecture):
+        found = None if model else resolve(text)
+        if found and not is_own(found.architecture):
             network, trained = _timm(found, pretrained)
             return _module(network, found.name, "timm", asked, size, tolerance, seed, trained, randomize)
         loaded = load_network(text, model, pretrained or None)

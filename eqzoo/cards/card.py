@@ -14,7 +14,7 @@ from ..data.hashes import SPLIT_NAMES
 from ..data.images import MODES
 from ..engine.recipe import RUN_PREFIX
 from ..groups import Group
-from ..models.load import module_of, own_module
+from ..models.load import own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 
 __all__ = ["counts_of", "distilled", "error_text", "full_size_accuracies", "mean_error", "render_card", "wrapped"]
@@ -365,7 +365,7 @@ The implementation and these weights: eqzoo, https://github.com/eqzoo/eqzoo, fil
 def _paper(architecture: str) -> Paper | None:
     """The paper of a network: of its rows in the papers' tables, whatever the data set, or of its family."""
     keys = [row.paper for name, row in rows().items() if name.partition(".")[0] == architecture]
-    return PAPERS[keys[0]] if keys else paper_of(architecture, module_of(architecture))
+    return PAPERS[keys[0]] if keys else paper_of(architecture)
 
 
 def counts_of(r: dict[str, Any]) -> dict[str, str]:

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from ..hub import sha256_of
 from ..models import EquivariantNet, create_model, list_models
-from ..models.builder import checkpoint_arguments, configured_name, per_channel
+from ..models.builder import configured_name, per_channel
 from ..models.config import checkpoint_config
+from ..models.load import resolve
 
 __all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
 
@@ -40,7 +41,7 @@ def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any
         raise ValueError(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
     args = {"num_classes": classes, "in_chans": cfg["input_size"][0]}
     # Those of a fine-tuned network, whose data set may have the name of another one, are all in its recipe.
-    args |= ({} if "mean" in results else checkpoint_arguments(configured)) | recipe["model_args"]
+    args |= ({} if "mean" in results else resolve(configured).model_args) | recipe["model_args"]
     try:
         model = cast(EquivariantNet, create_model(recipe["model"], **args))
     except (TypeError, ValueError) as error:

@@ -30,7 +30,7 @@ from ..evaluation.metrics import (
 from ..evaluation.rotation import SAMPLE_SIZE, accuracy_over_rotations, sample
 from ..hub import base_model, sha256_of
 from ..models import EquivariantNet
-from ..models.builder import loaded_checkpoint
+from ..models.builder import default_checkpoint
 from .results import checkpoint_results
 
 __all__ = ["best_run", "check_no_fine_tuning", "evaluate_run"]
@@ -203,7 +203,7 @@ def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
     start = recipe.start
     if start is not None and "." not in start and timm.models.is_model(start):
-        start = loaded_checkpoint(start)
+        start = default_checkpoint(start)
     if start in (None, f"{recipe.model}.{recipe.dataset}"):
         return None
     cfg = timm.get_pretrained_cfg(start)

@@ -12,5 +12,5 @@ __all__ = ["run"]
 def run(args: argparse.Namespace) -> Answer:
     """Writes the weights of another project's checkpoint for a network of eqzoo."""
     settings = parse_settings(args.set or (), example="num_heads=3")
-    text = convert(args.source, args.path, args.model, args.output, args.untransposed, settings)
+    text = convert(args.source, args.path, args.model, args.output, untransposed=args.untransposed, settings=settings)
     return Answer(text, {"source": args.source, "model": args.model, "output": args.output})

@@ -13,7 +13,7 @@ from ..analysis.sizes import refusal, weightless
 from ..groups import Group
 from ..hub import WEIGHTS_NAME
 from ..models import EquivariantNet
-from ..models.load import ModelSource, load_network, module_of, resolve
+from ..models.load import ModelSource, load_network, resolve
 from ..models.papers import PAPERS, paper_of, rows
 from ._answer import Answer, table
 from ._networks import count_parameters, error_text, registered_tags, results_beside, weights_and_results
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> Answer:
     model = weightless(source)
     name = source.architecture
     tag = "" if source.config else args.name.partition(".")[2]
-    paper = paper_of(name, module_of(name))
+    paper = paper_of(name)
     data: dict[str, Any] = {
         "name": args.name,
         "summary": _summary(name),

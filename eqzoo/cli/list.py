@@ -8,7 +8,6 @@ import timm
 
 from ..analysis.sizes import weightless
 from ..models import list_models, list_pretrained
-from ..models.load import module_of
 from ..models.papers import paper_of
 from ._answer import Answer, table
 from ._networks import count_parameters, error_text, group_name, published_tags, weights_and_results
@@ -29,7 +28,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _entry(name: str, parameters: bool) -> dict[str, Any]:
     model, _, tag = name.partition(".")
-    paper = paper_of(model, module_of(model))
+    paper = paper_of(model)
     entry: dict[str, Any] = {
         "name": name,
         "group": group_name(model),

@@ -24,7 +24,6 @@ from ..engine.speed import AUTOMATIC, recorded_speed
 from ..engine.state import freeze as freeze_modules
 from ..hub import WeightsNotFoundError, base_model
 from ..models import EquivariantNet
-from ..models.builder import loaded_checkpoint
 from ..models.load import ModelSource, instantiate, list_pretrained, resolve
 from .advice import advice_before, advice_on_time, summary
 from .checks import check_call, check_values
@@ -128,7 +127,7 @@ def finetune(
         raise ValueError(f"size is the side of the images, at least one pixel; got {size}")
     check_call(output, data, recipe, device)
     check_values(recipe, balance, minutes, valid_fraction, test_fraction)
-    source = resolve(name) if pretrained is False else _with_tag(resolve(name))
+    source = resolve(name)
     blank = weightless(source, **dict(recipe.get("model_args") or {}))
     side = size or blank.input_size[1]
     check_side(source, side, blank)
@@ -262,18 +261,6 @@ def _other_weights(name: str | os.PathLike[str], start: str | None) -> list[str]
         return []
     others = [found for found in list_pretrained(f"{name}.*") if found != start]
     return [f"{name} takes the weights of {start}; there are {', '.join(others)} as well"] if others else []
-
-
-def _with_tag(source: ModelSource) -> ModelSource:
-    """The checkpoint whose weights a name without tag takes, where it is not that of the network's first entry.
-
-    Its image size, mean and standard deviation belong to the weights.
-    """
-    if source.config or source.timm_name != source.architecture:
-        return source
-    tag = weightless(source).pretrained_cfg.get("tag")
-    other = loaded_checkpoint(source.architecture)
-    return source if other in (source.architecture, f"{source.architecture}.{tag}") else resolve(other)
 
 
 def trunk(model: EquivariantNet) -> tuple[str, ...]:

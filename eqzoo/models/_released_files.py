@@ -19,12 +19,12 @@ def read_pth(path: Path) -> Any:
         FileNotFoundError: If there is no such file.
         ValueError: If torch cannot read it, or it holds more than tensors and plain values.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch raises pickle's, zip's and its own errors here
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # torch raises pickle's, zip's and its own errors here, of several lines
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise ValueError(f"{path} is not a state dict that torch can read ({reason})") from error
 

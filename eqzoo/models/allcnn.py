@@ -136,7 +136,7 @@ class AllCNN(EquivariantNet):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        pooled: Tensor = self.global_pool(x if pre_logits else self._classified(x))
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(x))
         return pooled
 
     def build_classifier(self, num_classes: int) -> nn.Module:

@@ -54,7 +54,7 @@ from ..layers import (
 from ..layers._fused import FusedSequential
 from ..layers.affine_self_conv import ScoreScale
 from ..layers.pool import Reduce
-from .base import EquivariantNet, refuse_without_effect
+from .base import EquivariantNet
 from .builder import build, configs
 
 __all__ = ["ASCResNet"]
@@ -93,9 +93,8 @@ class ASCResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
 
     Raises:
-        ValueError: If depth is not 9n + 2, middle or downsample is unknown, an argument of attention is given with
-            ``middle="conv"``, num_heads or se_reduction does not divide the fields, or the sides of an image are not
-            multiples of 4.
+        ValueError: If depth is not 9n + 2, middle or downsample is unknown, num_heads or se_reduction does not divide
+            the fields, or the sides of an image are not multiples of 4.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendix C
@@ -131,9 +130,6 @@ class ASCResNet(EquivariantNet):
             raise ValueError(f"depth is 9n + 2 for n bottlenecks a stage, such as 11, 20, 29 or 83; got {depth}")
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
-        if middle == "conv":
-            given = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
-            refuse_without_effect(ASCResNet, "middle='conv'", **given)
         self.drop_rate = drop_rate
         attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)

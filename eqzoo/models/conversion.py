@@ -36,7 +36,7 @@ from . import create_model
 from ._released_files import read_pth, some_of
 from .octic_conversion import write_octic_vit
 
-__all__ = ["SOURCES", "Source", "att_gconvs", "convert", "foreign_elements"]
+__all__ = ["SOURCES", "att_gconvs", "convert", "foreign_elements"]
 
 EPS = 2e-5
 
@@ -56,13 +56,13 @@ _DENSENET = {
     "norm": "bn_out",
     "head": "c_out",
 }
-# The networks whose weights were released, and what the released layers are called.
+# The networks whose weights were released, the data set they are of, and what the released layers are called.
 _NETWORKS = {
-    "z2_cnn": _ROTMNIST,
-    "p4_cnn": _ROTMNIST,
-    "p4_alpha_cnn": _ROTMNIST,
-    "p4_alpha_f_cnn": _ROTMNIST,
-    "p4m_densenet": _DENSENET,
+    "z2_cnn": ("rotmnist", _ROTMNIST),
+    "p4_cnn": ("rotmnist", _ROTMNIST),
+    "p4_alpha_cnn": ("rotmnist", _ROTMNIST),
+    "p4_alpha_f_cnn": ("rotmnist", _ROTMNIST),
+    "p4m_densenet": ("pcam", _DENSENET),
 }
 _PARAMETERS = {
     "weight": "weight",
@@ -72,26 +72,8 @@ _PARAMETERS = {
 }
 
 
-@dataclass(frozen=True)
-class Source:
-    """A project whose checkpoints are converted.
-
-    Args:
-        write: Converts ``(path, model, output, **options)`` and says how the result is loaded.
-        options: The options that it takes.
-    """
-
-    write: Callable[..., str]
-    options: frozenset[str]
-
-
 def convert(
-    source: str,
-    path: str | os.PathLike[str],
-    model: str,
-    output: str | os.PathLike[str],
-    untransposed: bool = False,
-    settings: Mapping[str, Any] | None = None,
+    source: str, path: str | os.PathLike[str], model: str, output: str | os.PathLike[str], **options: Any
 ) -> str:
     """Converts a checkpoint, and writes it where `eqzoo.create_model` reads it.
 
@@ -100,44 +82,35 @@ def convert(
         path: The checkpoint.
         model: The network of eqzoo that takes the weights.
         output: What to write: of att_gconvs a file ``<name>.safetensors``, of octic_vits a folder.
-        untransposed: Of att_gconvs: whether a network trained on transposed images is converted to one that takes
-            images as they are.
-        settings: Of octic_vits: arguments of the network that the file does not tell, such as ``{"num_heads": 3}``.
+        **options: Those of the source that are not None. Of att_gconvs ``untransposed``: whether a network trained on
+            transposed images is converted to one that takes images as they are. Of octic_vits ``settings``: arguments
+            of the network that the file does not tell, such as ``{"num_heads": 3}``.
 
     Returns:
         What was written, and how it is loaded.
 
     Raises:
         FileNotFoundError: If there is no checkpoint, or no folder for the output.
-        ValueError: If the source is unknown, an option or the output is not as it takes it, or the checkpoint does not
-            fit.
+        KeyError: If the source is unknown.
+        TypeError: If the source has no such option.
+        ValueError: If the checkpoint does not fit.
     """
-    if source not in SOURCES:
-        raise ValueError(f"no conversion from {source!r}; there is one from {', '.join(SOURCES)}")
-    known = SOURCES[source].options
-    options = {name: value for name, value in {"untransposed": untransposed, "settings": settings}.items() if value}
-    if unknown := options.keys() - known:
-        raise ValueError(f"{source} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
-    if not Path(output).absolute().parent.is_dir():
-        raise FileNotFoundError(f"no folder {Path(output).parent} for {Path(output).name}; create it first")
-    return SOURCES[source].write(Path(path), model, Path(output), **options)
+    given = {name: value for name, value in options.items() if value}
+    return SOURCES[source](Path(path), model, Path(output), **given)
 
 
 def _write_att_gconvs(path: Path, model: str, output: Path, untransposed: bool = False) -> str:
-    if output.suffix != ".safetensors":
-        raise ValueError(f"weights are kept in safetensors files alone: end the output in .safetensors, got {output}")
-    atomic(output, partial(save_file, att_gconvs(path, model, untransposed), metadata={"format": "pt"}))
-    return f"wrote {output}; eqzoo.create_model({model!r}, checkpoint_path={str(output)!r}) reads it"
+    state = att_gconvs(path, model, untransposed)
+    atomic(output, partial(save_file, state, metadata={"format": "pt"}))
+    name = f"{model}.{_NETWORKS[model][0]}"
+    return f"wrote {output}; eqzoo.create_model({name!r}, checkpoint_path={str(output)!r}) reads it"
 
 
 def _write_octic_vits(path: Path, model: str, output: Path, settings: Mapping[str, Any] | None = None) -> str:
     return write_octic_vit(path, model, output, settings or {})
 
 
-SOURCES = {
-    "att_gconvs": Source(_write_att_gconvs, frozenset({"untransposed"})),
-    "octic_vits": Source(_write_octic_vits, frozenset({"settings"})),
-}
+SOURCES: dict[str, Callable[..., str]] = {"att_gconvs": _write_att_gconvs, "octic_vits": _write_octic_vits}
 
 
 def att_gconvs(path: str | os.PathLike[str], model: str, untransposed: bool = False) -> dict[str, Tensor]:
@@ -157,14 +130,9 @@ def att_gconvs(path: str | os.PathLike[str], model: str, untransposed: bool = Fa
     """
     if model not in _NETWORKS:
         raise ValueError(f"released weights of att_gconvs fit {', '.join(_NETWORKS)}; got {model!r}")
-    theirs = _read(Path(path))
-    network = create_model(model)
-    if theirs.keys() == network.state_dict().keys():
-        raise ValueError(
-            f"{path} has the names of weights of {model} in eqzoo itself, so that there is nothing to convert: "
-            f"eqzoo.create_model({model!r}, checkpoint_path=FILE) reads them from a safetensors file"
-        )
-    plan = _plan(network, _NETWORKS[model], untransposed)
+    dataset, layers = _NETWORKS[model]
+    network, theirs = create_model(f"{model}.{dataset}"), _read(Path(path))
+    plan = _plan(network, layers, untransposed)
     _check(Path(path), model, theirs, {step.key: step.shape for step in plan.values()})
     return {name: step.change(theirs[step.key]) for name, step in plan.items()}
 
@@ -256,13 +224,12 @@ def _factor(name: str, group: Group, on_input: bool) -> float:
 
 def _read(path: Path) -> dict[str, Tensor]:
     state = read_pth(path)
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds a {type(state).__name__}, not a state dict of tensors")
     # Networks saved from inside torch.nn.DataParallel.
     return {str(name).removeprefix("module."): value for name, value in state.items()}
 
 
 def _check(path: Path, model: str, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises ValueError unless a file has these weights and no others: those left out would compute something else."""
     faults = {
         "missing": wanted.keys() - found.keys(),
         "not of this network": found.keys() - wanted.keys(),

@@ -38,7 +38,7 @@ from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPoo
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
-from .base import EquivariantNet, refuse_without_effect
+from .base import EquivariantNet
 from .builder import build, configs
 
 __all__ = ["E4ResNet"]
@@ -119,17 +119,6 @@ class E4ResNet(EquivariantNet):
             raise ValueError(f"mechanism is 'conv' or 'e4', got {mechanism!r}")
         if downsample not in ("pool", "stride"):
             raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
-        if mechanism == "conv":
-            refuse_without_effect(
-                E4ResNet,
-                "mechanism='conv'",
-                slice_channels=slice_channels,
-                reduction=reduction,
-                kernel_size=kernel_size,
-                concat_kernel=concat_kernel,
-                concat_value=concat_value,
-                kernel_norm_affine=kernel_norm_affine,
-            )
         self.faster_channels_last = mechanism == "conv"
 
         def second_layer(channels: int) -> nn.Module:

@@ -44,7 +44,7 @@ from ..layers import (
     LiftingConv2d,
 )
 from ..layers.pool import Reduce
-from .base import EquivariantNet, check_is_group
+from .base import EquivariantNet
 from .builder import build, configs
 
 __all__ = ["ConvNeXt"]
@@ -91,7 +91,6 @@ class ConvNeXt(EquivariantNet):
         drop_path_rate: float = 0.0,
         global_pool: Reduce = "max",
     ) -> None:
-        check_is_group(group)
         if not all(isinstance(numbers, list | tuple) for numbers in (planes, depths)):
             raise ValueError(f"planes and depths are lists with a number for each stage, got {planes} and {depths}")
         if any(n % group.order for n in planes) or len(planes) != len(depths):

@@ -35,8 +35,7 @@ References:
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from timm.models import register_model
@@ -185,8 +184,6 @@ class GSANet(EquivariantNet):
         torch.Size([2, 10])
     """
 
-    converts_groups: ClassVar[bool] = True  # by `_adapted`
-
     def __init__(
         self,
         group: Group = P4,
@@ -241,6 +238,28 @@ class GSANet(EquivariantNet):
         init_linear_maps(self, init_scale)
         self.reset_classifier(num_classes, global_pool)
 
+    def convert_group(self, state: dict[str, Tensor], source: Group | None) -> dict[str, Tensor]:
+        """Weights for the group of the network, of another group or, if it is unknown, of the one it is named after.
+
+        The embeddings of relative poses are linearly interpolated in the angle; rows of elements that both groups have
+        are copied. Weights of a group without reflections do not fit a group with them.
+        """
+        source, target = source or Group.from_name(self.pretrained_cfg["architecture"].partition("_")[0]), self.group
+        if source == target:
+            return state
+        angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
+        before, after = angles // target.rotations, (angles // target.rotations + 1) % source.rotations
+        fraction = (angles % target.rotations / target.rotations)[:, None]
+
+        def interpolated(name: str, table: Tensor) -> Tensor:
+            if not name.endswith(".pose.weight") or len(table) != source.order:
+                return table
+            rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
+            weight = fraction.to(table)
+            return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
+
+        return {name: interpolated(name, value) for name, value in state.items()}
+
     def _stage(self, block: nn.Module, channels: int, pool: bool) -> nn.Sequential:
         layers = OrderedDict(block=block)
         if self.block_norm:
@@ -258,7 +277,7 @@ class GSANet(EquivariantNet):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        x = x if pre_logits else self._classified(x)
+        x = x if pre_logits else self.head(x)
         # Space is last in fields and in planes, so this also works in fused networks.
         if self.global_pool == "max_avg":
             pooled: Tensor = self.group_pool(x).mean((-2, -1))
@@ -301,43 +320,16 @@ default_cfgs = configs(
 )
 
 
-def _adapted(state: dict[str, Tensor], model: GSANet, source: Group | None, named: Group) -> dict[str, Tensor]:
-    """The checkpoint filter: weights for the group and the number of image channels of the network.
-
-    The embeddings of relative poses are linearly interpolated in the angle; rows of elements that both groups have are
-    copied. Weights of a group without reflections do not fit a group with them. Scores are divided by the root of the
-    number of input channels, so the queries of an image are scaled where it has another number.
-
-    Args:
-        state: The weights.
-        model: The network.
-        source: The group of the weights; None if it is not known.
-        named: The group that the network is named after, which is then theirs.
-    """
+def _scaled_queries(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """A state dict whose queries of an image fit another number of channels, by whose root scores are divided."""
+    before, channels = state[_FIRST].shape[1], cast(GSANet, model).in_chans
+    if before == channels:
+        return state
     state = dict(state)
-    before = state[_FIRST].shape[1] if _FIRST in state else model.in_chans
-    if before != model.in_chans:
-        for name in (_FIRST, _FIRST.replace("weight", "bias")):
-            query, *others = state[name].chunk(3)
-            state[name] = torch.cat([query * math.sqrt(model.in_chans / before), *others])
-    source, target = source or named, model.group
-    return state if target == source else _interpolated(state, source, target)
-
-
-def _interpolated(state: dict[str, Tensor], source: Group, target: Group) -> dict[str, Tensor]:
-    """Weights of one group as those of another, see `_adapted`."""
-    angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
-    before, after = angles // target.rotations, (angles // target.rotations + 1) % source.rotations
-    fraction = (angles % target.rotations / target.rotations)[:, None]
-
-    def interpolated(name: str, table: Tensor) -> Tensor:
-        if not name.endswith(".pose.weight") or len(table) != source.order:
-            return table
-        rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
-        weight = fraction.to(table)
-        return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
-
-    return {name: interpolated(name, value) for name, value in state.items()}
+    for name in (_FIRST, _FIRST.replace("weight", "bias")):
+        query, *others = state[name].chunk(3)
+        state[name] = torch.cat([query * math.sqrt(channels / before), *others])
+    return state
 
 
 def _stages(given: Iterable[Iterable[Any]]) -> tuple[Stage, ...]:
@@ -349,7 +341,7 @@ def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group
     features = 1 + sum(len(stage.widths) for stage in _stages((args | kwargs)["stages"]))
     options: dict[str, Any] = {
         "feature_indices": tuple(range(features)),
-        "pretrained_filter_fn": partial(_adapted, named=group),
+        "pretrained_filter_fn": _scaled_queries,
     }
     return build(GSANet, variant, pretrained, **(options | {"group": group} | args | kwargs))
 

@@ -34,6 +34,7 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from timm.models import register_model
+from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -173,13 +174,8 @@ class OcticViT(EquivariantNet):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The normed tokens ``(B, 1 + patches, C)``, the class token first."""
-        self._check_images(x)
-        try:
-            field = self._checkpointed(self.blocks[: self.octic_depth], self.stem(x))
-            tokens: Tensor = self.norm(self._checkpointed(self.blocks[self.octic_depth :], self.middle(field)))
-        except RuntimeError as error:
-            self._check_type(x, error)
-            raise
+        field = self._checkpointed(self.blocks[: self.octic_depth], self.stem(x))
+        tokens: Tensor = self.norm(self._checkpointed(self.blocks[self.octic_depth :], self.middle(field)))
         return tokens
 
     def feature_field(self, x: Tensor) -> Tensor:
@@ -218,21 +214,16 @@ class OcticViT(EquivariantNet):
             The maps asked for; and before them, unless ``intermediates_only``, the normed tokens.
 
         Raises:
-            ValueError: If an index is out of range or the format is another.
+            ValueError: If the format is another.
         """
-        self._check_images(x)
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', maps (B, C, height, width); got {output_fmt!r}")
-        wanted = self._feature_indices(indices)
-        last = max(wanted) if stop_early or intermediates_only else len(self.blocks)
+        wanted, highest = feature_take_indices(len(self.blocks) + 1, indices)
+        last = highest if stop_early or intermediates_only else len(self.blocks)
         found, y = [], cast(Any, x)
         for place, stage in enumerate([self.stem, *self.blocks][: last + 1]):
             y = self.middle(y) if place == self.octic_depth + 1 else y
-            try:
-                y = self._checkpointed([stage], y) if place else stage(y)
-            except RuntimeError as error:
-                self._check_type(x, error)
-                raise
+            y = self._checkpointed([stage], y) if place else stage(y)
             if place in wanted:
                 octic = isinstance(y, Irreps)
                 found.append(self._planes(channels_of(y) if octic else self.norm(y) if norm else y, x))

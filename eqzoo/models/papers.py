@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import timm
+
 __all__ = ["PAPERS", "Paper", "Row", "paper_of", "rows"]
 
 
@@ -162,7 +164,6 @@ _NOTES = {
     ("asc", "cifar100"): "8 seeds, 45,000 training and 5,000 validation images",
 }
 
-
 _FAMILIES = {
     "allcnn": "attentive",
     "asc_resnet": "asc",
@@ -177,16 +178,17 @@ _FAMILIES = {
 }
 
 
-def paper_of(model: str, module: str) -> Paper | None:
-    """The paper that a network is from, by its name and the file that it is in; None for the user's own.
+def paper_of(model: str) -> Paper | None:
+    """The paper that a registered network is from; None for the user's own.
 
     Example:
-        >>> paper_of("p4_alpha_cnn", "gcnn").short, paper_of("p4_cnn", "gcnn").short
+        >>> paper_of("p4_alpha_cnn").short, paper_of("p4_cnn").short
         ('Romero et al., 2020', 'Cohen and Welling, 2016')
     """
-    if module not in _FAMILIES:
+    package, _, family = timm.model_entrypoint(model).__module__.rpartition(".")
+    if package != __package__:
         return None
-    return PAPERS["attentive" if "_alpha" in model else _FAMILIES[module]]
+    return PAPERS["attentive" if "_alpha" in model else _FAMILIES[family]]
 
 
 @cache
@@ -196,11 +198,6 @@ def rows() -> dict[str, Row]:
     with Path(__file__).with_name("papers.csv").open(encoding="utf-8", newline="") as file:
         for entry in csv.DictReader(file):
             dataset = entry["checkpoint"].partition(".")[2].removesuffix("_aug")
-            note = _NOTES.get((entry["paper"], dataset))
-            if note is None:
-                raise ValueError(
-                    f"papers.csv has {entry['checkpoint']} of {entry['paper']!r}: add _NOTES[{entry['paper']!r}, "
-                    f"{dataset!r}] to papers.py, which says how the paper chose its numbers"
-                )
+            note = _NOTES[entry["paper"], dataset]
             found[entry["checkpoint"]] = Row(entry["paper"], entry["error"], entry["spread"], entry["parameters"], note)
     return found

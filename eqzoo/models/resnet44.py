@@ -118,7 +118,7 @@ class ResNet44(EquivariantNet):
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
         x = self.space_pool(norm_act(self.norm, self.act, x))
-        pooled: Tensor = self.global_pool(x if pre_logits else self._classified(self.head_drop(x)))
+        pooled: Tensor = self.global_pool(x if pre_logits else self.head(self.head_drop(x)))
         return pooled
 
     def build_classifier(self, num_classes: int) -> nn.Module:

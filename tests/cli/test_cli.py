@@ -74,7 +74,7 @@ def test_errors_are_one_line_and_a_code(capsys, tmp_path):
     for args, message in (
         (("predict", tmp_path / "none.png"), "none.png"),
         (("predict", tmp_path / "text.png"), "is not an image"),
-        (("predict", IMAGE, "--model", "p5_cnn"), "no network 'p5_cnn' here"),
+        (("predict", IMAGE, "--model", "p5_cnn"), "nothing is called 'p5_cnn'"),
         (("predict", IMAGE, "--model", "p4m_e4net"), "To fix this"),
         (("list", "q*"), "nothing matches"),
     ):
@@ -169,7 +169,7 @@ import eqzoo
 from eqzoo.models import GroupCNN, build, configs
 from eqzoo.data.catalog import dataset
 from timm.models import register_model
-configs({"p4_mine.rotmnist": dataset("rotmnist").cfg()})
+default_cfgs = configs({"p4_mine.rotmnist": dataset("rotmnist").cfg()})
 
 @register_model
 def p4_mine(pretrained=False, **kwargs):
@@ -322,7 +322,7 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
     attention = ("attention", "r12_gsanet_t", IMAGE)
     untrained = (*attention, tmp_path / "out.png", "--untrained")
     for args, message in (
-        (("info", "p5_cnn"), "no network 'p5_cnn' here"),
+        (("info", "p5_cnn"), "nothing is called 'p5_cnn'"),
         (("info", "p4_cnn.cifar10"), "of p4_cnn there are p4_cnn.rotmnist"),
         ((*attention, tmp_path / "out.png"), "--untrained"),
         ((*untrained, "--checkpoint", "x"), "exclude each other"),
@@ -336,12 +336,12 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
         (("attention", "p4_cnn", IMAGE, tmp_path / "out.png"), "no layer with attention"),
         (("bench", "p4_cnn", "--rounds", 0), "at least 1"),
         (("bench", "p4_cnn", "--device", "abacus"), "--device abacus cannot be used"),
-        (("bench", "p5_cnn", "--no-compile"), "no network"),
+        (("bench", "p5_cnn", "--no-compile"), "p5_cnn"),
         (("bench", "p4_cnn", "--size", 0), "at least 1"),
         (("bench", "p4_cnn", "--size", 29), "p4_cnn does not accept images of 29 x 29 pixels"),
         (("evaluate", "p4_cnn", "x", "--csv", "--json"), "leave one of them out"),
         (("evaluate", "p4_cnn", "x", "--csv", "--rotated", 5), "leave --rotated out"),
-        (("info", "xyzzy_qqq"), "'xyzzy_qqq' here, nor a folder of that name; eqzoo.list_models() has all networks"),
+        (("info", "xyzzy_qqq"), "nothing is called 'xyzzy_qqq'"),
         (
             ("convert", "att_gconvs", tmp_path / "x.pth", "--model", "p4_cnn", "--output", tmp_path / "y.safetensors"),
             "x.pth",

@@ -109,32 +109,9 @@ CONFIGS = {
     "an architecture that is a list": config(architecture=["p4_cnn"]),
     "an architecture that climbs": config(architecture="../../p4_cnn"),
     "an unknown architecture": config(architecture="p5_cnn"),
-    "-3 classes": config(num_classes=-3),
-    "-3 classes in model_args": config(model_args__num_classes=-3),
-    "-3 classes in pretrained_cfg": config(pretrained_cfg__num_classes=-3),
-    "7 classes beside weights of 10": config(num_classes=7),
-    "7 classes in model_args beside weights of 10": config(model_args__num_classes=7),
-    "7 classes in pretrained_cfg beside weights of 10": config(pretrained_cfg__num_classes=7),
     "7 classes everywhere beside weights of 10": config(
         num_classes=7, model_args__num_classes=7, pretrained_cfg__num_classes=7, label_names=list("abcdefg")
     ),
-    "classes that are a text": config(num_classes="10"),
-    "2.5 classes": config(model_args__num_classes=2.5),
-    "true classes": config(num_classes=True),
-    "no channels": config(model_args__in_chans=0),
-    "2^60 channels": config(model_args__in_chans=2**60),
-    "model_args that are a list": config(model_args=[1]),
-    "an argument that the network does not have": config(model_args__nonesuch=1),
-    "a width that is a text": config(model_args__width="wide"),
-    "a pretrained_cfg that is a text": config(pretrained_cfg="p4_cnn"),
-    "an input size of 0": config(pretrained_cfg__input_size=[1, 0, 0]),
-    "an input size of 2^40": config(pretrained_cfg__input_size=[1, 2**40, 2**40]),
-    "an input size of two numbers": config(pretrained_cfg__input_size=[28, 28]),
-    "a mean of two channels": config(pretrained_cfg__mean=[0.1, 0.2]),
-    "a mean that is a text": config(pretrained_cfg__mean="0.1"),
-    "a deviation of 0": config(pretrained_cfg__std=[0.0]),
-    "names of 3 of 10 classes": config(label_names=["a", "b", "c"]),
-    "names that are a number": config(label_names=3),
 }
 
 

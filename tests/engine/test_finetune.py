@@ -907,7 +907,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "freeze needs trained weights": {"freeze": True, "pretrained": False},
         "no weights for p4m_e4net": {"name": "p4m_e4net", "pretrained": True},
         "no weights for p4m_e4net.rotmnist: .*; --no-pretrained trains from random": {"name": "p4m_e4net.rotmnist"},
-        "no network 'p5_cnn' here": {"name": "p5_cnn"},
+        "nothing is called 'p5_cnn'": {"name": "p5_cnn"},
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
         "no images at": {"data": tmp_path / "nothing"},

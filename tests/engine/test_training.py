@@ -84,7 +84,7 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
         run(tmp_path / "small", other(start="p4_cnn"))
     with pytest.raises(ValueError, match=r"start='z2_cnn' does not fit p4_cnn: .* for the group z2, which mean"):
         run(tmp_path / "plain", other(start="z2_cnn"))
-    with pytest.raises(ValueError, match="no network 'p4_cn' here"):
+    with pytest.raises(ValueError, match="nothing is called 'p4_cn'"):
         run(tmp_path / "near", other(start="p4_cn"))
     run(tmp_path / "near", replace(recipe, start=None))  # the mistake has not taken the folder
     with pytest.raises(ValueError, match="needs a network of eqzoo, got a Linear"):

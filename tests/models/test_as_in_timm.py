@@ -1,8 +1,5 @@
 """What users of timm do with a network: replace the head, place it, wrap it, deploy it, hook into it."""
 
-import warnings
-
-import numpy as np
 import pytest
 import timm
 import torch
@@ -14,44 +11,7 @@ from torch.nn.utils import parametrize, prune
 
 import eqzoo
 from eqzoo.groups import P4, orbit_array
-from eqzoo.models import ASCResNet, E4ResNet, ResNet44
-
-SMALL = {
-    "p4_cnn": 28,
-    "p4_resnet29": 16,
-    "p4_se_resnet29": 16,
-    "p4_alpha_sp_cnn": 28,
-    "r4_gsanet_t": 28,
-    "p4_e4net": 16,
-}
-HEADS_OF_FIELDS = ["p4_cnn", "p4m_densenet", "p4_allcnn", "p4m_resnet44", "r4_gsanet_t"]
-
-
-class _Wrapped(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-HEADS = [
-    lambda f: nn.Linear(f, 3),
-    lambda f: nn.Sequential(nn.Dropout(), nn.Sequential(nn.Linear(f, 3))),
-    lambda f: _Wrapped(nn.Linear(f, 3)),
-]
-
-
-@pytest.mark.parametrize("name", HEADS_OF_FIELDS)
-@pytest.mark.parametrize("head", HEADS, ids=["linear", "in containers", "in a module"])
-def test_a_linear_head_in_place_of_one_of_fields_is_told(name, head):
-    """It would take the width for channels, which at one size of images even fits."""
-    model = eqzoo.create_model(name).eval()
-    model.head = head(model.num_features)
-    said = rf"the head of {name} is a layer of fields.*reset_classifier\(3\)"
-    with pytest.raises(TypeError, match=said):
-        model(torch.zeros(1, *model.input_size))
+from eqzoo.models import ResNet44
 
 
 def test_a_head_of_layers_of_fields_that_hold_linear_ones_is_no_error():
@@ -69,20 +29,8 @@ def test_a_linear_head_in_place_of_a_linear_one_works():
     assert eqzoo.equivariance_error(model, x) < 1e-12
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_training_a_deployed_network_warns(name):
-    model = eqzoo.create_model(name).eval()
-    deployed = reparameterize_model(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.train()
-        deployed.eval()
-    with pytest.warns(UserWarning, match=f"{name} is deployed .* no longer equivariant"):
-        deployed.train()
-
-
 def test_a_deployed_network_that_is_trained_is_not_equivariant():
-    """What the warning is for."""
+    """Its filters of all poses are parameters of their own: train the network that it was made of."""
     deployed = reparameterize_model(eqzoo.create_model("p4_resnet29").eval())
     x = torch.randn(4, 3, 16, 16)
     assert eqzoo.check_equivariance(deployed, size=16).exact
@@ -123,34 +71,14 @@ class _Own(eqzoo.models.EquivariantNet):
         self.pool = eqzoo.layers.GlobalPool(P4, global_pool)
 
 
-def test_plain_networks_and_networks_of_ones_own_are_trained_without_a_warning():
-    own = _Own()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        reparameterize_model(eqzoo.create_model("z2_cnn").eval()).train()
-        own.train().eval()
-        own.reset_classifier(3)
+def test_a_network_of_ones_own_is_equivariant():
+    own = _Own().eval()
+    own.reset_classifier(3)
     assert eqzoo.equivariance_error(own) < 1e-12
-    with pytest.warns(UserWarning, match="_Own is deployed"):
-        reparameterize_model(own).train()
 
 
-def test_measuring_a_deployed_network_warns_of_nothing():
-    deployed = reparameterize_model(eqzoo.create_model("p4_resnet29"))  # in training mode
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert eqzoo.multiply_adds(deployed) > 0
-    assert all(module.training for module in deployed.modules())
-
-
-def test_the_classifier_of_a_deployed_network_is_reset_where_it_is_linear():
-    fields, linear = (reparameterize_model(eqzoo.create_model(name).eval()) for name in ("p4_cnn", "p4_resnet29"))
-    with pytest.raises(ValueError, match="p4_cnn is deployed"):
-        fields.reset_classifier(3)
-    for network in fields, linear:
-        with pytest.raises(ValueError, match=r"is deployed .* its pool is a layer of fields"):
-            network.reset_classifier(3, "avg")
-    assert fields(torch.zeros(1, 1, 28, 28)).shape == (1, 10)  # as before
+def test_a_linear_classifier_of_a_deployed_network_is_reset():
+    linear = reparameterize_model(eqzoo.create_model("p4_resnet29").eval())
     linear.reset_classifier(3)
     assert linear(torch.zeros(1, 3, 16, 16)).shape == (1, 3)
     attentive = reparameterize_model(ResNet44(P4, (2, 2, 2), depth=1, attention="full").eval())
@@ -165,16 +93,7 @@ def test_networks_are_placed_as_they_are_created():
     features = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32, features_only=True)
     assert {p.dtype for p in features.parameters()} == {torch.float32}
     other = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32)
-    with pytest.raises(TypeError, match=r"dtype is a torch\.dtype such as torch\.bfloat16, got 'float16'"):
-        eqzoo.create_model("p4_cnn", dtype="float16")
     assert torch.equal(other.stem.conv.weight, features.model.stem.conv.weight)
-
-
-@pytest.mark.parametrize("way", ["hook", "list", "fx"])
-def test_features_come_one_way(way):
-    with pytest.raises(ValueError, match=f"leave feature_cls out; got '{way}'"):
-        timm.create_model("p4_resnet29", features_only=True, feature_cls=way)
-    assert timm.create_model("p4_resnet29", features_only=True, feature_cls="getter").feature_info.channels()
 
 
 WRAPS = [nn.DataParallel, lambda m: nn.DataParallel(nn.DataParallel(m)), lambda m: torch.compile(nn.DataParallel(m))]
@@ -268,22 +187,6 @@ def test_a_hook_on_an_identity_in_place_of_an_attention_is_called():
     assert len(seen) == 1
 
 
-def test_a_network_with_synchronized_norms_says_how_it_is_deployed(tmp_path):
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(timm.create_model("p4_cnn")).eval()
-    with pytest.raises(
-        ValueError, match="SyncBatchNorm, which is not deployed or exported with it; load its state dict"
-    ):
-        reparameterize_model(model)(torch.zeros(1, 1, 28, 28))
-    deployed = reparameterize_model(model)
-    deployed.stem.register_forward_pre_hook(out_of_memory)
-    with pytest.raises(torch.OutOfMemoryError):  # which says nothing of its norms
-        deployed(torch.zeros(1, 1, 28, 28))
-
-
-def out_of_memory(*_):
-    raise torch.OutOfMemoryError("memory")
-
-
 def test_a_network_that_cannot_be_copied_says_how_it_can():
     model = timm.create_model("p4_cnn").eval()
     prune.l1_unstructured(model.blocks[1].conv, "weight", 0.5)
@@ -292,45 +195,3 @@ def test_a_network_that_cannot_be_copied_says_how_it_can():
     with torch.no_grad():
         model(torch.zeros(1, 1, 28, 28))
     assert eqzoo.equivariance_error(model) < 1e-12
-
-
-@pytest.mark.parametrize("images", [np.zeros((1, 1, 28, 28), np.float32), [1.0], None], ids=["array", "list", "None"])
-def test_images_that_are_no_tensor_are_told(images):
-    with pytest.raises(TypeError, match=r"p4_cnn takes images as a tensor \(B, 1, height, width\), got "):
-        timm.create_model("p4_cnn")(images)
-
-
-def test_the_error_of_a_network_without_memory_is_its_own():
-    model = timm.create_model("p4_cnn").to("meta")
-    model.blocks[0] = nn.Linear(3, 4, device="meta")
-    with pytest.raises(RuntimeError, match="must have same reduction dim"):
-        model(torch.zeros(1, 1, 28, 28, device="meta"))
-    with pytest.raises(RuntimeError) as error:
-        model(torch.zeros(1, 1, 28, 28, dtype=torch.float32, device="meta"))
-    assert "autocast" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [
-        ("p4_resnet29", {"kernel_size": 7}),
-        ("p4_resnet29", {"num_heads": 3}),
-        ("p4_resnet29", {"scale": "nonsense"}),
-        ("p4_resnet18", {"reduction": 99}),
-        ("p4_resnet18", {"kernel_norm_affine": "per_element"}),
-    ],
-)
-def test_an_argument_without_effect_is_an_error(name, argument):
-    with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* has no effect with .*='conv'; leave it out"):
-        eqzoo.create_model(name, **argument)
-
-
-@pytest.mark.parametrize(("network", "setting"), [(ASCResNet, {"middle": "conv"}), (E4ResNet, {"mechanism": "conv"})])
-def test_subclasses_may_have_arguments_of_their_own(network, setting):
-    class Mine(network):
-        def __init__(self, **kwargs):
-            super().__init__(**kwargs)
-
-    assert Mine(width=2, **setting).num_classes == 10
-    with pytest.raises(ValueError, match="has no effect"):
-        Mine(width=2, kernel_size=9, **setting)

@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from decimal import Decimal
 
 import numpy as np
@@ -255,36 +254,11 @@ def test_a_size_of_images_that_a_layer_refuses_is_answered_with_sizes_of_images(
         eqzoo.create_model(name, features_only=True)(torch.randn(2, model.in_chans, *size))
 
 
-@pytest.mark.parametrize("name", ["p4_cnn", "r4_gsanet_t", "p4m_octic_vit_tiny_patch16_224"])
-def test_images_of_other_channels_or_without_a_batch_are_refused_by_the_network(name):
-    model = eqzoo.create_model(name)
-    channels, height, width = model.input_size
-    with pytest.raises(
-        ValueError, match=rf"{name} takes images \(B, {channels}, height, width\), got .*in_chans=2 makes"
-    ):
-        model(torch.zeros(2, 2, height, width))
-    for images in (model, lambda x: model.forward_intermediates(x)):
-        with pytest.raises(ValueError, match=rf"{name} takes images .* image\[None\] is a batch of one"):
-            images(torch.zeros(channels, height, width))
-
-
-def test_what_helps_is_said_of_images_of_another_layout():
-    gray, color = eqzoo.create_model("p4_cnn"), eqzoo.create_model("p4_resnet29")
-    for model, shape, way in (
-        (gray, (64, 28, 28), r"images\[:, None\] have one channel"),
-        (color, (2, 32, 32, 3), r"images\.permute\(0, 3, 1, 2\) have"),
-        (color, (32, 32), r"got \(32, 32\)$"),
-        (color, (2, 32, 32), r"got \(2, 32, 32\)$"),
-    ):
-        with pytest.raises(ValueError, match=way):
-            model(torch.zeros(shape))
-
-
 def test_sizes_that_work_are_sought_side_by_side():
     """A group without rotations constrains the width alone."""
     with pytest.raises(ValueError, match="the nearest sizes that work are 29 x 28 and 29 x 32"):
         eqzoo.create_model("p4_resnet29", group=eqzoo.Z2M)(torch.randn(1, 3, 29, 30))
-    with pytest.raises(ValueError, match="3 x 3 pixels; its own size is 96 x 96"):
+    with pytest.raises(ValueError, match="3 x 3 pixels; its own size is 80 x 80"):
         eqzoo.create_model("p4m_densenet")(torch.randn(1, 3, 3, 3))
 
 
@@ -333,9 +307,6 @@ def test_channels_classes_and_state(name):
     assert model.pretrained_cfg["label_names"] is None  # a new classifier has no names, nor would an export
     with pytest.raises(ValueError, match="other"):
         model.reset_classifier(7, "other")
-    for bad in (-1, 2.0):
-        with pytest.raises(ValueError, match="num_classes is a whole number"):
-            model.reset_classifier(bad)
     assert model.num_classes == 3
     model.reset_classifier(7)
     assert model.forward_head(features).shape == (2, 7)
@@ -355,8 +326,6 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     assert [first.shape[1], third.shape[1]] == extractor.feature_info.channels()
     assert third.shape == features[2].shape
     assert len(model.forward_intermediates(x, indices=2, intermediates_only=True)) == 2
-    with pytest.raises(ValueError, match="numbered 0"):
-        model.forward_intermediates(x, indices=[99])
     assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
 
 
@@ -373,9 +342,6 @@ def test_features_are_planes_in_both_of_timms_ways(name):
         ("p4_convnext_atto", {"depths": 2}, "planes and depths are lists with a number for each stage, got .* and 2"),
         ("r4_gsanet_t", {"stages": [[[20, 20], [2]]]}, r"as many crops as widths, got \[20, 20\] and \[2\]"),
         ("r4_gsanet_t", {"stages": ()}, r"got stages=\(\)"),
-        ("p4_cnn", {"num_classes": "3"}, "num_classes is a whole number, got '3'"),
-        ("p4_cnn", {"num_classes": True}, "num_classes is a whole number, got True"),
-        ("p4_cnn", {"in_chans": 1.0}, "in_chans is a whole number, got 1.0"),
     ],
 )
 def test_numbers_that_make_no_network_are_errors(name, arguments, said):
@@ -514,23 +480,8 @@ def test_the_networks_are_registered_with_timm():
     assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
     assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
     assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
-    with pytest.raises(ValueError, match="no network 'p4_cn' here, nor a folder of that name; near it are p4_cnn"):
+    with pytest.raises(ValueError, match=r"nothing is called 'p4_cn'.* near it are p4_cnn"):
         eqzoo.create_model("p4_cn")
-
-
-@pytest.mark.parametrize("bad", [{"group": 4}, {"num_classes": -1}, {"in_chans": 0}])
-def test_bad_arguments_are_named(bad):
-    with pytest.raises(ValueError, match="got"):
-        eqzoo.create_model("p4_cnn", **bad)
-
-
-def test_arguments_that_a_network_does_not_have_are_named_with_those_that_it_has():
-    with pytest.raises(TypeError, match=r"p4_cnn has no argument 'input_size'; .* are group, width, .*`eqzoo info p4_"):
-        eqzoo.create_model("p4_cnn", input_size=(1, 32, 32))
-    with pytest.raises(TypeError, match=r"p4m_densenet has no argument 'drop_path_rate'; .* global_pool$"):
-        eqzoo.create_model("p4m_densenet", drop_path_rate=0.1)
-    with pytest.raises(TypeError, match=r"has no argument 'input_size'; .* img_size, .* global_pool$"):
-        eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", input_size=(3, 32, 32))
 
 
 def test_timms_optimizers_group_layers_by_depth():
@@ -539,39 +490,7 @@ def test_timms_optimizers_group_layers_by_depth():
     assert len({group["lr_scale"] for group in groups}) == 7
 
 
-def test_images_of_another_type_are_told():
-    model, x = eqzoo.create_model("p4_cnn").float(), torch.zeros(1, 1, 28, 28).float()
-    said = r"the images are torch.float64 and the network is torch.float32; images.to\(torch.float32\)"
-    for run in (model, model.forward_intermediates):
-        with pytest.raises(TypeError, match=said):
-            run(x.double())
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(x.half()).isfinite().all()
-        with pytest.raises(TypeError, match=said):
-            model(x.double())
-    octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, depth=2).float()
-    with pytest.raises(TypeError, match=said):
-        octic(torch.zeros(1, 3, 32, 32).double())
-    with pytest.raises(TypeError, match=r"normalize\(images, mean, std, torch\.float32\) makes"):
-        octic(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
-
-
 def test_features_are_numbered_by_integers_of_numpy_too():
     model, x = eqzoo.create_model("p4_cnn"), torch.zeros(1, 1, 28, 28)
     found = model.forward_intermediates(x, list(np.array([1, -1])), intermediates_only=True)
     assert [y.shape[-1] for y in found] == [12, 4]
-
-
-@pytest.mark.parametrize("indices", [7, "a", [0, 1.5], [], [6], 0])
-def test_features_that_are_not_there_are_told(indices):
-    said = "features are numbered 0 (stem) to 5; give a list of these, or the number of the last ones, 1 to 6; got "
-    with pytest.raises(ValueError, match=re.escape(f"{said}{indices!r}")):
-        eqzoo.create_model("p4_cnn").forward_intermediates(torch.zeros(1, 1, 28, 28), indices)
-
-
-@pytest.mark.parametrize("indices", [(2, 1), (1, 1), (-1, 0)])
-def test_features_in_another_order_would_have_the_channels_of_others(indices):
-    with pytest.raises(ValueError, match="features come in the order of the network, each once"):
-        eqzoo.create_model("p4_cnn", features_only=True, out_indices=indices)
-    with pytest.raises(ValueError, match=r"in the order of the network, each once: \[(1|1, 2|0, 5)\]; got"):
-        eqzoo.create_model("p4_cnn").forward_intermediates(torch.zeros(1, 1, 28, 28), indices)

@@ -352,26 +352,15 @@ def test_files_that_are_refused(tmp_path):
         {"cls_token.3": torch.full((1, 1, 8), 1e-3)}, r"cls_token\.3, a part .* frozen at zero, is not zero .*1\.0e-03"
     )
     refused({"cls_token.4": torch.ones(1, 1, 2, 16)}, r"cls_token\.4")
-    refused({"blocks.1.attn.proj.lin_B1.weight": None}, r"it has no blocks\.1\.attn\.proj\.lin_B1\.weight")
-    refused({"blocks.3.mlp.fc1.weight": torch.zeros(8, 8)}, r"blocks\.3\.mlp\.fc1\.weight would be \(8, 8\), and is")
-    refused({"blocks.2.norm1.bias": torch.full((64,), torch.nan)}, r"infinite or not a number: blocks\.2\.norm1\.bias")
+    refused({"blocks.3.mlp.fc1.weight": torch.zeros(8, 8)}, r"does not fit .*blocks\.3\.mlp\.fc1\.weight")
     refused({"blocks.1.extra": torch.zeros(1)}, r"1 weights have no place .*: blocks\.1\.extra")
-    refused({"blocks.2.gamma_1": None}, r"has no weights for blocks\.2\.ls1\.gamma")
+    refused({"blocks.2.gamma_1": None}, r"does not fit .*blocks\.2\.ls1\.gamma")
     refused({}, "is of an invariant network, and octic_vit_large_patch16_224 is not", "octic_vit_large_patch16_224")
     refused({}, "no equal share", num_heads=3)
-    refused({}, "num_heads is a whole number, got 'abc'", num_heads="abc")
-    refused({}, "depth cannot be set", depth=4)
     refused({}, "fit octic_vit_huge", "p4_cnn")
     torch.save(timm.create_model("vit_tiny_patch16_224", depth=1).state_dict(), path)
-    with pytest.raises(ValueError, match=r"no file of an octic ViT: it has no patch_embed\.lift8.*plain ViTs"):
+    with pytest.raises(ValueError, match="no file of an octic ViT"):
         convert("octic_vits", path, name_of(file), output)
-    torch.save({"model": 3}, path)
-    with pytest.raises(ValueError, match="not a state dict"):
-        convert("octic_vits", path, name_of(file), output)
-    with pytest.raises(ValueError, match="writes a folder"):
-        convert("octic_vits", FILES / f"{file}.pth", name_of(file), tmp_path / "net.safetensors")
-    with pytest.raises(ValueError, match="octic_vits has no option untransposed; it has settings"):
-        convert("octic_vits", FILES / f"{file}.pth", name_of(file), output, untransposed=True)
 
 
 @needs_files
