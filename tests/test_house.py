@@ -114,8 +114,7 @@ def test_recipes_are_those_of_the_published_checkpoints():
     from eqzoo.engine import Recipe
 
     for name in eqzoo.list_pretrained():
-        results = json.loads((ROOT / "model_cards" / name / "results.json").read_text())
-        recipe = Recipe(**results["recipe"])
+        recipe = Recipe(**json.loads((ROOT / "model_cards" / name / "training.json").read_text())["recipe"])
         assert replace(load_recipe(name), seed=recipe.seed) == recipe
 
 

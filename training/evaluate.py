@@ -1,17 +1,23 @@
 """Reads the test split once, for a finished run: `python training/evaluate.py runs/p4_cnn.rotmnist/seed0`.
 
-Several runs of one recipe, which differ by their seeds, give a mean and a standard deviation; the weights of the run
-with the best validation accuracy are the ones that are evaluated in full. Writes `results.json` into the folder of that
-run: what the card, the tables and the Hub show comes from there. `eqzoo finetune` evaluates its runs itself.
+Several runs of one recipe, which differ by their seeds, give a mean and a standard deviation; the run with the best
+validation accuracy is the one that is evaluated in full. Writes `results.json`, `config.json`, the card and its figures
+into the folder of that run, which is then a checkpoint as the Hub has it; `--half` into a folder beside it, with
+parameters rounded to float16. `eqzoo finetune` evaluates its runs itself.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
+import math
 import shlex
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from common import (
     OF_A_DATASET,
@@ -19,63 +25,210 @@ from common import (
     is_own,
     load_recipe,
     recipe_names,
+    recipe_text,
     run_name,
     splits_of,
 )
+from safetensors.torch import load_file, save_file
 
-from eqzoo._common import json_text, write_json
-from eqzoo.cards.run_evaluation import best_run, check_no_fine_tuning, evaluate_run
-from eqzoo.engine import FinishedRun, Recipe
-from eqzoo.evaluation import check_device
-from eqzoo.evaluation.rotation import SAMPLE_SIZE
-from eqzoo.hub import RESULTS_NAME
+from eqzoo._common import atomic, json_text, write_json
+from eqzoo.cards import network_results, training_results, write_card, write_figures
+from eqzoo.data import AnySplit
+from eqzoo.data.hashes import split_differences, split_digests
+from eqzoo.engine import FinishedRun, Recipe, RunDirectory, build_network
+from eqzoo.engine.epochs import selection_key
+from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
+from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
+from eqzoo.models.builder import default_checkpoint
+from eqzoo.models.config import checkpoint_config
+
+CHECKED = 500  # images on which a network is checked before the test
+CHANGED = 2.0  # percent of them that rounding may change
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parses, evaluates and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs that differ by their seeds")
-    parser.add_argument("--rotated", type=int, metavar="N", help="test images rotated by 90 degrees too (default: all)")
+    parser.add_argument("--rotated", type=int, metavar="N", help="test images that are rotated too (default: all)")
     parser.add_argument("--half", action="store_true", help="round the parameters to float16 before they are evaluated")
-    parser.add_argument(
-        "--curve", type=int, default=SAMPLE_SIZE, metavar="N", help=f"images of the rotation curve ({SAMPLE_SIZE})"
-    )
     parser.add_argument("--workers", type=int, default=4, help="processes that read images that are not in memory (4)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     add_data_arguments(parser)
     args = parser.parse_args(argv)
-    for name in ("curve", "rotated"):
-        if (count := getattr(args, name)) is not None and count < 1:
-            parser.error(f"--{name} takes a number of images, at least 1, got {count}")
     try:
         check_device(args.device)
         runs = sorted(map(FinishedRun.read, args.runs), key=lambda run: run.recipe.seed)
-        check_no_fine_tuning(runs)
-    except (OSError, ValueError) as error:
+        if len({json.dumps(dataclasses.asdict(dataclasses.replace(run.recipe, seed=0))) for run in runs}) > 1:
+            raise ValueError(f"{', '.join(map(str, args.runs))} are not runs of one recipe with different seeds")
+        if tuned := [run.folder for run in runs if "data" in RunDirectory(run.folder).saved()]:
+            raise ValueError(f"{tuned[0]} is a fine-tuning, which eqzoo finetune has evaluated")
+        splits = splits_of(runs[0].recipe, args)
+        device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        folder, results = evaluate_runs(runs, splits, device, args.half, args.rotated, args.workers)
+    except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from error
-    if any(dataclasses.replace(run.recipe, seed=0) != dataclasses.replace(runs[0].recipe, seed=0) for run in runs):
-        raise SystemExit(f"{', '.join(map(str, args.runs))} are not runs of one recipe with different seeds")
-    if len({run.recipe.seed for run in runs}) < len(runs):
-        raise SystemExit(f"two of {', '.join(map(str, args.runs))} have the same seed")
-    splits = splits_of(runs[0].recipe, args)
-    run = best_run(runs)
-    try:
-        results = evaluate_run(
-            run,
-            runs,
-            splits,
-            checkpoint=name_of(run),
-            arguments=arguments_of(run),
-            device=args.device or ("cuda" if torch.cuda.is_available() else "cpu"),
-            half=args.half,
-            rotated=args.rotated,
-            curve=args.curve,
-            workers=args.workers,
-        )
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    write_json(run.folder / RESULTS_NAME, results)
     print(json_text(results))
+    print(folder)
+
+
+def evaluate_runs(
+    runs: Sequence[FinishedRun],
+    splits: Mapping[str, AnySplit],
+    device: str = "cpu",
+    half: bool = False,
+    rotated: int | None = None,
+    workers: int = 0,
+) -> tuple[Path, dict[str, Any]]:
+    """Evaluates the best run on the test split, measures the accuracy of the others, and writes the files.
+
+    Args:
+        runs: The runs of a recipe, with different seeds.
+        splits: The splits of their data set.
+        device: Where the networks run.
+        half: Whether parameters are rounded to float16 before the evaluation.
+        rotated: The number of test images that are rotated too; None for all.
+        workers: The processes that read images that are not in memory.
+
+    Returns:
+        The folder of the checkpoint, and the content of results.json.
+
+    Raises:
+        ValueError: If there are no test images, the images are not those of the run, or a
+            network has lost the accuracy that its run had on validation images.
+    """
+    run = max(runs, key=lambda each: selection_key(each.best)[:3])
+    _check_runs(runs, splits)
+    name, test, earlier = name_of(run), splits["test"], _runs_before(run.recipe)
+    folder = _rounded(run) if half else run.folder
+    model = build_network(run.recipe, checkpoint_path=folder).to(device).eval()
+    predictor = Predictor.of(model)
+    _check_accuracy(run, predictor, splits, workers, CHANGED if half else 1.0)
+    found = measure(predictor, test, rotated=rotated, workers=workers)
+    accuracies = [
+        found.metrics["accuracy"] if other is run else _accuracy(other, test, device, workers) for other in runs
+    ]
+    weights = RunDirectory(folder).weights
+    results = {
+        "checkpoint": name,
+        **found.metrics,
+        "evaluated_on": "test",
+        "data": run.recipe.dataset,
+        "images": {split: len(part) for split, part in splits.items()},
+        "accuracies": accuracies,
+        **training_results(run.rows, model),
+        **network_results(model),
+        "start": run.recipe.start,
+        "base_model": _started_from(earlier[-1] if earlier else run.recipe),
+        **({"distilled": True} if any(each.teachers or each.soft_labels for each in (run.recipe, *earlier)) else {}),
+        "command": f"{run.launcher} training/train.py {arguments_of(run)}",
+        "weights_sha256": sha256_of(weights),
+        "weights_dtype": "float16" if half else "float32",
+    }
+    _write_config(folder, run, model, results)
+    write_json(folder / RESULTS_NAME, results)
+    write_figures(folder)
+    write_card(folder)
+    return folder, results
+
+
+def _write_config(folder: Path, run: FinishedRun, model: Any, results: Mapping[str, Any]) -> None:
+    """Writes config.json with the digest of the weights, and the text about the recipe into training.json."""
+    tag = results["checkpoint"].partition(".")[2]
+    labels = model.pretrained_cfg.get("label_names") or [row["name"] for row in results["classes"]]
+    config = checkpoint_config(
+        model,
+        {
+            **model.pretrained_cfg,
+            "architecture": run.recipe.model,
+            "tag": tag,
+            "license": "mit",
+            "num_classes": model.num_classes,
+        },
+        model_args=run.recipe.model_args,
+        label_names=labels,
+        group=results["group"],
+        weights_sha256=results["weights_sha256"],
+        weights_dtype=results["weights_dtype"],
+    )
+    write_json(folder / CONFIG_NAME, config)
+    path = RunDirectory(folder).training
+    text = recipe_text(results["checkpoint"]) if results["checkpoint"] in recipe_names() else ""
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"text": text})
+
+
+def _check_runs(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -> None:
+    digests = split_digests(splits)
+    if "test" not in splits:
+        raise ValueError(f"{runs[0].recipe.dataset} has no test images to evaluate on")
+    for run in runs:
+        if differences := "; ".join(split_differences(run.image_digests() or digests, digests)):
+            raise ValueError(f"{run.folder} was trained on other images than these ({differences}); see --data-dir")
+
+
+def _check_accuracy(
+    run: FinishedRun, predictor: Predictor, splits: Mapping[str, AnySplit], workers: int, margin: float
+) -> None:
+    """Raises ValueError if a network is far less accurate on validation images than the log of its run says.
+
+    The margin is some percentage points and five standard deviations of an accuracy of 50 % on as many images: a
+    network that no longer computes what was trained is further off.
+    """
+    expected = run.best.get("valid_accuracy")
+    if expected is None or "valid" not in splits:
+        return
+    some = sample(splits["valid"], CHECKED)
+    found = top1(predictor.logits(some, workers).argmax(1), some.labels)
+    if found < expected - margin - 5 * 100 * math.sqrt(0.25 / len(some)):
+        raise ValueError(
+            f"the network of {run.folder} recognizes {found:.1f} % of {len(some)} validation images, and its log says "
+            f"{expected:.1f} %; it was not evaluated on the test images"
+        )
+
+
+def _accuracy(run: FinishedRun, test: AnySplit, device: str, workers: int) -> float:
+    model = build_network(run.recipe, checkpoint_path=run.folder).to(device).eval()
+    return round(top1(Predictor.of(model).logits(test, workers).argmax(1), test.labels.cpu()), 6)
+
+
+def _runs_before(recipe: Recipe) -> list[Recipe]:
+    """The recipes of the runs whose weights a run goes on with, the latest first."""
+    found: list[Recipe] = []
+    while recipe.start_run is not None:
+        recipe = RunDirectory(recipe.start_run).recipe()
+        found.append(recipe)
+    return found
+
+
+def _started_from(recipe: Recipe) -> str | None:
+    """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
+    start = recipe.start
+    if start is not None and "." not in start and timm.models.is_model(start):
+        start = default_checkpoint(start)
+    if start in (None, f"{recipe.model}.{recipe.dataset}"):
+        return None
+    cfg = timm.get_pretrained_cfg(start)
+    return base_model(start, cfg and cfg.hf_hub_id)
+
+
+def _rounded(run: FinishedRun) -> Path:
+    """A folder beside that of a run, with its parameters rounded to float16.
+
+    Running statistics keep float32, as do parameters beyond the range of float16: variances of deep networks can be
+    larger than 65,504, the largest number of float16.
+    """
+    parameters = {name for name, _ in build_network(run.recipe).named_parameters()}
+    half = {name: value.half() if name in parameters else value for name, value in load_file(run.weights).items()}
+    weights = {
+        name: half[name] if half[name].isfinite().all() else value for name, value in load_file(run.weights).items()
+    }
+    folder = run.folder.with_name(f"{run.folder.name}-half")
+    folder.mkdir(exist_ok=True)
+    old, new = RunDirectory(run.folder), RunDirectory(folder)
+    for source, target in ((old.training, new.training), (old.log, new.log)):
+        shutil.copyfile(source, target)
+    atomic(new.weights, functools.partial(save_file, weights))
+    return folder
 
 
 def arguments_of(run: FinishedRun) -> str:

@@ -13,7 +13,7 @@ import timm
 
 import eqzoo
 from eqzoo._common import write_text
-from eqzoo.cards import distilled
+from eqzoo.cards.checkpoint import error_text
 from eqzoo.models.papers import PAPERS, Row, rows
 
 CARDS = Path(__file__).resolve().parents[1] / "model_cards"
@@ -73,18 +73,14 @@ def table(listed: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
         count = parameters(model, name) if result is None else result["parameters"]
         lines.append(
             f"| {model} | {dataset(name)} | {row.parameters} | {count:,} | {row.error_text} | {error(result)} "
-            f"| {'' if result is None else result['seeds']} |"
+            f"| {'' if result is None else len(result.get('accuracies') or [0])} |"
         )
     return "\n".join(lines)
 
 
 def error(result: dict[str, Any] | None) -> str:
     """Our test error: of one seed, or the mean of several with their standard deviation; with a mark if distilled."""
-    if result is None:
-        return ""
-    errors = result.get("test_errors", [result["test_error"]])
-    spread = f" ± {result['test_error_std']:.2f}" if len(errors) > 1 else ""
-    return f"{sum(errors) / len(errors):.2f}{spread}{distilled(result)}"
+    return "" if result is None else error_text(result, 2).replace(" %", "")
 
 
 def dataset(checkpoint: str) -> str:

@@ -15,7 +15,7 @@ import eqzoo
 from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import render_summary, render_table
-from eqzoo.cards.card import distilled, error_text, mean_error
+from eqzoo.cards.checkpoint import error_text, mean_error
 
 __all__ = ["rendered_pages"]
 
@@ -192,7 +192,7 @@ def networks(root: Path) -> str:
                 f"{eqzoo.multiply_adds(model) / 1e6:,.0f} M",
                 f"{1e3 * time['seconds'] / time['batch']:.3g}" if time else "",
                 f"{time['ratio']:.1f}" if time.get("ratio") else "",
-                f"{error_text(found, 2)}{' (distilled)' * bool(distilled(found))}" if found else "",
+                error_text(found, 2) if found else "",
                 purpose,
             )
         )
@@ -206,9 +206,9 @@ def starts(root: Path) -> str:
     for name, r in results(root).items():
         if name.endswith((".eurosat", ".chula_rbc12")):
             side = weightless(name).input_size[-1]
-            f1 = f"{r['macro_f1']:.1f} %" if r["dataset"]["name"] == "chula_rbc12" else ""  # classes are unequal
+            f1 = f"{r['macro_f1']:.1f} %" if r["data"] == "chula_rbc12" else ""  # classes are unequal
             cells = error_text(r, 2), f1, f"{r['multiply_adds'] / 1e6:,.0f} M"
-            rows.append((f"`{name}`", f"{side} x {side}", *cells, r["recipe"]["epochs"]))
+            rows.append((f"`{name}`", f"{side} x {side}", *cells, r["epochs"]))
     return table(header, sorted(rows, key=lambda row: row[0].partition(".")[2], reverse=True))
 
 

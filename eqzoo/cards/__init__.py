@@ -1,50 +1,28 @@
-"""What a published checkpoint consists of besides its weights: config.json, model card, curves, tables."""
+"""The folder of a checkpoint as its Hub repo: results.json, model card, tables of results, upload."""
 
-from .card import distilled, full_size_accuracies, render_card
-from .checkpoint import check_loads, check_weights, published_config, weights_dtype
-from .curves_svg import draw_rotation_curve, draw_training_curve
-from .repository import (
-    CARD_NAME,
-    ONNX_NAME,
-    REPO_FILES,
-    check_name,
-    edited_card,
-    evaluated_weights,
-    export_beside,
-    is_repo_folder,
-    license_of_start,
-    make_repo,
-    push_repo,
-    read_results,
-    repo_texts,
-    with_label_names,
-)
+from .card import render_card
+from .checkpoint import CARD_NAME, Checkpoint, check_name, read_checkpoint
+from .figures import write_figures
+from .push import ONNX_NAME, REPO_FILES, edited_card, export_beside, push_folder, restate, write_card
+from .results import network_results, training_results
 from .tables import render_summary, render_table
 
 __all__ = [
     "CARD_NAME",
     "ONNX_NAME",
     "REPO_FILES",
-    "check_loads",
+    "Checkpoint",
     "check_name",
-    "check_weights",
-    "distilled",
-    "draw_rotation_curve",
-    "draw_training_curve",
     "edited_card",
-    "evaluated_weights",
     "export_beside",
-    "full_size_accuracies",
-    "is_repo_folder",
-    "license_of_start",
-    "make_repo",
-    "published_config",
-    "push_repo",
-    "read_results",
+    "network_results",
+    "push_folder",
+    "read_checkpoint",
     "render_card",
     "render_summary",
     "render_table",
-    "repo_texts",
-    "weights_dtype",
-    "with_label_names",
+    "restate",
+    "training_results",
+    "write_card",
+    "write_figures",
 ]

@@ -1,119 +1,127 @@
-"""The config.json of a published checkpoint, and the checks that its files belong together."""
+"""The folder of a checkpoint: its files, and the check that they belong together."""
 
+import json
+import re
+import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import timm
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from ..data import DataSet, dataset
+from ..data.hashes import SPLIT_NAMES
+from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, sha256_of, shipped_folder
 
-from ..hub import sha256_of
-from ..models import EquivariantNet, create_model, list_models
-from ..models.builder import configured_name, per_channel
-from ..models.config import checkpoint_config
-from ..models.load import resolve
+__all__ = [
+    "CARD_NAME",
+    "FIGURES",
+    "TRAINING_NAME",
+    "Checkpoint",
+    "check_name",
+    "counts_of",
+    "distilled",
+    "error_text",
+    "has_spread",
+    "mean_error",
+    "read_checkpoint",
+]
 
-__all__ = ["check_loads", "check_weights", "published_config", "weights_dtype"]
+CARD_NAME, TRAINING_NAME = "README.md", "training.json"
+FIGURES = ("rotation_curve.png", "training_curve.png", "confusion.png")
 
 
-def published_config(results: Mapping[str, Any], weights: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint, see `eqzoo.models.config.checkpoint_config`.
+@dataclass(frozen=True)
+class Checkpoint:
+    """The texts and facts of a checkpoint's folder.
 
     Args:
-        results: The results.json of the checkpoint.
-        weights: Its weights file, which says how many classes there are.
+        results: The content of results.json.
+        config: That of config.json.
+        training: That of training.json.
+        size: The size of model.safetensors, in bytes.
+        figures: The names of the figures in the folder.
+        zoo: Whether it is a checkpoint of this package, which goes by its bare name.
+    """
+
+    results: Mapping[str, Any]
+    config: Mapping[str, Any]
+    training: Mapping[str, Any]
+    size: int
+    figures: tuple[str, ...] = ()
+    zoo: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, ``<network>.<data set>``."""
+        return str(self.results["checkpoint"])
+
+    @property
+    def data(self) -> DataSet:
+        """What is known of its data set."""
+        return dataset(self.results["data"])
+
+    @property
+    def evaluated(self) -> str:
+        """The images that were evaluated, in words, such as ``test digits``."""
+        return f"{SPLIT_NAMES[self.results['evaluated_on']]} {self.data.noun}"
+
+    @property
+    def evaluated_count(self) -> int:
+        """Their number."""
+        return int(self.results["images"][self.results["evaluated_on"]])
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder that training, fine-tuning or conversion wrote.
 
     Raises:
-        ValueError: If the results do not belong to a network of eqzoo, or to these weights.
+        FileNotFoundError: If a file is missing, as before the end of a run.
+        ValueError: If a file is not JSON, its name is a path, or the results are of other weights.
     """
-    recipe = results["recipe"]
-    if recipe["model"] not in list_models():
-        raise ValueError(f"{recipe['model']!r} is no network of eqzoo; cards are made for those of eqzoo.list_models()")
-    configured = configured_name(recipe["model"], results["dataset"]["name"])
-    cfg = timm.get_pretrained_cfg(configured).to_dict(remove_source=True)
-    standard = cfg["num_classes"]
-    head = _load(weights).get(f"{cfg['classifier']}.weight")
-    classes = recipe["model_args"].get("num_classes", standard if head is None else len(head))
-    labels = list(results.get("label_names") or (cfg.get("label_names", ()) if classes == standard else ()))
-    if labels and len(labels) != classes:
-        raise ValueError(f"{len(labels)} names of classes for a network of {classes} classes: {', '.join(labels)}")
-    args = {"num_classes": classes, "in_chans": cfg["input_size"][0]}
-    # Those of a fine-tuned network, whose data set may have the name of another one, are all in its recipe.
-    args |= ({} if "mean" in results else resolve(configured).model_args) | recipe["model_args"]
+    if missing := [name for name in (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME) if not (folder / name).is_file()]:
+        raise FileNotFoundError(f"{folder} has no {', '.join(missing)}: the run is not finished or not evaluated")
+    texts = [(folder / name).read_text(encoding="utf-8") for name in (RESULTS_NAME, CONFIG_NAME, TRAINING_NAME)]
     try:
-        model = cast(EquivariantNet, create_model(recipe["model"], **args))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"model_args of {results['checkpoint']}: {error}") from error
-    cfg |= {key: results[key] for key in ("input_size", "mean", "std") if key in results}
-    channels = args["in_chans"]
-    cfg["input_size"] = [channels, *cfg["input_size"][1:]]
-    for key in ("mean", "std"):  # as in training: one value stands for all channels, or a mean for other channels
-        values = list(per_channel(cfg[key], channels))
-        cfg[key] = values * channels if len(values) == 1 else values
-    cfg |= {"tag": results["checkpoint"].partition(".")[2], "num_classes": classes}
-    cfg |= {"license": results.get("license", "mit")}
-    return checkpoint_config(
-        model,
-        cfg | {"architecture": recipe["model"]},
-        model_args=args,
-        label_names=labels,
-        group=results["group"],
-        weights_sha256=results["weights_sha256"],
-        weights_dtype=weights_dtype(results),
-        version=results["versions"]["eqzoo"],
-        image_side=results.get("image_side"),
-    )
+        results, config, training = map(json.loads, texts)
+        check_name(results["checkpoint"])
+        same = sha256_of(folder / WEIGHTS_NAME) == results["weights_sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} holds no results of a checkpoint ({error})") from error
+    if not same:
+        raise ValueError(f"{folder / RESULTS_NAME} is of other weights than {WEIGHTS_NAME}, by their SHA-256")
+    figures = tuple(name for name in FIGURES if (folder / name).is_file())
+    zoo = folder.resolve().parent == shipped_folder().resolve()
+    return Checkpoint(results, config, training, (folder / WEIGHTS_NAME).stat().st_size, figures, zoo)
 
 
-def weights_dtype(results: Mapping[str, Any]) -> str:
-    """The data type of a checkpoint's weights file: ``"float32"`` or ``"float16"``."""
-    return str(results.get("weights_dtype", "float32"))
+def check_name(name: str) -> None:
+    """Raises ValueError unless a checkpoint's name, which is that of its folder and of its Hub repo, is no path."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"names of checkpoints have letters, digits, underscores, dots and dashes, got {name!r}")
 
 
-def check_weights(weights: Path, results: Mapping[str, Any], way: str) -> None:
-    """Raises ValueError unless the results are those of the weights file, by its SHA-256.
-
-    Args:
-        weights: The weights file.
-        results: The results.json.
-        way: What the error advises.
-    """
-    if not weights.is_file():
-        raise ValueError(f"no {weights}; {way}")
-    if (found := sha256_of(weights)) != results["weights_sha256"]:
-        raise ValueError(
-            f"the results are of weights with sha256 {results['weights_sha256']}, and {weights} has {found}; {way}"
-        )
+def counts_of(r: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers of training, validation and test images, as they are printed."""
+    counts = {split: r["images"].get(split) for split in ("train", "valid", "test")}
+    return {split: f"{count:,}" if count else "no" for split, count in counts.items()}
 
 
-def check_loads(config: Mapping[str, Any], weights: Path, dataset: str | None) -> None:
-    """Raises ValueError unless the weights fit the network that config.json describes.
-
-    Args:
-        config: The config.json.
-        weights: The weights file.
-        dataset: The data set by whose name a checkpoint of the zoo is loaded, ``<model>.<data set>``: the network of
-            that name has to give the same logits. None for the user's own checkpoint.
-    """
-    name = config["architecture"]
-    model = create_model(name, checkpoint_path=weights, **config["model_args"]).eval()
-    if dataset is None:
-        return
-    plain = create_model(configured_name(name, dataset), checkpoint_path=weights).eval()
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, *config["pretrained_cfg"]["input_size"], generator=generator)
-    with torch.no_grad():
-        if not torch.equal(model(x), plain(x)):
-            raise ValueError(
-                f"with model_args {config['model_args']} this is not the network that {name} stands for, so its "
-                "weights cannot go by that name; publish them as a checkpoint of your own, with --output DIR"
-            )
+def error_text(r: Mapping[str, Any], digits: int) -> str:
+    """The error, with the spread over seeds where there are several."""
+    spread = f" ± {statistics.stdev(r['accuracies']):.{digits}f}" if has_spread(r) else ""
+    return f"{mean_error(r):.{digits}f}{spread} %{distilled(r)}"
 
 
-def _load(weights: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(weights)
-    except SafetensorError as error:
-        raise ValueError(f"{weights} is not a readable safetensors file ({error})") from error
+def mean_error(r: Mapping[str, Any]) -> float:
+    """The error in percent, the mean over seeds where there are several."""
+    return 100 - statistics.fmean(r.get("accuracies") or [r["accuracy"]])
+
+
+def has_spread(r: Mapping[str, Any]) -> bool:
+    """Whether there are several seeds."""
+    return len(r.get("accuracies", ())) > 1
+
+
+def distilled(r: Mapping[str, Any]) -> str:
+    """A mark behind the error of a network that learned from the predictions of others too."""
+    return " (distilled)" if r.get("distilled") else ""

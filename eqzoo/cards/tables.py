@@ -4,7 +4,8 @@ from typing import Any
 
 from ..data import CATALOG, dataset
 from ..models.papers import rows
-from .card import counts_of, distilled, error_text, mean_error, wrapped
+from .card import wrapped
+from .checkpoint import counts_of, error_text, mean_error
 
 __all__ = ["render_summary", "render_table"]
 
@@ -30,7 +31,7 @@ def render_summary(results: list[dict[str, Any]]) -> str:
         for plain in (False, True):
             found = [r for r in of_set if (r["group"] == "z2") == plain]
             best = min(found, key=mean_error, default=None)
-            cells += [_link(best, ""), f"{error_text(best, 2)}{_marks(best)}"] if best else ["", ""]
+            cells += [_link(best, ""), error_text(best, 2) + _seeds(best)] if best else ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -38,20 +39,18 @@ def render_summary(results: list[dict[str, Any]]) -> str:
 def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The results of each data set, in the order of `CATALOG`."""
     order = list(CATALOG)
-    names = sorted(
-        {r["dataset"]["name"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name)
-    )
-    return [(name, [r for r in results if r["dataset"]["name"] == name]) for name in names]
+    names = sorted({r["data"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name))
+    return [(name, [r for r in results if r["data"] == name]) for name in names]
 
 
 def _link(r: dict[str, Any], root: str) -> str:
     return f"[{r['checkpoint']}]({root}model_cards/{r['checkpoint']})"
 
 
-def _marks(r: dict[str, Any]) -> str:
-    """Behind an error: of how many seeds it is the mean, and whether the network learned from others too."""
-    marks = [f"{r['seeds']} seeds"] * (r["seeds"] > 1) + ["distilled"] * bool(distilled(r))
-    return f" ({', '.join(marks)})" if marks else ""
+def _seeds(r: dict[str, Any]) -> str:
+    """Behind an error, of how many seeds it is the mean."""
+    count = len(r.get("accuracies", ()))
+    return f" ({count} seeds)" if count > 1 else ""
 
 
 def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
@@ -82,7 +81,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             _link(r, _TREE),
             r["group"],
             f"{r['parameters']:,}",
-            error_text(r, 2) + _marks(r),
+            error_text(r, 2) + _seeds(r),
             f"{row.error_text} %" if row and row.error_text else "",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",

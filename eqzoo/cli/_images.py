@@ -13,12 +13,10 @@ from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.brightness import unlike_training
 from ..data.folder import images_below
-from ..data.images import normalized
-from ..evaluation.predictor import Network
+from ..evaluation import Predictor
 from ..groups import Group, transform
-from ..models import EquivariantNet
 
-__all__ = ["NamedImage", "copies_of", "brightness", "is_one_image", "named_images", "transformed_copies"]
+__all__ = ["NamedImage", "brightness", "copies_of", "is_one_image", "named_images"]
 
 
 @dataclass(frozen=True)
@@ -91,19 +89,19 @@ def _as_it_is(image: Tensor, path: str, channels: int) -> Tensor:
     return image.float()
 
 
-def transformed_copies(path: str, model: EquivariantNet, group: Group, invert: bool) -> Tensor:
-    """The images of a file under every element of a group, normalized, ``(elements, C, height, width)`` float64."""
-    return copies_of(NamedImage(path, partial(load_image, path)).read(model.in_chans, invert), model, group)
+def copies_of(image: Tensor, model: Predictor, group: Group) -> Tensor:
+    """An image under every element of a group, of a predictor's input size, ``(elements, C, height, width)`` float64.
 
-
-def copies_of(image: Tensor, model: Network, group: Group) -> Tensor:
-    """The same of an image that has been read, ``(C, height, width)`` with values in 0 to 255."""
-    cfg = model.pretrained_cfg
+    Args:
+        image: ``(C, height, width)`` with values in 0 to 255.
+        model: The predictor.
+        group: A group of the pixel grid.
+    """
     _, height, width = model.input_size
     views = [preprocess(transform(image.double(), group, g, "trivial"), (height, width)) for g in group.elements]
-    return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float64)
+    return torch.stack(views)
 
 
-def brightness(image: Tensor, model: Network) -> int:
+def brightness(image: Tensor, model: Predictor) -> int:
     """-1, 0 or 1: whether an image, 0 to 255, is darker or brighter than those that a network was trained on."""
-    return int(unlike_training(image[None], model.pretrained_cfg["mean"], model.pretrained_cfg["std"]))
+    return int(unlike_training(image[None], model.cfg["mean"], model.cfg["std"]))

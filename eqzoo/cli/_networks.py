@@ -13,7 +13,6 @@ from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights
 
 __all__ = [
     "count_parameters",
-    "error_text",
     "group_name",
     "published_tags",
     "registered_tags",
@@ -62,8 +61,3 @@ def weights_and_results(name: str) -> tuple[Path | None, dict[str, Any] | None]:
     except WeightsNotFoundError:
         return None, results_beside(shipped_folder() / name / WEIGHTS_NAME)
     return path, results_beside(path)
-
-
-def error_text(results: dict[str, Any]) -> str:
-    """The test error in results.json, marked where the network also learned from the predictions of others."""
-    return f"{results['test_error']:.2f} %" + " (distilled)" * bool(results.get("distilled"))

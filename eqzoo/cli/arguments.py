@@ -96,13 +96,6 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--minutes", type=float, metavar="M", help="train for this time: epochs by the speed of the first steps"
     )
-    sub.add_argument(
-        "--against",
-        metavar="NAME",
-        help="compare with a network of timm, such as resnet18, or of eqzoo, trained afterwards for the same time on "
-        "the same images, augmented for the group of the first network; with a tag (resnet18.a1_in1k) from "
-        "trained weights",
-    )
     sub.add_argument("--batch-size", type=int, help="images per step (default: 32, or less for few images)")
     sub.add_argument("--lr", type=float, help="the highest learning rate (default: by optimizer)")
     sub.add_argument("--layer-decay", type=float, metavar="F", help="factor of the learning rate for each layer below")
@@ -298,10 +291,8 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "folder",
         metavar="DIR",
-        help="the folder that eqzoo finetune wrote, of data with test images; an evaluated run; or a folder that this "
-        "command made, to upload it",
+        help="the folder that eqzoo finetune wrote",
     )
-    sub.add_argument("--output", metavar="OUT", help="the folder to make (default: the name of the checkpoint)")
     sub.add_argument("--checkpoint", metavar="TEXT", help="its name (default: <network>.<data>, by the images' folder)")
     sub.add_argument(
         "--license", metavar="TEXT", help="of the weights, as the Hub names it (default: of their start, else none)"
@@ -316,7 +307,7 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--replace",
         action="store_true",
-        help="replace other weights, in the folder and on the Hub; with the folder of the run also an edited card",
+        help="replace other weights on the Hub",
     )
 
 
@@ -362,9 +353,9 @@ COMMANDS = {
         _export,
     ),
     "publish": Command(
-        "make a folder for the Hugging Face Hub of a fine-tuned network, and upload it",
-        "Makes a folder as the Hugging Face Hub has it, of a network that was fine-tuned and tested: weights, "
-        "config.json, model card with results and curves. Nothing is uploaded without --push OWNER.",
+        "check the folder of a fine-tuned network, and upload it to the Hugging Face Hub",
+        "Checks the folder that eqzoo finetune wrote, which is its Hub repo: weights, config.json, results, card. "
+        "Nothing is uploaded without --push OWNER.",
         _publish,
     ),
     "check": Command(

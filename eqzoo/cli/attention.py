@@ -1,18 +1,21 @@
 """`eqzoo attention`: draws the attention of a layer."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from .._common import atomic
+from ..data import load_image
+from ..evaluation import Predictor
 from ..groups import Z2, Group
 from ..hub import WeightsNotFoundError
 from ..models import EquivariantNet
 from ..models.load import load_network
 from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
-from ._images import transformed_copies
+from ._images import NamedImage, copies_of
 
 __all__ = ["run"]
 
@@ -24,7 +27,9 @@ def run(args: argparse.Namespace) -> Answer:
     if args.dpi < 1:
         raise ValueError(f"--dpi counts pixels an inch, got {args.dpi}")
     model = _network(args)
-    (image,) = transformed_copies(args.image, model, Z2, args.invert)
+    named, predictor = NamedImage(args.image, partial(load_image, args.image)), Predictor.of(model.double())
+    pixels = copies_of(named.read(model.in_chans, args.invert), predictor, Z2)
+    (image,) = predictor.normalized(pixels)
     group = None if args.group is None else _group(args.group)
     place = None if args.place is None else (args.place[0], args.place[1])
     seen = attention(model, image, args.layer, place, args.head, args.pose, group)

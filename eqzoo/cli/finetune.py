@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common import parse_settings
+from ..data.hashes import SPLIT_NAMES, USES
 from ..finetuning.run import finetune
 from ..hub import CONFIG_NAME
 from ..models import list_models
@@ -45,7 +46,6 @@ def run(args: argparse.Namespace) -> Answer:
             freeze=args.freeze is not None and (args.freeze or True),
             balance=args.balance,
             minutes=args.minutes,
-            against=args.against,
             valid_fraction=args.valid,
             test_fraction=args.test,
             split_by=args.split_by,
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Answer:
         )
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
-    return Answer(_text(result.report, args.output), result.report | {"output": args.output})
+    return Answer(_text(result.results, args.output), result.results | {"output": args.output})
 
 
 def _swapped(name: str, data: str) -> bool:
@@ -77,35 +77,24 @@ def _settings(items: list[str]) -> dict[str, Any]:
     return found
 
 
-def _text(report: dict[str, Any], folder: str) -> str:
+def _text(results: dict[str, Any], folder: str) -> str:
     rows = [
-        ["started from", report["start"] or "random weights"],
-        ["images", ", ".join(f"{count:,} to {use}" for use, count in report["images"].items())],
-        ["epoch kept", f"{report['selected_epoch']} of {report['epochs']}"],
-        *([["validation accuracy of it", f"{valid:.2f} %"]] if (valid := report["valid_accuracy"]) is not None else []),
-        ["evaluated on", report["evaluated_on"]],
-        *metric_rows(report),
-        *_recalls(report["classes"]),
-        *_against(report.get("against")),
-        ["wrote", f"{folder}; report.md has all metrics of each class, predictions.csv each image"],
+        ["started from", results["start"] or "random weights"],
+        ["images", ", ".join(f"{count:,} to {USES[name]}" for name, count in results["images"].items())],
+        ["epoch kept", f"{results['selected_epoch']} of {results['epochs']}"],
     ]
-    return "\n".join([table(rows, flexible={1}), *report["notes"], *(f"advice: {line}" for line in report["advice"])])
+    if (valid := results["valid_accuracy"]) is not None:
+        rows.append(["validation accuracy of it", f"{valid:.2f} %"])
+    rows += [
+        ["evaluated on", f"{SPLIT_NAMES[results['evaluated_on']]} images"],
+        *metric_rows(results),
+        *_recalls(results["classes"]),
+        ["wrote", f"{folder}; README.md has all metrics of each class, predictions.csv each image"],
+    ]
+    return "\n".join([table(rows, flexible={1}), *results["notes"], *(f"advice: {x}" for x in results["advice"])])
 
 
 def _recalls(classes: list[dict[str, Any]]) -> list[list[str]]:
     """The row of the recall of each class."""
     present = [f"{row['name']} {row['recall']:.2f} %" for row in classes if row["images"]]
     return [["recall of each class", ", ".join(present)]] if len(classes) <= FEW_CLASSES else []
-
-
-def _against(other: dict[str, Any] | None) -> list[list[str]]:
-    """The rows of the network that was trained in the same time."""
-    if other is None:
-        return []
-    curve, averaged = other["rotation_curve"]["accuracy"], other.get("averaged") or {"copies": 1}
-    mean = [f"{other['model']}, {averaged['copies']} copies averaged", f"{averaged.get('accuracy', 0):.2f} %"]
-    return [
-        [f"{other['model']} in the same time", f"{other['accuracy']:.2f} %, {other['epochs']} epochs"],
-        *[mean] * (averaged["copies"] > 1),
-        [f"{other['model']} on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %"],
-    ]

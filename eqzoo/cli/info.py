@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from ..analysis.cost import multiply_adds
 from ..analysis.sizes import refusal, weightless
+from ..cards.checkpoint import error_text
+from ..data.hashes import SPLIT_NAMES
 from ..groups import Group
 from ..hub import WEIGHTS_NAME
 from ..models import EquivariantNet
 from ..models.load import ModelSource, load_network, resolve
 from ..models.papers import PAPERS, paper_of, rows
 from ._answer import Answer, table
-from ._networks import count_parameters, error_text, registered_tags, results_beside, weights_and_results
+from ._networks import count_parameters, registered_tags, results_beside, weights_and_results
 
 __all__ = ["run"]
 
@@ -85,7 +87,7 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
         }
         found["paper"]["spread"] = printed.spread
     path, found["results"] = weights_and_results(name)
-    found["classes"] = list((found["results"] or {}).get("label_names") or ())
+    found["classes"] = [row["name"] for row in (found["results"] or {}).get("classes", ())]
     found["where"] = str(path) if path else f"https://huggingface.co/{repo_id}" if repo_id else None
     return found
 
@@ -191,8 +193,8 @@ def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
     if entry.get("classes"):
         rows.append(["classes", ", ".join(entry["classes"])])
     results = entry["results"] or {}
-    if "test_error" in results:
-        rows.append(["test error", error_text(results)])
+    if "accuracy" in results:
+        rows.append([f"{SPLIT_NAMES[results['evaluated_on']]} error", error_text(results, 2)])
     if "same_class_at_all_quarter_rotations" in results:
         share = f"{results['same_class_at_all_quarter_rotations']:.2f} %"
         rows.append(["same class at all 90° rotations", share])

@@ -7,10 +7,11 @@ from typing import Any
 import timm
 
 from ..analysis.sizes import weightless
+from ..cards.checkpoint import error_text
 from ..models import list_models, list_pretrained
 from ..models.papers import paper_of
 from ._answer import Answer, table
-from ._networks import count_parameters, error_text, group_name, published_tags, weights_and_results
+from ._networks import count_parameters, group_name, published_tags, weights_and_results
 
 __all__ = ["run"]
 
@@ -39,7 +40,8 @@ def _entry(name: str, parameters: bool) -> dict[str, Any]:
     }
     if tag:
         results = weights_and_results(name)[1] or {}
-        entry |= {"test_error": results.get("test_error"), "distilled": bool(results.get("distilled"))}
+        entry |= {"accuracy": results.get("accuracy"), "distilled": bool(results.get("distilled"))}
+        entry["error"] = error_text(results, 2) if results else None
     return entry | {"parameters": count_parameters(weightless(name))} if parameters else entry
 
 
@@ -53,12 +55,8 @@ def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -
             *[f"{entry['parameters']:,}" for _ in range(parameters)],
             " x ".join(map(str, entry["input_size"])),
             entry["family"],
-            _error(entry) if checkpoints else ", ".join(entry["checkpoints"]),
+            entry["error"] or "" if checkpoints else ", ".join(entry["checkpoints"]),
         ]
         for entry in entries
     ]
     return table([heading, *rows], right={2} if parameters else (), flexible={len(heading) - 1})
-
-
-def _error(entry: dict[str, Any]) -> str:
-    return "" if entry["test_error"] is None else error_text(entry)

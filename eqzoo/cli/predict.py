@@ -14,9 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..data.folder import SHOWN
-from ..evaluation.metrics import in_faster_layout
 from ..evaluation.notes import BRIGHTNESS, other_side
-from ..evaluation.predictor import Network, Predictor, averaged, check_device, load_predictor
+from ..evaluation.predictor import Predictor, averaged, check_device, load_predictor
 from ..evaluation.thresholds import check_thresholds, chosen_classes
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
@@ -38,12 +37,7 @@ def run(args: argparse.Namespace) -> Answer:
     thresholds = parse_thresholds(args.threshold)
     models = [load_predictor(name, args.device) for name in args.model or _MODELS]
     for model in models:
-        if model.network.num_classes == 1:
-            raise ValueError(
-                f"{model.name} has a single output, a number and not a class, and eqzoo predict prints classes; in "
-                "Python model(images) gives the numbers"
-            )
-        check_thresholds(thresholds, _labels(model.network), model.title, choosing=True)
+        check_thresholds(thresholds, model.classes, model.title, choosing=True)
     if args.tta:
         models = averaged(models, args.tta)
     if of_copies:
@@ -58,12 +52,14 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thresholds: Mapping[str, float]) -> Answer:
     """A row for each copy of the image, a column for each network."""
-    group = P4M if any(model.network.group.reflections for model in models) else P4
-    read = {count: image.read(count, invert) for count in {model.network.in_chans for model in models}}
-    columns = [_predict(m, copies_of(read[m.network.in_chans], m.network, group), thresholds) for m in models]
+    # In float64, so that the change of a probability is that of float64 round-off.
+    models = [replace(model, network=model.network.double()) for model in models]
+    group = P4M if any(model.group.reflections for model in models) else P4
+    read = {count: image.read(count, invert) for count in {model.input_size[0] for model in models}}
+    columns = [_predict(m, copies_of(read[m.input_size[0]], m, group), thresholds) for m in models]
     _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
     if not invert:
-        _tell_of_brightness([(image.name, {brightness(read[m.network.in_chans], m.network) for m in models})])
+        _tell_of_brightness([(image.name, {brightness(read[m.input_size[0]], m) for m in models})])
     _tell_of_thresholds(columns)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
@@ -106,8 +102,7 @@ def _predict_many(
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
     found, sides = list[tuple[str, set[int]]](), list[int]()
-    networks = [model.network for model in models]
-    channels = {network.in_chans for network in networks}
+    channels = {model.input_size[0] for model in models}
     with tqdm(total=len(images), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
         for i in range(0, len(images), _BATCH_SIZE):
             batch = images[i : i + _BATCH_SIZE]
@@ -115,13 +110,13 @@ def _predict_many(
             for image in batch:
                 try:
                     read = {count: image.read(count, invert) for count in channels}
-                    views.append([copies_of(read[network.in_chans], network, Z2) for network in networks])
+                    views.append([copies_of(read[model.input_size[0]], model, Z2) for model in models])
                     sides.append(min(next(iter(read.values())).shape[-2:]))
-                    found.append((image.name, {brightness(read[network.in_chans], network) for network in networks}))
+                    found.append((image.name, {brightness(read[model.input_size[0]], model) for model in models}))
                 except (OSError, ValueError) as error:
                     broken[image.name] = str(error)
             for k, model in enumerate(models if views else ()):
-                parts[k].append(_predict(model, torch.cat([view[k] for view in views]).float(), thresholds))
+                parts[k].append(_predict(model, torch.cat([view[k] for view in views]), thresholds))
             bar.update(len(batch))
     if not parts[0]:
         raise ValueError(_unreadable(broken, len(images)))
@@ -234,25 +229,8 @@ class _Prediction:
         }
 
 
-@torch.no_grad()
-def _predict(loaded: Predictor, x: Tensor, thresholds: Mapping[str, float]) -> _Prediction:
-    model = loaded.network
-    cfg = model.pretrained_cfg
-    if not model.num_classes:
-        raise ValueError(
-            f"{cfg['architecture']} has no classifier here, so it predicts nothing; eqzoo finetune trains one"
-        )
-    labels, name = _labels(model), loaded.title
-    device = next((weight.device for weight in model.parameters()), x.device)
-    probabilities = model.to(x.dtype)(in_faster_layout(model, x.to(device))).cpu().double().softmax(1)
-    if not probabilities.isfinite().all():
-        raise ValueError(f"the output of {name} is not finite; its weights, or the image, hold NaN or infinite numbers")
-    return _Prediction(name, labels, probabilities, thresholds)
-
-
-def _labels(network: Network) -> tuple[str, ...]:
-    """The names of the classes, numbers where they have none."""
-    return tuple(network.pretrained_cfg.get("label_names") or map(str, range(network.num_classes)))
+def _predict(model: Predictor, images: Tensor, thresholds: Mapping[str, float]) -> _Prediction:
+    return _Prediction(model.title, model.classes, model(images), thresholds)
 
 
 def _tell_of_thresholds(columns: Sequence[_Prediction]) -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 from .recipe import Recipe
 
-__all__ = ["best_row", "is_finished", "patience_is_over", "rank"]
+__all__ = ["best_row", "is_finished", "patience_is_over", "selection_key"]
 
 
 def best_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the epoch whose weights are kept, the highest by `rank`."""
-    return max(rows, key=rank)
+    """The row of the epoch whose weights are kept, the highest by `selection_key`."""
+    return max(rows, key=selection_key)
 
 
-def rank(row: Mapping[str, Any]) -> tuple[bool, float, float, int]:
-    """What an epoch is kept by: higher validation accuracy, of equal ones lower validation loss, of these the later.
+def selection_key(row: Mapping[str, Any]) -> tuple[bool, float, float, int]:
+    """Sort key of model selection: validation accuracy, then lower validation loss, then the later epoch.
 
     Where the loss weights classes, the mean recall of the classes counts in place of the accuracy, which an epoch that
     predicts the largest class alone may have. Epochs on images at half size rank below all others. Without validation

@@ -18,14 +18,14 @@ from tqdm import tqdm
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
 from ..data.hashes import split_digests
-from ..evaluation.metrics import progress_bar
 from ..evaluation.predictor import check_device
+from ..evaluation.progress import progress_bar
 from ..models import EquivariantNet
 from ..models.config import checkpoint_config
 from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
-from .epochs import best_row, patience_is_over, rank
+from .epochs import best_row, patience_is_over, selection_key
 from .processor import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run import RunDirectory
@@ -48,6 +48,7 @@ def train(
     device: str | None = None,
     workers: int = 4,
     track: str | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Trains a network by a recipe, and loads the weights of its best epoch on the validation split.
 
@@ -75,6 +76,7 @@ def train(
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
         workers: The processes that read images that are not in memory.
         track: One of accelerate's trackers, such as ``"trackio"`` or ``"tensorboard"``, to log to as well.
+        facts: What training.json holds besides the recipe and the digests of the images.
 
     Returns:
         The network in evaluation mode, with the best weights.
@@ -105,7 +107,7 @@ def train(
             print(f"eqzoo: {_EMULATED}", file=sys.stderr)
         state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
         if is_main:
-            directory.start(recipe, digests, _config(state.model, recipe, splits["train"]))
+            directory.start(recipe, digests, _config(state.model, recipe, splits["train"]), facts or {})
         try:
             accelerator.wait_for_everyone()
             _train_epochs(directory, state, track)
@@ -209,7 +211,7 @@ def _finish_epoch(
     row: dict[str, Any] = {"epoch": epoch + 1, "loss": loss, **scores}
     if epoch < state.recipe.half_size_epochs:
         row["half_size"] = True
-    improved = not best or rank(row) > rank(best)
+    improved = not best or selection_key(row) > selection_key(best)
     best = dict(row) if improved else best
     row |= {"lr": state.base_rate(epoch + 1, history)}
     if accelerator.is_main_process:

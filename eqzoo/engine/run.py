@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .._common import atomic, write_json
-from ..data.hashes import TRAINED_NAME, settings_differences, split_differences
+from ..data.hashes import TRAINED_NAME, split_differences
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .epochs import best_row, is_finished
@@ -27,15 +27,12 @@ from .recipe import Recipe
 
 __all__ = [
     "LOG_NAME",
-    "REPORT_NAME",
-    "SETTINGS_NAME",
     "TRAINING_NAME",
     "FinishedRun",
     "RunDirectory",
 ]
 
 TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
-SETTINGS_NAME, REPORT_NAME = "finetune.json", "report.json"
 _READ_ERRORS = (
     RuntimeError,
     ValueError,
@@ -95,7 +92,8 @@ class RunDirectory:
 
     def data_sha256(self) -> dict[str, str]:
         """The digests in training.json of the training and validation images, see `split_digests`."""
-        return dict(_read_json(self.training).get("data_sha256", {}))
+        found = _read_json(self.training).get("data_sha256", {})
+        return {split: found[split] for split in ("train", "valid") if split in found}
 
     def check(self, recipe: Recipe, data_sha256: Mapping[str, str] | None = None) -> None:
         """Raises ValueError if the folder holds another run, or the weights of another network.
@@ -104,6 +102,8 @@ class RunDirectory:
             recipe: The recipe of the run that is to be trained there.
             data_sha256: The digests of its images; None to compare the recipes alone.
         """
+        if self.is_unused():
+            return
         if not self.training.exists():
             if left := [path.name for path in (self.weights, self.log, self.state) if path.exists()]:
                 raise ValueError(f"{self.path} holds {', '.join(left)} and no {TRAINING_NAME}; name another folder")
@@ -118,20 +118,27 @@ class RunDirectory:
                 f"start=run:{self.path} begins from its weights once it has ended"
             )
 
-    def start(self, recipe: Recipe, data_sha256: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    def start(
+        self,
+        recipe: Recipe,
+        data_sha256: Mapping[str, str],
+        config: Mapping[str, Any],
+        facts: Mapping[str, Any],
+    ) -> None:
         """Writes training.json and config.json, unless they are there, as of a run that is resumed.
 
         Args:
             recipe: The recipe.
             data_sha256: The digests of the images.
             config: The content of config.json, by which `eqzoo.create_model` loads the folder.
+            facts: What else training.json holds.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
-        if not self.training.exists():
+        if self.is_unused():
             write_json(self.config, config)
-            write_json(self.training, {"recipe": asdict(recipe), "data_sha256": dict(data_sha256)})
+            write_json(self.training, {"recipe": asdict(recipe), "data_sha256": dict(data_sha256), **facts})
 
     def release(self) -> None:
         """Removes what `start` wrote if no epoch was finished, so that the folder is free for another recipe."""
@@ -238,27 +245,9 @@ class RunDirectory:
         """The error for a run that cannot be resumed."""
         return ValueError(f"{self.path} cannot be resumed ({error}); restore its files, or train in another folder")
 
-    def start_fine_tuning(self, settings: Mapping[str, Any]) -> None:
-        """Writes finetune.json, or raises ValueError if the folder holds another run or other files."""
-        path = self.path / SETTINGS_NAME
-        if self.is_unused():
-            self.training.unlink(missing_ok=True)
-            self.config.unlink(missing_ok=True)
-        elif path.is_file():
-            if said := "; ".join(settings_differences(self.settings(), settings)):
-                raise ValueError(
-                    f"{self.path} holds a run with other images, weights or settings ({said}); name another folder"
-                )
-            return
-        else:
-            raise self._occupied()
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(path, settings)
-
-    def settings(self) -> dict[str, Any]:
-        """The content of finetune.json; empty if the folder holds no fine-tuning that has finished an epoch."""
-        path = self.path / SETTINGS_NAME
-        return {} if self.is_unused() or not path.is_file() else _read_json(path)
+    def saved(self) -> dict[str, Any]:
+        """The content of training.json; empty without a finished epoch."""
+        return {} if self.is_unused() or not self.training.is_file() else _read_json(self.training)
 
     def write_trained(self, codes: np.ndarray) -> None:
         """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on, each once."""
@@ -275,9 +264,8 @@ class RunDirectory:
         return ValueError(f"{self.path} holds other files ({', '.join(self._files()[:5])}); name a new folder")
 
     def is_unused(self) -> bool:
-        """Whether the folder holds nothing but the files of a fine-tuning that ended before its first epoch."""
-        files = set(self._files())
-        return not files or {SETTINGS_NAME} <= files <= {SETTINGS_NAME, TRAINING_NAME, CONFIG_NAME}
+        """Whether the folder holds nothing but the files of a run that ended before its first epoch."""
+        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME}
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []

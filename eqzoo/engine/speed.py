@@ -12,17 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._common import write_json
 from ..data import AnySplit, Split, batches, draw
 from ..models.load import weights_file
 from .allocator import keep_freed_memory
 from .loop import accelerator_of
 from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
-from .run import SETTINGS_NAME, RunDirectory
 from .state import TrainingState
 
-__all__ = ["AUTOMATIC", "Speed", "measure", "recorded_speed"]
+__all__ = ["AUTOMATIC", "Speed", "measure"]
 
 AUTOMATIC = ("precision", "channels_last")  # the settings that are measured on the machine
 
@@ -51,14 +49,6 @@ class Speed:
     images_per_second: float
     saving_seconds: float = 0.0  # of runs that began before it was measured
 
-    @classmethod
-    def read(cls, values: object, path: Path) -> "Speed":
-        """The speed that a file holds; raises ValueError if it is none."""
-        try:
-            return cls(**values)  # type: ignore[arg-type]
-        except TypeError as error:
-            raise ValueError(f"{path}: speed is no measured speed, got {values!r}; remove the folder") from error
-
     def epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
         """The expected seconds of an epoch with its validation, but without the writing of its files."""
         valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
@@ -71,10 +61,6 @@ class Speed:
     def epochs_within(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
         """The number of epochs that fit into a time with the writing of their files, 1 to 1,000."""
         return _between(seconds / self.whole_epoch_seconds(splits))
-
-    def epochs_nearest(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
-        """The number of epochs whose time, without the writing of files, is nearest to a time, 1 to 1,000."""
-        return _between(seconds / self.epoch_seconds(splits) + 0.5)
 
     def as_dict(self) -> dict[str, Any]:
         """The values as JSON."""
@@ -134,51 +120,6 @@ def measure(
     each = max(each, reading / workers) if workers else each + reading
     saving = 0.0 if seconds is None or folder is None else float(f"{trial.saving_seconds(folder):.2g}")
     return Speed(chosen.precision, chosen.channels_last, float(f"{1 / each:.3g}"), saving)
-
-
-def recorded_speed(
-    directory: RunDirectory,
-    settings: Mapping[str, Any],
-    recipe: Recipe,
-    build: Callable[[], nn.Module],
-    splits: Mapping[str, AnySplit],
-    given: Mapping[str, Any],
-    device: str | None,
-    workers: int,
-    saving: bool = True,
-) -> Speed:
-    """The speed of a run: that in finetune.json of a run that is resumed, or measured, and written there.
-
-    Args:
-        directory: The run directory.
-        settings: The content of finetune.json, with the ``minutes`` of the run or None.
-        recipe: The recipe.
-        build: Builds the network.
-        splits: The images.
-        given: The keys of the recipe that are not to be chosen.
-        device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.
-        workers: The processes that read images that are not in memory.
-        saving: Whether the writing of files is timed too, where there are ``minutes``.
-
-    Raises:
-        ValueError: If the run that is resumed has another format than the given one.
-    """
-    known = directory.settings().get("speed")
-    directory.start_fine_tuning(settings)
-    fixed = {key: given[key] for key in AUTOMATIC if key in given}
-    if known:
-        speed = Speed.read(known, directory.path / SETTINGS_NAME)
-        if other := [key for key, value in fixed.items() if getattr(speed, key) != value]:
-            said = ", ".join(f"{key} {getattr(speed, key)}, not {fixed[key]}" for key in other)
-            raise ValueError(
-                f"{directory.path} holds a run with {said}; resume it without the option, or name another folder"
-            )
-        return speed
-    seconds = None if settings["minutes"] is None else 60 * settings["minutes"]
-    to = directory.path if saving else None
-    speed = measure(recipe, build, splits, fixed, device, seconds, workers=workers, folder=to)
-    write_json(directory.path / SETTINGS_NAME, {**settings, "speed": speed.as_dict()})
-    return speed
 
 
 def _reading_seconds(split: AnySplit) -> float:

@@ -20,7 +20,7 @@ from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..data.hashes import split_differences, split_digests
 from ..data.images import normalized
-from ..evaluation.metrics import BATCH_SIZE
+from ..evaluation.predictor import BATCH_SIZE
 from ..models import EquivariantNet, create_model
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable

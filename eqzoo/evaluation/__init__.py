@@ -2,15 +2,16 @@
 
 from .metrics import top1
 from .predictor import Predictor, check_device, load_predictor
-from .results import evaluate
-from .rotation import accuracy_over_rotations, rotate, rotation_curve, sample
+from .results import Results, evaluate, measure
+from .rotation import rotate, rotation_curve, sample
 
 __all__ = [
     "Predictor",
-    "accuracy_over_rotations",
+    "Results",
     "check_device",
     "evaluate",
     "load_predictor",
+    "measure",
     "rotate",
     "rotation_curve",
     "sample",

@@ -1,36 +1,155 @@
-"""Evaluation of a network on labeled images."""
+"""Evaluation of a classifier on labeled images."""
 
 import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .._common import network_name
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..data.folder import composed
 from ..data.hashes import image_codes, trained_images
 from ..export.onnx_network import OnnxNetwork
-from ..models import OrbitNet
-from .metrics import STEPS, classifier_metrics, scores
+from ..groups import P4
+from .metrics import quarter_rotation_metrics, scores
 from .notes import brightness_notes, cut_off, other_side
 from .predictions_file import each_prediction
-from .predictor import Network, Predictor, averaged, check_device, load_predictor
+from .predictor import BATCH_SIZE, Predictor, averaged, check_device, load_predictor
+from .progress import counting
+from .rotation import SAMPLE_SEED, SAMPLE_SIZE, rotation_curve, sample
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
-__all__ = ["evaluate"]
+__all__ = ["Results", "evaluate", "measure"]
 
-_ROTATED = 200  # images, if there is time
-_SECONDS = 120  # after which fewer are rotated
+MAX_ROTATED_IMAGES = 200  # by `evaluate`, if there is time
+MAX_SECONDS = 120  # after which fewer are rotated
+_STEPS = (15, 30, 45)  # degrees between the angles of a rotation curve: the first that there is time for
+_LEAST_IMAGES = 50  # that are rotated, however slow the network
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was measured of a classifier on labeled images.
+
+    Args:
+        metrics: In percent ``accuracy`` and its ``accuracy_interval``, ``balanced_accuracy``, ``macro_f1``,
+            ``macro_auc``; ``classes`` and ``confusion``, see `eqzoo.evaluation.metrics.scores`; and of rotated images
+            ``accuracy_of_rotated_copies``, ``same_class_at_all_quarter_rotations``, their number ``rotated_images``,
+            and the ``rotation_curve``.
+        logits: Those of the images, ``(n, classes)``.
+        notes: Sentences on what was left out to save time.
+    """
+
+    metrics: dict[str, Any]
+    logits: Tensor
+    notes: tuple[str, ...] = ()
+
+
+def measure(
+    predictor: Predictor,
+    split: AnySplit,
+    *,
+    rotated: int | None = None,
+    curve_size: int = SAMPLE_SIZE,
+    seconds: float | None = None,
+    workers: int = 0,
+    title: str = "evaluate",
+) -> Results:
+    """Evaluates a classifier on a split. A progress bar on stderr counts evaluated images.
+
+    Args:
+        predictor: The classifier.
+        split: The images, with the labels of the classifier's classes.
+        rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out, None for
+            all.
+        curve_size: The number of images in the rotation curve, at most.
+        seconds: The time that it may take: there are fewer rotated images and fewer angles where the network is slow.
+            None for no limit. All images are evaluated unrotated, whatever the time.
+        workers: The processes that read images that are not in memory.
+        title: That of the progress bar.
+
+    Raises:
+        ValueError: If a logit is not finite.
+    """
+    names = split.classes or predictor.classes
+    if seconds is not None:  # kernels are compiled at the first pass, which would look slow
+        predictor.logits(sample(split, 1), workers)
+    with counting(predictor.network, title, len(split)) as bar:
+        began = time.perf_counter()
+        logits = predictor.logits(split, workers)
+        each = (time.perf_counter() - began) / len(split)
+        metrics = scores(split.labels, logits.argmax(1), names, logits)
+        if rotated == 0:
+            return Results(metrics, logits)
+        most = len(split) if rotated is None else min(rotated, len(split))
+        plan = _Rotations.plan(most, curve_size, None if seconds is None else seconds / each - len(split))
+        bar.total = len(split) + plan.cost
+        drawn = sample(split, plan.images)
+        quarters = predictor.copies_logits(drawn, P4, workers).argmax(2)
+        curve = _curve(predictor, sample(drawn, plan.curve_images), range(0, 360, plan.step), workers)
+    metrics |= quarter_rotation_metrics(quarters, drawn.labels.cpu())
+    metrics |= {"rotated_images": len(drawn), "rotation_curve": curve}
+    return Results(metrics, logits, tuple(_shortened(metrics, most, curve_size)))
+
+
+def _curve(predictor: Predictor, split: AnySplit, angles: range, workers: int) -> dict[str, Any]:
+    """The accuracy at angles in degrees, as results.json holds it."""
+    x = torch.cat(list(predictor.inputs(split, workers)))
+    with evaluation_mode(predictor.network):
+        accuracies = rotation_curve(predictor.network, x, split.labels.to(x.device), angles, BATCH_SIZE)
+    return {
+        "angles": list(angles),
+        "accuracy": [round(value, 2) for value in accuracies],
+        "images": len(split),
+        "sample": f"drawn with seed {SAMPLE_SEED}",
+    }
+
+
+def _shortened(metrics: Mapping[str, Any], most: int, curve_size: int) -> list[str]:
+    """A sentence where fewer images or angles were evaluated than asked for."""
+    curve, rotated = metrics["rotation_curve"], metrics["rotated_images"]
+    if rotated == most and len(curve["angles"]) == 360 // _STEPS[0] and curve["images"] == min(most, curve_size):
+        return []
+    return [
+        f"To save time, {rotated:,} images were rotated by 90°, 180° and 270°, and {curve['images']:,} by "
+        f"{len(curve['angles'])} angles."
+    ]
+
+
+class _Rotations(NamedTuple):
+    """How many images are rotated by multiples of 90°, and how many by multiples of ``step`` degrees."""
+
+    images: int
+    curve_images: int
+    step: int
+
+    @property
+    def cost(self) -> int:
+        """The number of images that are evaluated."""
+        return 4 * self.images + 360 // self.step * self.curve_images
+
+    @classmethod
+    def plan(cls, count: int, curve_size: int, affordable: float | None) -> "_Rotations":
+        """The most that can be evaluated, of ``count`` images."""
+        whole = cls(count, min(count, curve_size), _STEPS[0])
+        if affordable is None or whole.cost <= affordable:
+            return whole
+        least = min(count, _LEAST_IMAGES)
+        images = max(least, min(count, int(affordable * 0.4) // 4))
+        left = affordable - 4 * images
+        most = min(images, curve_size)
+        step = next((step for step in _STEPS if 360 // step * most <= left), _STEPS[-1])
+        return cls(images, max(least, min(most, int(left) // (360 // step))), step)
 
 
 def evaluate(
-    model: str | os.PathLike[str] | Network,
+    model: str | os.PathLike[str] | nn.Module | Predictor,
     data: str | os.PathLike[str] | AnySplit,
     *,
     split: str | None = None,
@@ -50,9 +169,9 @@ def evaluate(
     command ``eqzoo evaluate`` prints.
 
     Args:
-        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers, or its
-            `eqzoo.export.OnnxNetwork`; or a network of this package, or any in an `eqzoo.models.OrbitNet`, which is
-            evaluated on the device on which it is, in evaluation mode, and has its own modes afterwards.
+        model: A checkpoint by name, folder or file; an .onnx file of this package, also of 8-bit numbers; or a network
+            with a ``pretrained_cfg`` that has ``mean``, ``std`` and ``input_size``, which is evaluated on the device on
+            which it is, in evaluation mode, and has its own modes afterwards.
         data: The images, as `eqzoo.data.labeled_images` takes them: a folder of class folders, or of ``train``, ``val``
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
@@ -90,7 +209,7 @@ def evaluate(
             images have another number of channels, or classes that the network does not predict.
         FileNotFoundError: If there are no such images, or no such checkpoint.
         WeightsNotFoundError: If the checkpoint has no weights.
-        TypeError: If the model or the data is of another type.
+        TypeError: If the data is of another type.
 
     Example:
         >>> import eqzoo
@@ -101,65 +220,44 @@ def evaluate(
         (4, 100.0)
     """
     check_device(device)
-    if workers < 0:
-        raise ValueError(f"workers is a number of processes, 0 or more, got {workers}")
-    if rotated is not None and rotated < 0:
-        raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
-    predictor = _predictor_of(model, device) if isinstance(model, nn.Module) else load_predictor(model, device)
-    classes = _classes(predictor.network, predictor.name)
+    if workers < 0 or (rotated is not None and rotated < 0):
+        raise ValueError(f"workers and rotated are 0 or more, got {workers} and {rotated}")
+    predictor = _predictor_of(model, device)
+    classes = predictor.classes
     if tta is not None:
         (predictor,) = averaged([predictor], tta)
-    network, name = predictor.network, predictor.name
-    check_thresholds(thresholds or {}, classes, name)
-    channels, height, width = network.input_size
+    check_thresholds(thresholds or {}, classes, predictor.name)
+    channels, height, width = predictor.input_size
     if height != width:
-        raise ValueError(f"{name} takes images of {height} x {width} pixels, and images are read as squares")
+        raise ValueError(f"{predictor.name} takes images of {height} x {width} pixels, and images are read as squares")
     read, part = labeled_images(data, width, channels, split, data_dir, download)
     source = str(data) if isinstance(data, str | os.PathLike) else "the images"
-    images, notes = _relabeled(read, network, name, classes, source)
+    images, notes = _relabeled(read, predictor, classes, source)
     notes += _notes(predictor, data, part, data_dir, images)
-    with evaluation_mode(network):
-        most = _ROTATED if rotated is None else rotated
-        limit = _SECONDS if rotated is None else None
-        found, logits = classifier_metrics(
-            network, images, classes, workers=workers, seconds=limit, rotated=most, title="evaluate"
-        )
-    if rotated is None:
-        notes += _shortened(found, min(most, len(images)))
+    limits = {"rotated": MAX_ROTATED_IMAGES, "seconds": MAX_SECONDS} if rotated is None else {"rotated": rotated}
+    results = measure(predictor, images, workers=workers, **limits)  # type: ignore[arg-type]
+    found = dict(results.metrics)
+    notes += results.notes
     if thresholds:
-        probabilities, labels = logits.double().softmax(1), images.labels.cpu()
-        found["thresholds"] = threshold_scores(probabilities, labels, classes, thresholds)
-        if len(thresholds) == len(classes):
-            notes.append("All classes have a threshold, so that no class is chosen by them.")
-        else:
-            found["by_thresholds"] = scores(labels, chosen_classes(probabilities, classes, thresholds), classes)
+        found |= _by_thresholds(results.logits, images, classes, thresholds)
     if predictions:
-        found["predictions"] = list(each_prediction(images, logits, classes))
-    return {"network": name, "data": source, "split": part, "images": len(images), "notes": notes} | found
+        found["predictions"] = list(each_prediction(images, results.logits, classes))
+    return {"network": predictor.name, "data": source, "split": part, "images": len(images), "notes": notes} | found
 
 
-def _predictor_of(model: nn.Module, device: str | None) -> Predictor:
-    """A network that is given itself, and not by name, after checks."""
-    if not isinstance(model, Network):
-        raise TypeError(
-            "model is a checkpoint by name, folder or file, an .onnx file, or a network of this package itself, not a "
-            f"wrapper but OrbitNet, got {type(model).__name__}"
-        )
+def _predictor_of(model: str | os.PathLike[str] | nn.Module | Predictor, device: str | None) -> Predictor:
+    """The predictor of a name, or of a network that is given itself, which runs where it is."""
+    if isinstance(model, Predictor):
+        return model
+    if not isinstance(model, nn.Module):
+        return load_predictor(model, device)
     if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
         raise ValueError(
             f"the network's pretrained_cfg says how its images are normalized, and lacks {', '.join(sorted(missing))}"
         )
-    if lacks := [key for key in ("num_classes", "input_size") if not hasattr(model, key)]:
-        raise ValueError(f"the network in the OrbitNet has no {' and no '.join(lacks)}; set it there")
-    inside = model.network if isinstance(model, OrbitNet) else model
-    is_file = isinstance(inside, OnnxNetwork)
     if device is not None:
-        way = "an ONNX file runs on the CPU" if is_file else f"move the network with model.to({device!r})"
-        raise ValueError(f"device is for a checkpoint; {way}, and leave it out")
-    name = str(inside.path) if isinstance(inside, OnnxNetwork) else network_name(inside)
-    if isinstance(model, OrbitNet) and model.copies != 1:
-        name += f" (mean of {model.copies or model.group.order})"
-    return Predictor(model, name, name)
+        raise ValueError(f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out")
+    return Predictor.of(model)
 
 
 def _notes(
@@ -170,35 +268,37 @@ def _notes(
     images: AnySplit,
 ) -> list[str]:
     """What a user should know of the images: whether they were trained on, how they were scaled, what was left out."""
-    network, name = predictor.network, predictor.name
     trained: list[str] = []
     if predictor.folder:
-        trained = _trained_on(images, predictor.folder, name)
-    elif isinstance(network.network if isinstance(network, OrbitNet) else network, OnnxNetwork):
-        trained = [f"{name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"]
+        trained = _trained_on(images, predictor.folder, predictor.name)
+    elif any(isinstance(module, OnnxNetwork) for module in predictor.network.modules()):
+        trained = [
+            f"{predictor.name} does not tell which images it was trained on; its checkpoint does, if it was fine-tuned"
+        ]
     native = native_sides(data, part, data_dir)
+    cfg: dict[str, Any] = dict(predictor.cfg)
     return [
         *trained,
         *cut_off(native),
         *other_side(native[0] if native else None, predictor.image_side),
         *files_left_out(data, part),
-        *brightness_notes(images, network.pretrained_cfg["mean"], network.pretrained_cfg["std"]),
+        *brightness_notes(images, cfg["mean"], cfg["std"]),
     ]
 
 
-def _classes(network: Network, name: str) -> tuple[str, ...]:
-    """The names of the classes that a network predicts."""
-    count = network.num_classes
-    if not count:
-        raise ValueError(f"{name} has no classifier, so it predicts nothing; eqzoo finetune trains one")
-    if count == 1:
-        raise ValueError(f"{name} has a single output, a number and not a class, so it has no accuracy")
-    names = tuple(network.pretrained_cfg.get("label_names") or ())
-    return names if len(names) == count else tuple(map(str, range(count)))
+def _by_thresholds(
+    logits: Tensor, images: AnySplit, classes: Sequence[str], thresholds: Mapping[str, float]
+) -> dict[str, Any]:
+    """The scores of the classes that have a threshold, and of the classes that are chosen by them."""
+    probabilities, labels = logits.double().softmax(1), images.labels.cpu()
+    found: dict[str, Any] = {"thresholds": threshold_scores(probabilities, labels, classes, thresholds)}
+    if len(thresholds) < len(classes):
+        found["by_thresholds"] = scores(labels, chosen_classes(probabilities, classes, thresholds), classes)
+    return found
 
 
 def _relabeled(
-    split: AnySplit, network: Network, name: str, classes: tuple[str, ...], source: str
+    split: AnySplit, predictor: Predictor, classes: tuple[str, ...], source: str
 ) -> tuple[AnySplit, list[str]]:
     """The split with the labels of the network, matched by name, or by number where the data has no names."""
     labels = split.labels
@@ -209,27 +309,18 @@ def _relabeled(
         if unknown := [item for i, item in enumerate(theirs) if item not in known and (labels == i).any()]:
             raise ValueError(
                 f"{source} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
-                f"{name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
+                f"{predictor.name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
                 f"{', ...' * (len(classes) > 12)}; give the classes the same names, such as of their folders, or leave "
                 f"their images out{_in_other_case(unknown, names)}"
             )
         numbers = [known.get(item, 0) for item in theirs]
         return replace(split, labels=torch.tensor(numbers)[labels.cpu()], classes=classes), []
     if int(labels.max()) >= len(classes):
-        raise ValueError(f"{source} has labels up to {int(labels.max())}, and {name} has {len(classes)} classes")
+        raise ValueError(
+            f"{source} has labels up to {int(labels.max())}, and {predictor.name} has {len(classes)} classes"
+        )
     note = f"the labels of {source} have no names: 0 is taken for {classes[0]!r}, and so on in the network's order"
-    return replace(split, classes=classes), [note] if network.pretrained_cfg.get("label_names") else []
-
-
-def _shortened(found: Mapping[str, Any], most: int) -> list[str]:
-    """A note where fewer images or angles were evaluated than usual."""
-    curve, rotated = found["rotation_curve"], found["rotated_images"]
-    if rotated == most and len(curve["angles"]) == 360 // STEPS[0]:
-        return []
-    return [
-        f"To save time, {rotated:,} images were rotated by 90°, 180° and 270°, and {curve['images']:,} by "
-        f"{len(curve['angles'])} angles; with rotated (--rotated) given, as many are as it says, by 24 angles"
-    ]
+    return replace(split, classes=classes), [note] if predictor.cfg.get("label_names") else []
 
 
 def _in_other_case(unknown: Sequence[str], names: Mapping[str, str]) -> str:

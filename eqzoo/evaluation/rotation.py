@@ -1,30 +1,18 @@
 """Rotation of images by any angle, and the accuracy of a classifier on rotated images."""
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..analysis._mode import evaluation_mode
-from ..data import AnySplit, batches
-from ..data.images import normalized
+from ..data import AnySplit
+from .predictor import finite
 
-__all__ = [
-    "ANGLES",
-    "SAMPLE_SEED",
-    "SAMPLE_SIZE",
-    "accuracy_over_rotations",
-    "finite",
-    "inputs",
-    "rotate",
-    "rotation_curve",
-    "sample",
-]
+__all__ = ["SAMPLE_SEED", "SAMPLE_SIZE", "rotate", "rotation_curve", "sample"]
 
-ANGLES = range(0, 360, 15)  # in degrees
 SAMPLE_SIZE = 1_000  # images: at 24 angles they take as long as 24,000
 SAMPLE_SEED = 0
 
@@ -119,30 +107,6 @@ def rotation_curve(
     return curve
 
 
-def finite(logits: Tensor) -> Tensor:
-    """The logits ``(..., classes)``; those of NaN have no largest one, and `torch.argmax` would give the first class.
-
-    Raises:
-        ValueError: If one is not a number or infinite; -inf, by which classes are masked, is allowed beside others.
-    """
-    largest = logits.amax(-1)  # NaN if one of them is
-    broken = int((~largest.isfinite()).sum())
-    if broken:
-        raise ValueError(
-            f"the output of the network is not finite for {broken:,} of {logits[..., 0].numel():,} images; its weights "
-            "or the images hold NaN or infinite numbers"
-        )
-    return logits
-
-
-def inputs(model: nn.Module, split: AnySplit, batch_size: int = 250, workers: int = 0) -> Iterator[Tensor]:
-    """The images of a split in batches, normalized by the ``pretrained_cfg`` of a network, on its device."""
-    cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
-    like = next(model.parameters(), torch.zeros((), dtype=torch.float32, device="cpu"))  # of a file there are none
-    for images in batches(split, torch.arange(len(split)).split(batch_size), workers):
-        yield normalized(images.to(like.device), cfg["mean"], cfg["std"], like.dtype)
-
-
 def sample(split: AnySplit, size: int = SAMPLE_SIZE) -> AnySplit:
     """The images on which accuracy over rotations is measured: drawn without replacement from the seed `SAMPLE_SEED`.
 
@@ -159,30 +123,3 @@ def sample(split: AnySplit, size: int = SAMPLE_SIZE) -> AnySplit:
     drawn = split[order[:size].sort().values]
     assert not isinstance(drawn, Tensor)
     return drawn
-
-
-def accuracy_over_rotations(
-    model: nn.Module, split: AnySplit, size: int = SAMPLE_SIZE, batch_size: int = 250, workers: int = 0
-) -> dict[str, Any]:
-    """The accuracy of a classifier at `ANGLES`, on a `sample` of a split.
-
-    Args:
-        model: The classifier, with a ``pretrained_cfg`` that has the mean and the standard deviation.
-        split: The images.
-        size: The number of images in the sample.
-        batch_size: The number of images in a batch.
-        workers: The processes that read images that are not in memory.
-
-    Returns:
-        ``angles`` in degrees, ``accuracy`` in percent at each, the number of ``images``, and how they were chosen,
-        ``sample``.
-    """
-    drawn = sample(split, size)
-    images = torch.cat(list(inputs(model, drawn, batch_size, workers)))
-    curve = rotation_curve(model, images, drawn.labels.to(images.device), ANGLES, batch_size)
-    return {
-        "angles": list(ANGLES),
-        "accuracy": [round(value, 2) for value in curve],
-        "images": len(drawn),
-        "sample": f"drawn with seed {SAMPLE_SEED}",
-    }

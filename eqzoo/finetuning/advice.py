@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from timm.models import is_model
+from torch import nn
 
 from .._common import setting_text
-from ..analysis.sizes import refusal
-from ..data import AnySplit, Split
+from ..analysis.cost import multiply_adds
+from ..analysis.sizes import refusal, weightless
+from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.hashes import SPLIT_NAMES, duplicates, image_codes
 from ..engine.recipe import Recipe
 from ..evaluation.notes import SOME, cut_off
-from ..models import EquivariantNet
+from ..models import list_pretrained
+from .rules import group_of
 
 if TYPE_CHECKING:
-    from ..engine.speed import Speed
+    from .plan import Plan
 
 __all__ = [
     "advice_after",
@@ -34,8 +37,8 @@ LARGER = 1.5  # times the network's size: images that lose detail, so that any l
 TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
+FEW_EPOCHS, ENOUGH_EPOCHS = 5, 20
 _BATCH = 256
-_LATE = 1.2  # times the minutes of the user
 _SMALL = 0.1  # a small share of images to hold out
 _IN_NAMES = r"([^/]+)[-_ ]\d+\."  # slide12 of slide12_0034.png, as --split-by takes it
 _FEW_SOURCES = 3  # that are not only the classes under other names
@@ -62,115 +65,97 @@ def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
     return values | {key: getattr(recipe, key) for key in more} | {"threads": torch.get_num_threads()}
 
 
-def summary(
-    recipe: Recipe, splits: Mapping[str, AnySplit], settings: Mapping[str, Any], speed: "Speed"
-) -> tuple[str, str]:
-    """Two lines: images, steps and expected time; and the settings.
-
-    Args:
-        recipe: The recipe.
-        splits: The images.
-        settings: The content of finetune.json.
-        speed: What was measured.
-    """
+def summary(plan: "Plan") -> tuple[str, str]:
+    """Two lines: images, steps and expected time; and the settings."""
+    assert plan.speed is not None
+    recipe, settings, splits = plan.recipe, plan.settings, plan.splits
     counts = splits["train"].labels.bincount()
     images = ", ".join(f"{len(split):,} {SPLIT_NAMES[name]}" for name, split in splits.items())
     spread = f"{int(counts.min()):,} to {int(counts.max()):,}" if counts.min() < counts.max() else f"{counts[0]:,}"
     made = chosen(recipe, splits)
     shape = " x ".join(map(str, settings["input_size"]))
     steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
-    length = f"{epochs} epoch{'s' * (epochs != 1)} of {steps} step{'s' * (steps != 1)}"
-    time = _duration(epochs * speed.whole_epoch_seconds(splits))
-    said = [f"{key} {setting_text(value)}" for key, value in made.items()]
-    statistics = f"mean {settings['mean']}, std {settings['std']}"
+    length = f"{epochs} epoch{'' if epochs == 1 else 's'} of {steps} step{'' if steps == 1 else 's'}"
+    time = _duration(epochs * plan.speed.whole_epoch_seconds(splits))
+    values = [f"{key} {setting_text(value)}" for key, value in made.items()]
     return (
         f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {length}; "
-        f"about {time} at {speed.images_per_second:g} images/s, and the report",
-        f"{', '.join(said)}, {statistics}",
+        f"about {time} at {plan.speed.images_per_second:g} images/s, and the evaluation",
+        f"{', '.join(values)}, mean {settings['mean']}, std {settings['std']}",
     )
 
 
-def advice_before(
-    splits: Mapping[str, AnySplit],
-    model: EquivariantNet,
-    native: tuple[int, int] | None,
-    side: int,
-    balance: bool,
-    drawn: Collection[str] = (),
-    inner: Sequence[str] = (),
-    trained: np.ndarray | None = None,
-    sized: bool = False,
-    by_source: str | None = None,
-    trained_side: int | None = None,
-    augment: str | None = None,
-) -> list[str]:
-    """What the images call for, a line each.
-
-    Args:
-        splits: The images.
-        model: The network on the meta device.
-        native: The shorter and the longer side of the images before they were resized; None if they are unknown.
-        side: The side that they were resized to.
-        balance: Whether the loss is weighted already.
-        drawn: The splits that were drawn from the training images.
-        inner: The names of folders inside of the class folders.
-        trained: ``(n,)`` uint64, the `image_codes` of the images that the initial weights were trained on, as far as
-            they are known.
-        sized: Whether the user chose the side.
-        by_source: How the sources are named that splits were drawn by, such as patients; None if they were not.
-        trained_side: The side before they were resized of the images that the initial weights were trained on; None if
-            it is unknown.
-        augment: The augmentation by the rule of the network's group; None if the user chose it.
-    """
+def advice_before(plan: "Plan") -> list[str]:
+    """What the images call for, a line each."""
+    splits, train, request = plan.splits, plan.splits["train"], plan.request
+    by_source, inner, drawn = request.source_of_splits, folders_in_classes(request.data), plan.images.drawn
+    trained_side = plan.source.image_side if plan.settings["start"] else None
+    resized = request.size is None and plan.native is not None and plan.native[0] != trained_side
     return [
-        *([] if by_source == "folder" else _nested(inner, splits["train"], bool(drawn) and not by_source)),
+        *([] if by_source == "folder" else _nested(inner, train, bool(drawn) and not by_source)),
         *(_named_sources(splits.values()) if drawn and not by_source and not inner else []),
         *_few(splits, drawn),
-        *([] if balance else _imbalanced(splits["train"])),
-        *_dark(splits["train"]),
-        *cut_off(native),
-        *([] if sized or native is None or native[0] == trained_side else _larger(model, native[0], side)),
+        *([] if request.balance else _imbalanced(train)),
+        *_dark(train),
+        *cut_off(plan.native),
+        *(_larger(plan.blank, plan.native[0], plan.side) if resized and plan.native else []),
         *_duplicated(splits),
-        *_trained_before(splits, trained),
-        *_not_rotated(model, augment),
+        *_trained_before(splits, plan.trained_before),
+        *_not_rotated(plan.blank, None if "augment" in request.given else plan.recipe.augment),
     ]
 
 
-def advice_on_time(minutes: float | None, speed: "Speed", splits: Mapping[str, AnySplit]) -> list[str]:
-    """A line where an epoch, the least that is trained, takes longer than the minutes that the user gave."""
-    seconds = speed.whole_epoch_seconds(splits)
-    if minutes is None or seconds <= _LATE * 60 * minutes:
+def advice_on_time(plan: "Plan") -> list[str]:
+    """A line where the minutes that the user gave allow few epochs, with a network and size that allow enough."""
+    assert plan.speed is not None
+    minutes, seconds = plan.request.minutes, plan.speed.whole_epoch_seconds(plan.splits)
+    if minutes is None or (epochs := 60 * minutes / seconds) >= FEW_EPOCHS:
         return []
+    faster = _faster(plan, ENOUGH_EPOCHS / epochs)
+    way = f"; {faster} allow about {ENOUGH_EPOCHS}" if faster else "; smaller images (--size) take less time"
     return [
-        f"an epoch takes about {_duration(seconds)}, and --minutes is {minutes:g}: one epoch is trained, which seldom "
-        "suffices; a smaller network, smaller images (--size) or fewer of them take less time"
+        f"an epoch takes about {_duration(seconds)}, and --minutes is {minutes:g}: {plan.recipe.epochs} "
+        f"{'epoch is' if plan.recipe.epochs == 1 else 'epochs are'} trained, which seldom suffices{way}"
     ]
+
+
+def _faster(plan: "Plan", factor: float) -> str:
+    """The most costly published network with rotations, and side, that is so many times cheaper; empty if none is."""
+    channels, side = plan.settings["input_size"][0], plan.side
+    limit = multiply_adds(plan.blank, (channels, side, side)) / factor
+    best, found = 0, ""
+    for name in list_pretrained():
+        model = weightless(name)
+        if model.group.rotations < 4 or model.in_chans != channels:
+            continue
+        for smaller in (32, 48, 64, 96):
+            if smaller > side or refusal(model, smaller, smaller):
+                continue
+            cost = multiply_adds(model, (channels, smaller, smaller))
+            if best < cost <= limit:
+                best, found = cost, f"{name} --size {smaller}"
+    return found
 
 
 def advice_after(
-    report: Mapping[str, Any],
-    training_accuracy: float,
-    valid_accuracy: float | None,
-    recipe: Recipe,
-    reflections: bool = False,
-    minutes: float | None = None,
+    plan: "Plan", metrics: Mapping[str, Any], training_accuracy: float, valid_accuracy: float | None
 ) -> list[str]:
     """What the result calls for, a line each.
 
     Args:
-        report: The metrics.
+        plan: The plan.
+        metrics: The metrics.
         training_accuracy: The accuracy on training images without augmentation, in percent.
         valid_accuracy: The accuracy of the kept epoch on validation images, in percent; None without any.
-        recipe: The recipe.
-        reflections: Whether the network's group has reflections.
-        minutes: The time that the user gave; None for a number of epochs.
     """
+    recipe, minutes = plan.recipe, plan.request.minutes
+    reflections = group_of(plan.blank).reflections
     found = []
     length, twice = ("epochs", 2 * recipe.epochs) if minutes is None else ("minutes", 2 * minutes)
     longer = f"train for longer with --{length} {twice:g} and another --output"
-    rows = report["classes"]
-    missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(report, i)]
-    given = [row["name"] for i, row in enumerate(rows) if _predicted(report, i)]
+    rows = metrics["classes"]
+    missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(metrics, i)]
+    given = [row["name"] for i, row in enumerate(rows) if _predicted(metrics, i)]
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
         more = "" if recipe.class_weights else ", --balance"
         other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --{length}, with another --output"
@@ -211,8 +196,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5])) + more
 
 
-def _predicted(report: Mapping[str, Any], label: int) -> int:
-    return sum(row[label] for row in report["confusion"])
+def _predicted(metrics: Mapping[str, Any], label: int) -> int:
+    return sum(row[label] for row in metrics["confusion"])
 
 
 def _name(split: AnySplit, label: int) -> str:
@@ -253,8 +238,8 @@ def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
         )
 
 
-def _not_rotated(model: EquivariantNet, augment: str | None) -> Iterator[str]:
-    if augment is not None and model.group.rotations == 1:
+def _not_rotated(model: nn.Module, augment: str | None) -> Iterator[str]:
+    if augment is not None and group_of(model).rotations == 1:
         yield (
             f"a network without rotations sees no rotated images in training (augment {augment}): if rotated and "
             "reflected images mean the same, --augment affine"
@@ -326,7 +311,7 @@ def _bright(split: AnySplit) -> int:
     return int((shares < NEARLY_ALL).sum())
 
 
-def _larger(model: EquivariantNet, native: int, side: int) -> Iterator[str]:
+def _larger(model: Any, native: int, side: int) -> Iterator[str]:
     if native <= side:
         return
     largest = min(native, int(TRY_AT_MOST * side))

@@ -7,9 +7,10 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 
 from ..data import (
     CATALOG,
@@ -25,8 +26,10 @@ from ..data import (
 )
 from ..data.arrays import without_npz
 from ..data.hashes import USES
-from ..models import EquivariantNet
 from .rules import keeps_statistics
+
+if TYPE_CHECKING:
+    from .plan import Request
 
 __all__ = ["OwnImages", "data_argument", "data_label", "image_statistics", "own_images"]
 
@@ -51,22 +54,17 @@ class OwnImages:
     source_lines: Sequence[str]
 
 
-def own_images(
-    data: str | os.PathLike[str] | Mapping[str, AnySplit],
-    side: int,
-    channels: int | None,
-    valid_fraction: float | None,
-    test_fraction: float | None,
-    split_by: str | Sequence[object] | None,
-    data_dir: str | os.PathLike[str],
-    download: bool,
-) -> OwnImages:
-    """Reads the images and draws the splits that are missing; the arguments are those of `eqzoo.finetune`."""
+def own_images(request: "Request", side: int) -> OwnImages:
+    """Reads the images with a side in pixels, and draws the splits that are missing."""
+    data, channels, split_by = request.data, request.channels, request.split_by
+    data_dir, download = request.data_dir, request.download
     found, colors = channels_found(data) if channels is None else (channels, [])
     images = _read(data, side, found, data_dir, download)
     sources = {} if split_by is None else _sources(split_by, data, images)
     apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
-    splits = complete_splits(images, valid_fraction, test_fraction, None if apart else sources.get("train"))
+    splits = complete_splits(
+        images, request.valid_fraction, request.test_fraction, None if apart else sources.get("train")
+    )
     counts = source_counts(splits, images, sources) if sources else {}
     lines = [_by_source(split_by, counts, [part for part in splits if part not in counts])] if sources else []
     return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, counts, lines)
@@ -124,7 +122,7 @@ def data_argument(data: object) -> str:
 
 
 def image_statistics(
-    blank: EquivariantNet, train: AnySplit, *, started: bool, frozen: bool = False, workers: int = 0
+    blank: nn.Module, train: AnySplit, *, started: bool, frozen: bool = False, workers: int = 0
 ) -> tuple[list[float], list[float]]:
     """The mean and the standard deviation of each channel that images are normalized by, for pixel values in 0 to 1.
 
@@ -138,8 +136,9 @@ def image_statistics(
         frozen: Whether parts of the network are not trained.
         workers: The processes that read images that are not in memory.
     """
-    cfg, channels = blank.pretrained_cfg, train.shape[0]
-    fits = len(cfg["mean"]) in (1, channels) and blank.in_chans == channels
+    cfg: Any = blank.pretrained_cfg
+    channels = train.shape[0]
+    fits = len(cfg["mean"]) in (1, channels) and getattr(blank, "in_chans", cfg["input_size"][0]) == channels
     if started and fits and (frozen or keeps_statistics(blank)):
         mean, std = list(cfg["mean"]), list(cfg["std"])
         return mean * (channels // len(mean)), std * (channels // len(std))

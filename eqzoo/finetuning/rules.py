@@ -2,23 +2,25 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..data import AnySplit, num_classes
+from ..data import num_classes
 from ..engine.recipe import Recipe
-from ..groups import P4, Group
-from ..models import EquivariantNet
+from ..groups import P4, Z2, Group
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 __all__ = [
     "fine_tuning_recipe",
+    "group_of",
     "first_cycle",
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
     "rate_factor",
-    "stronger_augmentation",
     "suitable_augmentation",
     "with_rules",
 ]
@@ -33,7 +35,6 @@ _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1
 _BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
 _STEPS = {True: 700, False: 1400}  # at least, from trained weights and from random ones
-_BY_STRENGTH = ("shifts", "rotations_shifts", "affine", "affine_color")  # each is the one before and more
 _EPOCHS = (10, 100)  # fewest and most by the number of steps
 
 
@@ -90,49 +91,40 @@ def first_cycle(values: Mapping[str, Any]) -> int:
     return first if isinstance(first, int) and 0 < first < epochs else epochs
 
 
-def fine_tuning_recipe(
-    blank: EquivariantNet,
-    label: str,
-    splits: Mapping[str, AnySplit],
-    given: Mapping[str, Any],
-    *,
-    model_args: Mapping[str, Any],
-    freeze: Sequence[str],
-    balance: bool,
-    settings: Mapping[str, Any],
-) -> Recipe:
+def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[str]) -> Recipe:
     """The recipe of a fine-tuning.
 
     Args:
-        blank: The network, without weights.
-        label: The name of the data set.
-        splits: The images.
-        given: The keys of a recipe that the user gives; None for what is chosen here.
-        model_args: The arguments of the network, without ``num_classes`` and ``in_chans``.
+        plan: The plan, but for its recipe.
+        given: The keys of a recipe that the user gives, and what was measured; None for what is chosen here.
         freeze: The modules that are not trained.
-        balance: Whether the loss weights classes by the inverse of their number of images.
-        settings: The content of finetune.json: the ``start`` and the ``label_names``.
     """
+    settings, splits, group = plan.settings, plan.splits, group_of(plan.blank)
     train, pretrained = splits["train"], settings["start"] is not None
     values = {key: value for key, value in given.items() if value is not None or key == "patience"}
     # With few images batches are smaller, so that an epoch has some steps.
     batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
-    values.setdefault("augment", suitable_augmentation(blank.group))
-    values = with_rules(values, rate_factor(blank, pretrained))
+    values.setdefault("augment", suitable_augmentation(group))
+    values = with_rules(values, rate_factor(plan.blank, pretrained))
     if values["augment"] == "missing":
-        values["augment"] = missing_symmetries(blank.group)
+        values["augment"] = missing_symmetries(group)
     if "valid" not in splits:
         values["valid_size"] = 0
     weights: tuple[float, ...] = ()
-    if balance:
+    if plan.request.balance:
         counts = train.labels.bincount(minlength=num_classes(splits)).double()
         weights = tuple(round(v, 6) for v in (counts.sum() / (len(counts) * counts)).tolist())
     sizes = {"num_classes": len(settings["label_names"]), "in_chans": train.shape[0]}
-    values["model_args"] = dict(model_args) | dict(values.get("model_args") or {}) | sizes
-    architecture = str(blank.pretrained_cfg["architecture"])
-    return Recipe(architecture, label, freeze=tuple(freeze), class_weights=weights, **values)
+    values["model_args"] = plan.source.model_args | dict(values.get("model_args") or {}) | sizes
+    return Recipe(plan.source.architecture, settings["data"], freeze=tuple(freeze), class_weights=weights, **values)
+
+
+def group_of(model: nn.Module) -> Group:
+    """The group under which a network promises to be invariant; translations alone if it promises none."""
+    group = getattr(model, "group", None)
+    return group if isinstance(group, Group) else Z2
 
 
 def suitable_augmentation(group: Group) -> str:
@@ -140,12 +132,6 @@ def suitable_augmentation(group: Group) -> str:
     if group.rotations == 1:
         return "shifts"
     return "affine" if group.reflections else "rotations_shifts"
-
-
-def stronger_augmentation(augment: str, other: str) -> str:
-    """The stronger of an augmentation and another one, where that is of the same kind; else the first."""
-    known = other in _BY_STRENGTH and augment in _BY_STRENGTH
-    return max(augment, other, key=_BY_STRENGTH.index) if known else augment
 
 
 def missing_symmetries(group: Group) -> str:

@@ -59,7 +59,8 @@ def orbitnet(
         return model
     overlay = None if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
     model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay, cache_dir=cache_dir, **kwargs)
-    model.pretrained_cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
+    cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
+    model.pretrained_cfg = cfg  # type: ignore[assignment]
     return model
 
 

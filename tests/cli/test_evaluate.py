@@ -20,7 +20,7 @@ from eqzoo.evaluation.metrics import scores
 from eqzoo.hub import shipped_folder
 from eqzoo.models.load import resolve
 from tests.cli.test_cli import IMAGE, run
-from tests.engine.test_finetune import save_shapes
+from tests.finetuning.shapes import save_shapes
 
 OTHER = IMAGE.with_name("four.png")
 
@@ -143,7 +143,7 @@ def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
     out = tmp_path / "out"
     code, text, _ = run(capsys, "finetune", "p4_cnn", tmp_path / "shapes", "--output", out, "--epochs", 1)
     assert code == 0
-    classes = json.loads((out / "report.json").read_text())["classes"]
+    classes = json.loads((out / "results.json").read_text())["classes"]
     assert f"recall of each class{' ' * 19}bar {classes[0]['recall']:.2f} %, blob " in text
     _, text, _ = run(capsys, "evaluate", out, tmp_path / "shapes")
     assert text.endswith(f"{out} was trained on 18 of these 24 images, so the metrics are too good\n")
@@ -220,10 +220,10 @@ def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     safetensors.torch.save_file(weights, empty / "model.safetensors")
     for args, said in (
         (("p4_cnn", digits), "has images of 'four', which p4_cnn does not predict: its classes are '0', '1', '2'"),
-        (("p4_cnn", digits, "--workers", -1), "workers is a number of processes, 0 or more, got -1"),
-        (("p4_cnn", digits, "--rotated", -1), "rotated is a number of images, 0 or more, got -1"),
+        (("p4_cnn", digits, "--workers", -1), "workers and rotated are 0 or more, got -1"),
+        (("p4_cnn", digits, "--rotated", -1), "are 0 or more, got 4 and -1"),
         (("p4_cnn", tmp_path / "none"), "no images at"),
-        ((empty, digits), "has no classifier, so it predicts nothing"),
+        ((empty, digits), "has no classifier; eqzoo finetune trains one"),
     ):
         code, out, err = run(capsys, "evaluate", *args)
         assert (code, out) == (2, "")
@@ -345,9 +345,7 @@ def test_images_of_another_scale_than_those_of_the_training_are_noticed(tmp_path
     torch.set_default_dtype(torch.float32)
     save_shapes(tmp_path / "shapes", (4, 4, 4))  # 32 x 32
     tuned = eqzoo.finetune("p4_cnn", tmp_path / "shapes", tmp_path / "tuned", epochs=1, pretrained=False)
-    for file in ("config.json", "results.json"):
-        found = json.loads((tmp_path / "tuned" / file).read_text())
-        assert (found["eqzoo"] if file == "config.json" else found)["image_side"] == 32
+    assert json.loads((tmp_path / "tuned" / "config.json").read_text())["eqzoo"]["image_side"] == 32
     for side in (40, 64, 16):
         place = tmp_path / f"of{side}" / "bar"
         place.mkdir(parents=True)
@@ -377,9 +375,9 @@ def test_images_of_another_scale_than_those_of_the_training_are_noticed(tmp_path
 
 
 def test_an_evaluation_that_would_take_long_rotates_fewer_images(digits, capsys, monkeypatch):
-    monkeypatch.setattr("eqzoo.evaluation.results._SECONDS", 0)
-    monkeypatch.setattr("eqzoo.evaluation.metrics.LEAST_IMAGES", 3)
-    said = "To save time, 3 images were rotated by 90°, 180° and 270°, and 3 by 8 angles; with rotated (--rotated)"
+    monkeypatch.setattr("eqzoo.evaluation.results.MAX_SECONDS", 0)
+    monkeypatch.setattr("eqzoo.evaluation.results._LEAST_IMAGES", 3)
+    said = "To save time, 3 images were rotated by 90°, 180° and 270°, and 3 by 8 angles."
     code, out, _ = run(capsys, "evaluate", "p4_cnn", digits)
     assert code == 0
     assert said in out

@@ -8,6 +8,7 @@ import timm
 import torch
 
 import eqzoo
+from eqzoo.cards import REPO_FILES
 from eqzoo.data import Split, load_splits, normalize, resized, rotmnist
 from eqzoo.hub import shipped_folder
 from tests.conftest import slow
@@ -51,9 +52,8 @@ def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one
     for key, value in config["pretrained_cfg"].items():
         assert json.loads(json.dumps(registered[key])) == value, key
     assert config["architecture"] == registered["architecture"]
-    files = {"README.md", "config.json", "model.safetensors", "results.json"}
-    more = {"rotation_curve.svg", "training_curve.svg", "model.onnx"}  # the last of publish.py --onnx, not in git
-    assert files <= {path.name for path in folder.iterdir()} <= files | more
+    files = {"README.md", "config.json", "model.safetensors", "results.json", "training.json"}
+    assert files <= {path.name for path in folder.iterdir()} <= {*REPO_FILES}
 
 
 SMALLER = {"resnet": 16, "allcnn": 16, "gsanet": 22}
@@ -75,7 +75,7 @@ def test_a_published_checkpoint_keeps_its_promise(name):
 def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(name, some_of):
     results = json.loads((shipped_folder() / name / "results.json").read_text())
     model = eqzoo.create_model(name, pretrained=True).float().eval()
-    test = resized(some_of(results["dataset"]["name"]), model.pretrained_cfg["input_size"][1:])
+    test = resized(some_of(results["data"]), model.pretrained_cfg["input_size"][1:])
     sizes = ((200, 1e8), (80, 2.4e8), (40, 1e9), (20, 1e99))
     count = next(n for n, most in sizes if eqzoo.multiply_adds(model) < most)
     some = test[torch.arange(count) * len(test) // count]
@@ -85,7 +85,7 @@ def test_a_published_checkpoint_scores_as_its_card_says_and_keeps_its_classes(na
         upright = torch.cat([model(x) for x in images.split(125)])
         rotated = torch.stack([upright[: len(few)], *(model(few.rot90(r, (2, 3))) for r in (1, 2, 3))])
     classes = rotated.argmax(2)
-    rate = results["test_error"] / 100
+    rate = 1 - results["accuracy"] / 100
     wrong = (upright.argmax(1) != some.labels).double().mean().item()
     assert abs(wrong - rate) <= 4 * (rate * (1 - rate) / count) ** 0.5  # four standard deviations of such a sample
     if model.group.order == 1:

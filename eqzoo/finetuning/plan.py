@@ -1,0 +1,272 @@
+"""The plan of a fine-tuning: everything that it depends on, decided before its first step."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from ..analysis.sizes import blank as blank_copy
+from ..analysis.sizes import check_side, weightless
+from ..data import AnySplit, native_sides, num_classes
+from ..data.hashes import split_digest, trained_images
+from ..engine import Recipe, RunDirectory
+from ..engine.speed import AUTOMATIC, Speed, measure
+from ..engine.state import freeze as freeze_modules
+from ..hub import WeightsNotFoundError, base_model
+from ..models.load import ModelSource, instantiate, resolve
+from .checks import check_call, check_values
+from .images import OwnImages, data_label, image_statistics, own_images
+from .rules import fine_tuning_recipe
+
+__all__ = ["Plan", "Request", "make_plan", "with_speed"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of a call of `eqzoo.finetune`, which describes them; ``recipe`` are the keys of a recipe."""
+
+    name: str | os.PathLike[str]
+    data: str | os.PathLike[str] | Mapping[str, AnySplit]
+    output: str | os.PathLike[str]
+    size: int | None = None
+    channels: int | None = None
+    pretrained: bool | None = None
+    freeze: bool | str | Sequence[str] = False
+    balance: bool = False
+    minutes: float | None = None
+    valid_fraction: float | None = None
+    test_fraction: float | None = None
+    split_by: str | Sequence[object] | None = None
+    data_dir: str | os.PathLike[str] = "data"
+    download: bool = False
+    device: str | None = None
+    workers: int = 4
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raises TypeError or ValueError for what is wrong whatever the network and the images."""
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"size is the side of the images, at least one pixel; got {self.size}")
+        check_call(self.output, self.data, self.recipe, self.device)
+        check_values(self.recipe, self.balance, self.minutes, self.valid_fraction, self.test_fraction)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The keys of a recipe that are not left to the rules."""
+        return {key: value for key, value in self.recipe.items() if value is not None}
+
+    @property
+    def source_of_splits(self) -> str | None:
+        """How the sources are named that splits are drawn by, such as patients; None if each image stands alone."""
+        return self.split_by if self.split_by is None or isinstance(self.split_by, str) else "listed"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fine-tuning.
+
+    Args:
+        request: What was asked for.
+        source: The network.
+        blank: The network without weights, on the meta device.
+        images: The user's images.
+        settings: What training.json holds besides the recipe: ``name``, ``start``, ``base_model``, ``data``,
+            ``data_sha256``, ``input_size``, ``mean``, ``std``, ``label_names``, ``split_by`` and ``minutes``.
+        recipe: The recipe.
+        speed: What was measured before the run; None before that.
+    """
+
+    request: Request
+    source: ModelSource
+    blank: nn.Module
+    images: OwnImages
+    settings: Mapping[str, Any]
+    recipe: Recipe
+    speed: Speed | None = None
+
+    @property
+    def splits(self) -> Mapping[str, AnySplit]:
+        """The images by split."""
+        return self.images.splits
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The folder of the run."""
+        return RunDirectory(Path(self.request.output))
+
+    @property
+    def side(self) -> int:
+        """The side of the images, in pixels."""
+        return int(self.settings["input_size"][-1])
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the classes."""
+        return list(self.settings["label_names"])
+
+    @property
+    def evaluated_on(self) -> str:
+        """The split that is evaluated: test, or else validation or training images."""
+        return next(name for name in ("test", "valid", "train") if name in self.splits)
+
+    @cached_property
+    def native(self) -> tuple[int, int] | None:
+        """The shorter and the longer side of the images before they were resized, in pixels; None if unknown."""
+        return native_sides(self.request.data, data_dir=self.request.data_dir)
+
+    @cached_property
+    def trained_before(self) -> np.ndarray | None:
+        """The `image_codes` of the images that the initial weights were trained on, as far as they are known."""
+        folder = self.source.folder
+        return trained_images(folder) if self.settings["start"] and folder else None
+
+    @property
+    def keeps_classifier(self) -> bool:
+        """Whether the classifier of the initial weights is of the classes of the images, in whatever order.
+
+        Numbers are no names: the classes 0 to 9 of a file are not the digits of a published checkpoint, and training
+        that starts from a classifier of digits is much less accurate. The user's own checkpoints may have numbered
+        classes.
+        """
+        trained = list(self.blank.pretrained_cfg.get("label_names") or ())  # type: ignore[union-attr, operator]
+        numbered = self.names == [str(label) for label in range(len(self.names))]
+        same = sorted(trained) == sorted(self.names)
+        return same and (not numbered or bool(self.source.config))
+
+    def build(self) -> nn.Module:
+        """The network with its initial weights and a ``pretrained_cfg`` of the user's images and classes."""
+        args, started = self.recipe.model_args, self.settings["start"] is not None
+        model = instantiate(self.source, pretrained=started, **args)
+        cfg: dict[str, Any] = dict(model.pretrained_cfg)  # type: ignore[arg-type]
+        if started and not self.keeps_classifier:
+            cast(Any, model).reset_classifier(int(args["num_classes"]))
+        elif started and (trained := list(cfg.get("label_names") or ())) != self.names:
+            order = [trained.index(name) for name in self.names]
+            for parameter in cast(Any, model).get_classifier().parameters():
+                parameter.data = parameter.data[order]
+        known = {key: tuple(self.settings[key]) for key in ("input_size", "mean", "std", "label_names")}
+        model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}  # type: ignore[assignment]
+        return model
+
+
+def make_plan(request: Request) -> Plan:
+    """Resolves the network, reads the images, and chooses the recipe but for what is measured on the machine."""
+    request.check()
+    source = resolve(request.name)
+    blank = weightless(source, **dict(request.recipe.get("model_args") or {}))
+    side = request.size or int(blank.pretrained_cfg["input_size"][1])
+    check_side(source, side, blank)
+    names = (request.freeze,) if isinstance(request.freeze, str) else request.freeze
+    if not isinstance(names, bool):
+        freeze_modules(blank_copy(blank), tuple(names))
+    images = own_images(request, side)
+    settings = _settings(request, source, blank, images)
+    if names and settings["start"] is None:
+        raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
+    plan = Plan(request, source, blank, images, settings, Recipe("", "", epochs=1))
+    return replace(plan, recipe=_recipe(plan, {}))
+
+
+def with_speed(plan: Plan, saved: Mapping[str, Any]) -> Plan:
+    """The plan with the speed of the run, measured or that of a run that is resumed, and the epochs that follow.
+
+    Args:
+        plan: The plan.
+        saved: The content of training.json of a run that is resumed; empty for a new one.
+
+    Raises:
+        ValueError: If the run that is resumed has another number format or memory format than the given one.
+    """
+    request = plan.request
+    fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
+    if "speed" in saved:
+        speed = Speed(**saved["speed"])
+        if other := [key for key, value in fixed.items() if getattr(speed, key) != value]:
+            raise ValueError(
+                f"{request.output} holds a run with {other[0]} {getattr(speed, other[0])}; resume it without the "
+                "option, or name another folder"
+            )
+    else:
+        seconds = None if request.minutes is None else 60 * request.minutes
+        folder = plan.directory.path
+        speed = measure(
+            plan.recipe, plan.build, plan.splits, fixed, request.device, seconds, workers=request.workers, folder=folder
+        )
+    measured: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
+    if request.minutes is not None:
+        measured["epochs"] = speed.epochs_within(60 * request.minutes, plan.splits)
+    return replace(plan, recipe=_recipe(plan, measured), speed=speed)
+
+
+def _recipe(plan: Plan, measured: Mapping[str, Any]) -> Recipe:
+    """The recipe by the rules, with what was given and what was measured first."""
+    freeze = plan.request.freeze
+    modules = trunk(plan.blank) if freeze is True else (freeze,) if isinstance(freeze, str) else tuple(freeze or ())
+    return fine_tuning_recipe(plan, plan.request.given | dict(measured), modules)
+
+
+def trunk(model: nn.Module) -> tuple[str, ...]:
+    """The top-level modules with parameters, except for that of the classifier."""
+    last = cast(Any, model).get_classifier()
+    return tuple(
+        name
+        for name, child in model.named_children()
+        if any(True for _ in child.parameters()) and not any(module is last for module in child.modules())
+    )
+
+
+def _settings(request: Request, source: ModelSource, blank: nn.Module, images: OwnImages) -> dict[str, Any]:
+    """Everything that a run depends on besides its recipe, as training.json holds it."""
+    cfg: Any = blank.pretrained_cfg
+    train = images.splits["train"]
+    before = RunDirectory(Path(request.output)).saved()
+    name = source.timm_name if Path(source.name).is_dir() else source.name
+    start = before["start"] if before and request.pretrained is None else _start(source, name, cfg, request.pretrained)
+    classes = train.classes or tuple(map(str, range(num_classes(images.splits))))
+    if len(classes) < 2:
+        raise ValueError(
+            f"there is one class, {classes[0]!r}; two or more are needed. If it is the folder that holds those of the "
+            "classes, give that one"
+        )
+    if len(classes) != num_classes(images.splits):
+        raise ValueError(
+            f"there are {len(classes)} names for {num_classes(images.splits)} classes: {', '.join(classes)}"
+        )
+    mean, std = image_statistics(
+        blank, train, started=bool(start), frozen=bool(request.freeze), workers=request.workers
+    )
+    return {
+        "name": name,
+        "start": start,
+        "base_model": base_model(source.timm_name, cfg.get("hf_hub_id")) if start else None,
+        "data": before.get("data") or data_label(request.data),  # a run that is resumed keeps its name
+        "data_sha256": {part: split_digest(split) for part, split in images.splits.items()},
+        "input_size": list(train.shape),
+        "mean": mean,
+        "std": std,
+        "label_names": list(classes),
+        "split_by": request.source_of_splits,
+        "minutes": request.minutes,
+    }
+
+
+def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: bool | None) -> str | None:
+    """The checkpoint to start from, or None for random weights."""
+    if pretrained is False:
+        return None
+    try:
+        instantiate(source, pretrained=True)
+    except WeightsNotFoundError as error:
+        if pretrained:
+            raise
+        if not source.config and "." in source.name:  # asked for by its tag
+            raise WeightsNotFoundError(f"{error}; --no-pretrained trains from random weights") from error
+        print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
+        return None
+    return name if source.config or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"
