@@ -54,7 +54,7 @@ class Group:
 
     Raises:
         ValueError: If ``rotations`` is smaller than 1.
-        TypeError: If ``rotations`` is not a whole number, or ``reflections`` not a bool.
+        TypeError: If ``rotations`` is no integer.
 
     References:
         Group Equivariant Convolutional Networks (Cohen and Welling, 2016), section 4
@@ -69,11 +69,8 @@ class Group:
     reflections: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "rotations", whole(self.rotations, "rotations of a group is a whole number, such as 4")
-        )
-        if not isinstance(self.reflections, bool):
-            raise TypeError(f"reflections of a group is True or False, got {self.reflections!r}")
+        object.__setattr__(self, "rotations", operator.index(self.rotations))  # numpy's integers are others
+        object.__setattr__(self, "reflections", bool(self.reflections))
         if self.rotations < 1:
             raise ValueError(f"a group needs at least one rotation (the identity), got rotations={self.rotations}")
 
@@ -185,16 +182,6 @@ class Group:
         """The element with this matrix (see `matrix`), or None; it embeds a subgroup in a larger group."""
         matches = (g for g in self.elements if torch.allclose(self.matrix(g), matrix.double(), atol=1e-9))
         return next(matches, None)
-
-
-def whole(value: object, said: str) -> int:
-    """A whole number of any type as an int; else TypeError, with what it should be."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{said}, got {value!r}") from None
 
 
 def cyclic(rotations: int) -> Group:

@@ -27,7 +27,7 @@ from ..equivariance import (
 )
 from ..equivariance.untrained import deployed_parts
 from ..export.onnx_file import OnnxFile
-from ..groups import P4, Group, whole
+from ..groups import P4, Group
 from ..models import EquivariantNet
 from ..models.load import ModelSource, instantiate, is_own, load_network, resolve
 from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
@@ -143,7 +143,6 @@ def check_equivariance(
         ValueError: If there is no such network, it does not map images to logits, it does not take the size, the group
             has no rotation or reflection of the pixel grid, the tolerance is no number from 0, ``model`` or
             ``pretrained`` is given with an ONNX file or a network itself, or ``randomize`` with an ONNX file.
-        TypeError: If the size is not one whole number.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
@@ -153,8 +152,6 @@ def check_equivariance(
         (True, False)
     """
     asked = None if group is None else group_to_check(group)
-    if size is not None and (size := whole(size, "size is one whole number, the side of square images in pixels")) < 1:
-        raise ValueError(f"the side of the images is at least one pixel, got {size}")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
     own_weights = isinstance(source, nn.Module) or Path(source).suffix.lower() == ".onnx"

@@ -33,7 +33,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..data import CATALOG
-from ..groups import P4, P4M, Z2, Group, whole
+from ..groups import P4, P4M, Z2, Group
 from ..layers import Dropout, E4Layer2d, GroupBatchNorm2d, GroupConv2d, GroupPool, LiftingConv2d, SpatialPool2d
 from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
@@ -105,11 +105,7 @@ class E4ResNet(EquivariantNet):
         drop_rate: float = 0.2,
         global_pool: Reduce = "max",
     ) -> None:
-        if (
-            not isinstance(depths, list | tuple)
-            or not depths
-            or min(whole(depth, "depths are whole numbers") for depth in depths) < 1
-        ):
+        if not isinstance(depths, list | tuple) or not depths or min(depths) < 1:
             raise ValueError(
                 f"depths are the numbers of blocks of the stages, one stage or more of 1 or more, got {depths}"
             )
@@ -124,10 +120,9 @@ class E4ResNet(EquivariantNet):
         def second_layer(channels: int) -> nn.Module:
             if mechanism == "conv":
                 return GroupConv2d(group, channels, channels, 3, padding=1, bias=False)
-            shared = whole(slice_channels, "slice_channels is a whole number")
-            if shared < 1 or channels % shared:
+            if channels % slice_channels:
                 raise ValueError(f"slice_channels must divide all widths, {widths}; got {slice_channels}")
-            slices = channels // shared
+            slices = channels // slice_channels
             return E4Layer2d(
                 group,
                 channels,

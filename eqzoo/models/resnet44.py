@@ -28,7 +28,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..data import CATALOG
-from ..groups import P4M, Z2, Group, whole
+from ..groups import P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
 from ..layers.attentive_conv import Attention
@@ -82,11 +82,7 @@ class ResNet44(EquivariantNet):
         global_pool: Reduce = "avg",
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
-        if (
-            not isinstance(widths, list | tuple)
-            or not widths
-            or whole(depth, "depth is the number of blocks of each stage") < 1
-        ):
+        if not isinstance(widths, list | tuple) or not widths or depth < 1:
             raise ValueError(
                 f"a ResNet has a stage or more, each of a block or more, got widths={widths}, depth={depth}"
             )

@@ -523,12 +523,6 @@ def test_directions_are_recognized(kind, said):
         assert "transform_field" not in "".join(eqzoo.check_equivariance(network).diagnosis)
 
 
-def test_a_side_is_one_number():
-    for size in ((24, 32), True, 24.5):
-        with pytest.raises(TypeError, match="size is one whole number"):
-            eqzoo.check_equivariance("p4_cnn", size=size)
-
-
 class Planes(nn.Module):
     """A layer of ones own from an image to planes, with the group that acts on them."""
 
