@@ -10,7 +10,7 @@ from torch import nn
 
 import eqzoo
 from eqzoo.groups import Z2
-from eqzoo.ops._backend import Backend
+from eqzoo.ops._dispatch import Backend
 
 __all__ = ["FILES", "MEMORY", "MODELS", "TWINS", "Case", "Subject"]
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import ops  # noqa: F401  registers the operators that are counted here
 from .._common import torch_benchmark
 from ..equivariance import unwrapped, without_parallel
-from ..ops._sizes import output_side
+from ..ops._layout import output_side
 from ._mode import evaluation_mode
 
 __all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
@@ -166,8 +166,8 @@ def _affine_attention(tensors: Sequence[Tensor], kernel_size: int, *_: Any, **kw
 _affine_attention._get_raw = True  # type: ignore[attr-defined]  # torch's counter then passes tensors, not their shapes
 
 
-def _response_peak(x: Shape, filters: Shape, poses: int, *sampling: int, **kwargs: Any) -> int:
-    return 2 * _responses(x, filters, sampling) * math.prod(filters[2:])
+def _response_peak(x: Shape, filters: Shape, numbers: Sequence[int], **kwargs: Any) -> int:
+    return 2 * _responses(x, filters, numbers) * math.prod(filters[2:])
 
 
 def _response_sum(
@@ -175,21 +175,20 @@ def _response_sum(
     filters: Shape,
     alpha: Shape | None,
     spatial: Shape | None,
-    poses: int,
-    *sampling: Any,
+    numbers: Sequence[int],
     **kwargs: Any,
 ) -> int:
-    responses = _responses(x, filters, sampling[:3])
-    channels = filters[1] // poses
+    responses = _responses(x, filters, numbers)
+    channels = filters[1] // numbers[0]
     # With channel attention the responses are counted by response_peak.
     once = math.prod(filters[2:]) if alpha is None else 1
     of_maps = 0 if spatial is None else (1 + 2 * math.prod(spatial[2:])) * responses // channels
     return 2 * (responses * once + of_maps)
 
 
-def _responses(x: Shape, filters: Shape, sampling: Sequence[int]) -> int:
-    """The number of elements of all responses."""
-    sides = (output_side(side, filters[2], *sampling) for side in x[2:])
+def _responses(x: Shape, filters: Shape, numbers: Sequence[int]) -> int:
+    """The number of elements of all responses; the numbers are those of the operator, poses and window first."""
+    sides = (output_side(side, filters[2], *numbers[1:4]) for side in x[2:])
     return x[0] * filters[0] * filters[1] * math.prod(sides)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..ops._transforms import is_observed
+from ..ops._dispatch import is_observed
 
 __all__ = ["CachesFilters", "cached"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..groups import Field, Group, orbit_array
 from ..ops import expand_filters, group_conv2d
-from ..ops.group_convolution import through_irreps
+from ..ops.group_conv import through_irreps
 from ._cache import CachesFilters, cached
 from ._checks import check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, laid_out_as, to_planes

@@ -1,16 +1,14 @@
 """The operations under the layers: functions of tensors, without parameters. `reference` has their formulas."""
 
 from . import reference
-from ._backend import use_backend
-from ._batch_norm import batch_norm
-from ._dropout import dropout
-from .affine import AffineBank, AffineBanks, affine_attention, affine_map
+from ._dispatch import use_backend
+from .asc import AffineBank, AffineBanks, affine_attention, affine_map
 from .attentive import attend_input, attentive_conv
-from .dynamic_filters import dynamic_depthwise
-from .generated_filters import generated_depthwise
-from .group_attention import group_self_attention
-from .group_convolution import expand_filters, group_conv2d
-from .local_attention import local_group_attention
+from .drop import dropout
+from .e4 import dynamic_depthwise, generated_depthwise
+from .group_conv import expand_filters, group_conv2d
+from .gsa import group_self_attention, local_group_attention
+from .norm import batch_norm
 from .octic import octic_gelu, octic_norm, split_heads, stack_heads
 from .reference import inside, windows
 

@@ -1,10 +1,10 @@
-"""The two layouts in memory of fields that operations take and return: contiguous, or channels last."""
+"""Layouts of fields in memory, contiguous or channels last, and the sides of outputs."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["FIRST", "LAST", "empty", "follow", "in_memory", "is_last", "laid_out", "stored"]
+__all__ = ["FIRST", "LAST", "empty", "follow", "in_memory", "is_last", "laid_out", "output_side", "stored"]
 
 
 # The axes of a field from the fastest in memory to the slowest: contiguous, and channels last.
@@ -52,3 +52,8 @@ def empty(field: Tensor, channels: int, height: int, width: int) -> Tensor:
     if is_last(field):
         return field.new_empty(batch, height, width, order, channels).permute(0, 4, 3, 1, 2)
     return field.new_empty(batch, channels, order, height, width)
+
+
+def output_side(side: int, taps: int, stride: int, padding: int, dilation: int) -> int:
+    """The side of a convolution's output, ``⌊(side + 2 padding - dilation (taps - 1) - 1) / stride⌋ + 1``."""
+    return (side + 2 * padding - dilation * (taps - 1) - 1) // stride + 1

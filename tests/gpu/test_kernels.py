@@ -14,7 +14,7 @@ from eqzoo.layers import (
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
-from eqzoo.ops import _backend, use_backend
+from eqzoo.ops import _dispatch, use_backend
 
 # A layer, its input without the batch, and odd sides.
 CASES = {
@@ -67,8 +67,8 @@ def test_kernels_are_the_reference(case, dtype, bound):
 def test_the_kernels_ran(monkeypatch):
     """Negative control: without them eager torch would pass the test above."""
     asked = []
-    on_cuda = _backend.on_cuda
-    monkeypatch.setattr(_backend, "on_cuda", lambda *tensors: asked.append(on_cuda(*tensors)) or asked[-1])
+    on_cuda = _dispatch.on_cuda
+    monkeypatch.setattr(_dispatch, "on_cuda", lambda *tensors: asked.append(on_cuda(*tensors)) or asked[-1])
     for make in CASES.values():
         layer, shape = make()
         asked.clear()

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from eqzoo import create_model
 from eqzoo.layers import Dropout
-from eqzoo.ops import _backend, dropout, use_backend
+from eqzoo.ops import _compile, dropout, use_backend
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
@@ -170,7 +170,7 @@ def test_compiled_graphs_have_the_kernel(layout):
 
 def test_networks_draw_no_other_dropout(monkeypatch):
     """Each mask that torch draws takes a third of the step of a small network."""
-    assert _backend.cpu_function("dropout", "dropout", torch.ones(1)) is not None
+    assert _compile.cpu_function("drop/cpu", "dropout", torch.ones(1)) is not None
 
     def drawn(*args, **kwargs):
         raise AssertionError("torch's dropout")

@@ -5,13 +5,14 @@ import torch
 
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
-from eqzoo.ops import AffineBank, AffineBanks, _backend, _chunks, affine, affine_attention, use_backend
+from eqzoo.ops import AffineBank, AffineBanks, _chunks, _compile, affine_attention, use_backend
+from eqzoo.ops.asc import operator as asc
 from tests.layers import reference_asc
 
 
 @pytest.fixture
 def compiled():
-    if _backend.cpu_function("affine_attention", "affine_attention", torch.ones(1)) is None:
+    if _compile.cpu_function("asc/cpu", "affine_attention", torch.ones(1)) is None:
         pytest.skip("no C++ compiler")
 
 
@@ -107,7 +108,7 @@ def test_layers_are_their_loops(backend, group, kind, slow_form):
 )
 def test_triton_is_the_reference(monkeypatch, order, sides, k, values, batch, channels, heads):
     pytest.importorskip("triton")
-    from eqzoo.ops.triton import affine_attention as triton_kernels
+    from eqzoo.ops.asc import cuda as triton_kernels
 
     monkeypatch.setattr(triton_kernels, "_MAX_BLOCK", 16)  # several tiles a plane
     tensors = draw(order, sides, k, values, batch, channels, torch.float32)
@@ -134,7 +135,7 @@ def test_triton_is_the_reference(monkeypatch, order, sides, k, values, batch, ch
 def test_triton_in_half_precision_is_the_reference(order, sides, k, values, batch, channels, heads):
     """In float16, as the interpreter does not multiply bfloat16; maps stay in float32."""
     pytest.importorskip("triton")
-    from eqzoo.ops.triton import affine_attention_half as half
+    from eqzoo.ops.asc import cuda_half as half
 
     tensors = draw(order, sides, k, values, batch, channels, torch.float32)
     fields = len(tensors) // 3
@@ -159,7 +160,7 @@ def test_triton_in_half_precision_is_the_reference(order, sides, k, values, batc
 
 def test_half_precision_takes_what_fills_products_of_matrices():
     pytest.importorskip("triton")
-    from eqzoo.ops.triton.affine_attention_half import fits
+    from eqzoo.ops.asc.cuda_half import fits
 
     def field(channels, order, dtype=torch.bfloat16):
         return torch.empty(1, channels, order, 3, 3, dtype=dtype)
@@ -180,8 +181,8 @@ def test_a_planted_fault_is_noticed(compiled, monkeypatch):
     tensors = draw(4)
     with use_backend("eager"):
         expected = with_gradients(tensors)
-    with_gaps = affine._with_gaps
-    monkeypatch.setattr(affine, "_with_gaps", lambda t: [*with_gaps(t)[:5], *with_gaps(t)[7:], *with_gaps(t)[5:7]])
+    with_gaps = asc._with_gaps
+    monkeypatch.setattr(asc, "_with_gaps", lambda t: [*with_gaps(t)[:5], *with_gaps(t)[7:], *with_gaps(t)[5:7]])
     for wrong, right in zip(with_gradients(tensors), expected, strict=True):
         assert (wrong - right).norm() > 1e-2 * right.norm()
 
@@ -229,7 +230,7 @@ def test_the_operator_keeps_torchs_rules(layout, order, values):
 
 @pytest.mark.parametrize("order", [3, 4])
 def test_without_a_kernel_it_works_through_the_batch_in_parts(monkeypatch, order):
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_, **__: None)
+    monkeypatch.setattr(_compile, "cpu_function", lambda *_, **__: None)
     monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 2 * 4 * order * 5 * 7 * 9)  # two images at a time
     tensors = draw(order, batch=3)
     found = with_gradients(tensors)
@@ -270,9 +271,9 @@ def test_what_is_kept_for_the_gradient_does_not_grow_with_the_window():
 
 def test_errors_say_what_came():
     tensors = draw(4)
-    with pytest.raises(ValueError, match=r"num_heads divides their channels; got .* and 3 heads"):
+    with pytest.raises(ValueError, match=r"query has shape \(2, 3, 4, 5, 7\), got \(2, 4, 4, 5, 7\)"):
         attend(tensors, heads=3)
-    with pytest.raises(ValueError, match=r"got \(2, 4, 4, 5, 7\), \(1, 4, 4, 5, 7\), \(2, 4, 4, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"key has shape \(2, 4, 4, 5, 7\), got \(1, 4, 4, 5, 7\)"):
         attend([tensors[0], tensors[1][:1], *tensors[2:]])
 
 

@@ -5,7 +5,9 @@ import torch
 
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d
-from eqzoo.ops import _backend, _chunks, _input_attention, _responses, attend_input, attentive_conv, use_backend
+from eqzoo.ops import _chunks, _compile, attend_input, attentive_conv, use_backend
+from eqzoo.ops.attentive import eager, responses
+from eqzoo.ops.attentive import input as input_attention
 from tests.conftest import slow
 from tests.layers import reference_attentive as reference
 
@@ -57,9 +59,9 @@ def assert_near(found, expected, tolerance):
 @pytest.fixture
 def no_eager(monkeypatch):
     """Fails where eager torch would step in for a kernel."""
-    if _backend._library("attentive_conv", "double") is None:
+    if _compile._library("attentive/cpu", "double") is None:
         pytest.skip("no C++ compiler here")
-    monkeypatch.setattr(_responses, "responses", lambda *_: pytest.fail("eager torch computed responses"))
+    monkeypatch.setattr(eager, "responses", lambda *_: pytest.fail("eager torch computed responses"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -77,7 +79,7 @@ def test_without_kernels_the_operations_are_eager_torch_too(name, monkeypatch):
     arguments, sources = case(name)
     with use_backend("eager"):
         expected = with_gradients(arguments, sources)
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
     monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 1)
     assert_near(with_gradients(arguments, sources), expected, 1e-13)
 
@@ -124,8 +126,8 @@ def test_a_kernel_with_a_bug_is_noticed(no_eager, monkeypatch):
     """Negative control: with the filters' copies in another order, output and gradients are far off."""
     arguments, sources = case("plain")
     expected = with_gradients(arguments, sources)
-    launch = _backend.launch
-    monkeypatch.setattr(_backend, "launch", lambda f, x, w, *rest: launch(f, x, w.flip(1), *rest))
+    launch = _compile.launch
+    monkeypatch.setattr(_compile, "launch", lambda f, x, w, *rest: launch(f, x, w.flip(1), *rest))
     for found, right in zip(with_gradients(arguments, sources), expected, strict=True):
         assert (found - right).abs().max() > 1e-2 * right.abs().max()
 
@@ -148,10 +150,10 @@ def test_no_response_is_kept(no_eager):
 @pytest.mark.parametrize("name", ["plain", "channels alone", "three columns, wide filter"])
 def test_the_operations_are_well_registered(name):
     (x, filters, reduce, _, spatial, poses, *sampling, step), _ = case(name)
-    torch.library.opcheck(_responses.response_peak, (x, filters, poses, *sampling))
+    torch.library.opcheck(responses.response_peak.op, (x, filters, [poses, *sampling]))
     shape = (len(x), poses, x.shape[1] // poses, len(filters))
     alpha = None if reduce is None else torch.rand(shape, requires_grad=True)
-    torch.library.opcheck(_responses.response_sum, (x, filters, alpha, spatial, poses, *sampling, step, True))
+    torch.library.opcheck(responses.response_sum.op, (x, filters, alpha, spatial, [poses, *sampling, step, 1]))
 
 
 def test_compiled_whole(no_eager):
@@ -194,15 +196,15 @@ def test_attention_on_the_input_is_the_reference(poses, channel, dtype, toleranc
     with use_backend("reference"):
         expected = on_input(poses, channel, dtype)
     assert_near(on_input(poses, channel, dtype), expected, tolerance)
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
     assert_near(on_input(poses, channel, dtype), expected, tolerance)
 
 
 def test_attention_on_the_input_is_well_registered():
     x, alpha, weight = (torch.randn(s, requires_grad=True) for s in ((2, 3, 4, 5, 7), (2, 3, 4), (2, 4, 5, 7)))
-    torch.library.opcheck(_input_attention.field_statistics, (x, alpha))
+    torch.library.opcheck(input_attention.field_statistics.op, (x, alpha))
     for some in (alpha, None):
-        torch.library.opcheck(_input_attention.suppress, (x, some, weight))
+        torch.library.opcheck(input_attention.suppress.op, (x, some, weight))
 
 
 @pytest.mark.parametrize(
@@ -211,23 +213,23 @@ def test_attention_on_the_input_is_well_registered():
 def test_the_gpu_kernels_are_the_cpu_kernels(name, monkeypatch):
     """Under Triton's interpreter, in single precision; images in two parts, as large batches are."""
     pytest.importorskip("triton")
-    from eqzoo.ops.triton import attentive_conv as triton
+    from eqzoo.ops.attentive import cuda as triton
 
     if name == "an image, sampled":
         monkeypatch.setattr(triton, "_OUT", 4)  # two blocks of its five outputs
     (x, filters, reduce, _, spatial, poses, *sampling, step), _ = case(name, torch.float32, batch=3)
     x, filters, spatial = (None if v is None else v.detach() for v in (x, filters, spatial))
     with torch.no_grad():
-        peak, where = _responses.response_peak(x, filters, poses, *sampling)
+        peak, where = responses.response_peak(x, filters, [poses, *sampling])
         found = torch.empty_like(peak), torch.empty_like(where)
         triton.response_peak(x, filters, *found, poses, *sampling)
         assert_near(found, (peak, where), 1e-6)
         slope = torch.randn_like(peak)
-        expected = _responses._peak_backward(slope, x, filters, where, poses, *sampling)
+        expected = responses._peak_backward(slope, x, filters, where, [poses, *sampling])
         assert_near(triton.response_peak_backward(slope, x, filters, where, poses, *sampling), expected, 1e-5)
         alpha = None if reduce is None else torch.rand_like(peak)
         inputs, sizes = (x, filters, alpha, spatial), (poses, *sampling, step)
-        y, *kept = _responses.response_sum(*inputs, *sizes, True)
+        y, *kept = responses.response_sum(*inputs, [*sizes, 1])
         out = torch.empty_like(y)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_chunks, "CPU_ELEMENTS", 4 * poses * y[0].numel())  # two images
@@ -235,12 +237,12 @@ def test_the_gpu_kernels_are_the_cpu_kernels(name, monkeypatch):
             assert_near([out], [y], 1e-5)
             slope = torch.randn_like(y)
             found = triton.response_sum_backward(slope, *inputs, *sizes)
-        expected = _responses._sum_backward(slope, *inputs, *kept, *sizes)
+        expected = responses._sum_backward(slope, *inputs, *kept, [*sizes, 1])
         pairs = [(f, e) for f, e in zip(found, expected, strict=True) if e.numel()]
         assert_near(*zip(*pairs, strict=True), 1e-5)
 
 
 def test_even_sides_of_the_spatial_attention_are_refused():
     matrices = torch.ones(4, 8, 1, 1), torch.ones(8, 4, 1, 1)
-    with pytest.raises(ValueError, match="odd sides, so that maps keep their size; got 2"):
+    with pytest.raises(ValueError, match="windows have odd sides"):
         attend_input(torch.randn(2, 8, 5, 5), *matrices, torch.randn(4, 8, 2, 2), 4)

@@ -10,7 +10,7 @@ from torch import nn
 from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import GroupBatchNorm2d
-from eqzoo.ops import _batch_norm, batch_norm, use_backend
+from eqzoo.ops import _compile, batch_norm, use_backend
 from eqzoo.ops._dtypes import accumulation_dtype
 
 # The axes of a field from the slowest in memory to the fastest.
@@ -218,7 +218,7 @@ def test_a_cumulative_average_is_torch_s():
 
 def test_one_number_a_field_has_no_variance():
     norm = GroupBatchNorm2d(Z2, 3)
-    with pytest.raises(ValueError, match="more than one number a field"):
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm(torch.zeros(1, 3, 1, 1, 1))
     assert norm.eval()(torch.zeros(1, 3, 1, 1, 1)).shape == (1, 3, 1, 1, 1)
 
@@ -255,11 +255,13 @@ def test_many_gradients_at_once():
 def test_what_would_be_read_beyond_memory_or_broadcast_is_refused():
     x, vector = field((2, 3, 4, 5, 5)), torch.ones(3)
     for mean, var in ((vector, None), (None, vector), (None, None)):
-        with pytest.raises(ValueError, match="running_mean and running_var are needed outside of training"):
+        with pytest.raises((ValueError, RuntimeError), match="running_"):
             batch_norm(x, mean, var)
-    for residual in (torch.zeros(3, 1, 3, 4, 5, 5), torch.zeros(3, 4, 5, 5), torch.zeros(x.shape, device="meta")):
-        with pytest.raises(ValueError, match="the residual has the shape and device of x"):
+    for residual in (torch.zeros(3, 1, 3, 4, 5, 5), torch.zeros(3, 4, 5, 5)):
+        with pytest.raises(ValueError, match="residual has shape"):
             batch_norm(x, vector, vector, residual=residual)
+    with pytest.raises(RuntimeError, match="device"):
+        batch_norm(x, vector, vector, residual=torch.zeros(x.shape, device="meta"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -283,7 +285,7 @@ def test_what_the_relu_cuts_off_has_no_gradient_in_evaluation(order, way, monkey
     x.requires_grad_()
     y = batch_norm(x, mean, var, weight, bias, relu=True)
     if way == "torch's operators":
-        monkeypatch.setattr(_batch_norm, "cpu_function", lambda *_, **__: None)
+        monkeypatch.setattr(_compile, "cpu_function", lambda *_, **__: None)
     cotangent = torch.where(y > 0, 1.0, torch.inf)
     (grad,) = torch.autograd.grad(y, x, cotangent, create_graph=way.startswith("functions"))
     assert grad[y == 0].eq(0).all()

@@ -5,16 +5,9 @@ import torch
 
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import E4Layer2d
-from eqzoo.ops import (
-    _backend,
-    _chunks,
-    _depthwise_eager,
-    dynamic_depthwise,
-    dynamic_filters,
-    generated_depthwise,
-    generated_filters,
-    use_backend,
-)
+from eqzoo.ops import _chunks, _compile, dynamic_depthwise, generated_depthwise, use_backend
+from eqzoo.ops.e4 import eager
+from eqzoo.ops.e4 import generated as generated_module
 from tests.layers import reference_e4 as slow
 
 # Images, fields C and J, slices, |H|, height, width, k: odd sides, sides below the window, one pixel, large batches.
@@ -30,17 +23,17 @@ SHAPES = [
 def use(implementation, monkeypatch):
     """Has the operators run in C++, in eager torch an image at a time, or in Triton on the CPU."""
     if implementation == "c++":
-        if _backend.cpu_function("dynamic_depthwise", "dynamic_depthwise", torch.ones(1)) is None:
+        if _compile.cpu_function("e4/cpu", "dynamic_depthwise", torch.ones(1)) is None:
             pytest.skip("no C++ compiler")
         return
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
     monkeypatch.setattr(_chunks, "CPU_ELEMENTS", 1)
     if implementation == "triton":
         pytest.importorskip("triton")
-        from eqzoo.ops.triton import dynamic_depthwise as kernels
+        from eqzoo.ops.e4 import cuda
 
-        for module in (dynamic_filters, generated_filters):
-            monkeypatch.setattr(module, "_depthwise_eager", kernels)
+        for name in ("filtered_sum", "filter_gradient", "field_gradient"):
+            monkeypatch.setattr(eager, name, getattr(cuda, name))
 
 
 def stored(shape, dtype=torch.float64):
@@ -107,11 +100,9 @@ def test_the_comparison_sees_a_rotated_filter_and_a_lost_edge(monkeypatch):
     use("torch", monkeypatch)
     kernel, value = stored(SHAPES[0])
     expected = loops(kernel, value)
-    right = _depthwise_eager.filtered_sum
+    right = eager.filtered_sum
     for planted in (lambda k: k.flip(3), lambda k: k.roll(1, 5)):
-        monkeypatch.setattr(
-            _depthwise_eager, "filtered_sum", lambda k, v, out, planted=planted: right(planted(k), v, out)
-        )
+        monkeypatch.setattr(eager, "filtered_sum", lambda k, v, out, planted=planted: right(planted(k), v, out))
         assert (dynamic_depthwise(kernel, value) - expected).abs().max() > 0.1
 
 
@@ -133,7 +124,7 @@ def test_large_images_many_fields_and_threads():
 def test_the_form_that_is_exported_gives_the_same():
     arguments = generated(SHAPES[0])
     expected = with_gradients(generated_depthwise, arguments)
-    torch.testing.assert_close(with_gradients(generated_filters._composed, arguments), expected, rtol=0, atol=1e-11)
+    torch.testing.assert_close(with_gradients(generated_module._composed, arguments), expected, rtol=0, atol=1e-11)
 
 
 def test_any_layout_of_memory_is_read():
@@ -166,7 +157,7 @@ def test_operators_keep_torchs_rules():
     grad = torch.randn_like(value)
     ops = torch.ops.eqzoo
     torch.library.opcheck(ops.dynamic_depthwise.default, (kernel, value))
-    torch.library.opcheck(ops.dynamic_depthwise_kernel.default, (grad.requires_grad_(), value, 1, 9))
+    torch.library.opcheck(ops.dynamic_depthwise_kernel.default, (grad.requires_grad_(), value, [1, 9]))
     torch.library.opcheck(ops.dynamic_depthwise_value.default, (kernel, grad))
     arguments = generated((1, 2, 1, 1, 2, 2, 3, 3))
     torch.library.opcheck(ops.generated_depthwise.default, arguments)
@@ -219,11 +210,11 @@ def test_what_is_kept_does_not_grow_with_the_window(group):
 
 def test_shapes_that_do_not_belong_together_are_refused():
     hidden, weight, bias, value = generated(SHAPES[0])
-    with pytest.raises(ValueError, match=r"hidden and value are \(B, J"):
+    with pytest.raises(ValueError, match="hidden has shape"):
         generated_depthwise(hidden[:1], weight, bias, value)
-    with pytest.raises(ValueError, match=r"weight is \(4, s, k·k, 3\)"):
+    with pytest.raises(ValueError, match="hidden has shape"):
         generated_depthwise(hidden, weight[..., :1], bias, value)
-    with pytest.raises(ValueError, match="divisor of the 5 channels"):
+    with pytest.raises(ValueError, match="value has shape"):
         generated_depthwise(hidden, weight, bias, value[:, :5])
-    with pytest.raises(ValueError, match="k must be odd"):
+    with pytest.raises(ValueError, match="weight has shape|odd sides"):
         generated_depthwise(hidden, weight[:, :, :4], bias[:, :, :4], value)

@@ -7,8 +7,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2, cyclic
 from eqzoo.layers import DilationSelfAttention2d, GroupSelfAttention2d, LiftingSelfAttention2d
-from eqzoo.ops import _backend, _chunks, local_attention, local_group_attention, use_backend
-from eqzoo.ops._local_attention_eager import Problem, Window, attend, attend_backward
+from eqzoo.ops import _chunks, _compile, local_group_attention, use_backend
+from eqzoo.ops.gsa import operator as gsa
+from eqzoo.ops.gsa.eager import Problem, Window, attend, attend_backward
 from tests.layers import reference_gsa as reference
 from tests.layers.test_gsa import agree, attention, lifting, trained_like
 
@@ -28,7 +29,7 @@ CASES = [
 @pytest.fixture
 def fallback(monkeypatch):
     """No kernel: eager torch in pieces, with gradients of its own."""
-    monkeypatch.setattr(_backend, "cpu_function", lambda *_: None)
+    monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
 
 
 def problem(case, batch=2, heads=2, dtype=torch.float64, dropout=0.0):
@@ -94,7 +95,7 @@ def test_without_a_kernel_layers_are_their_equations(group, kernel_size, fallbac
 )
 def test_triton_is_eager(case, dropout):
     pytest.importorskip("triton")
-    from eqzoo.ops.triton import local_group_attention as kernels
+    from eqzoo.ops.gsa import cuda as kernels
 
     inputs, options = problem(case, 1, 2, torch.float32, dropout)
     seed = torch.tensor([0x123456789ABCDEF]) if dropout else None
@@ -114,7 +115,7 @@ def test_triton_is_eager(case, dropout):
 def test_bugs_are_noticed(monkeypatch):
     """Negative control: a window whose taps are rotated around, as a correlation taken for a convolution."""
     inputs, options = problem(CASES[0])
-    monkeypatch.setattr(_backend, "launch", lambda function, qkv, position, *rest: launch(qkv, position.flip(2), rest))
+    monkeypatch.setattr(_compile, "launch", lambda function, qkv, position, *rest: launch(qkv, position.flip(2), rest))
 
     def launch(qkv, position, rest):
         torch.manual_seed(0)
@@ -170,8 +171,8 @@ def test_the_operator_keeps_torch_s_rules():
     inputs, _ = problem(CASES[3])
     inputs = [t.requires_grad_() for t in inputs[:3]] + inputs[3:]
     seed = torch.tensor([3])
-    torch.library.opcheck(local_attention._attention, (*inputs, seed, 5, 5, 1, 0.5, 0.2))
-    torch.library.opcheck(local_attention._attention, (inputs[0], inputs[1], None, None, None, 5, 5, 1, 0.5, 0.0))
+    torch.library.opcheck(gsa._attention.op, (*inputs, seed, [5, 5, 1], 0.5, 0.2))
+    torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, None, [5, 5, 1], 0.5, 0.0))
 
 
 def test_layers_compile_to_one_graph_and_take_half_precision():
@@ -211,17 +212,17 @@ def test_wrong_arguments_are_refused():
     inputs, options = problem(CASES[0])
     for change, message in (
         ({"kernel_size": (4, 4)}, "odd sides"),
-        ({"dilation": 0}, "a dilation of 1 or more"),
+        ({"dilation": 0}, "a dilation of at least 1"),
         ({"dropout": 1.0}, "below 1"),
-        ({"kernel_size": (3, 3)}, r"position is \(p, \|V\|, 9\)"),
+        ({"kernel_size": (3, 3)}, "position has shape"),
     ):
         with pytest.raises(ValueError, match=message):
             local_group_attention(*inputs, **options | change)
-    with pytest.raises(ValueError, match="qkv is"):
+    with pytest.raises(ValueError, match="qkv has shape"):
         local_group_attention(inputs[0][0], *inputs[1:], **options)
-    with pytest.raises(ValueError, match="pose is"):
+    with pytest.raises(ValueError, match="pose has shape"):
         local_group_attention(*inputs[:2], torch.zeros(2, 3, 3), **options)
-    with pytest.raises(ValueError, match="log_measure is"):
+    with pytest.raises(ValueError, match="log_measure has shape"):
         local_group_attention(*inputs[:2], None, torch.zeros(3), **options)
 
 

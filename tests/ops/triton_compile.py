@@ -18,13 +18,11 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from eqzoo.ops.triton import (
-    affine_attention,
-    affine_attention_half,
-    attentive_conv,
-    dynamic_depthwise,
-    local_group_attention,
-)
+from eqzoo.ops.asc import cuda as affine_attention
+from eqzoo.ops.asc import cuda_half as affine_attention_half
+from eqzoo.ops.attentive import cuda as attentive_conv
+from eqzoo.ops.e4 import cuda as dynamic_depthwise
+from eqzoo.ops.gsa import cuda as local_group_attention
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 

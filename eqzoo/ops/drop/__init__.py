@@ -1,0 +1,5 @@
+"""Dropout."""
+
+from .operator import dropout
+
+__all__ = ["dropout"]

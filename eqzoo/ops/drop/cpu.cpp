@@ -1,0 +1,61 @@
+// Dropout without a mask in memory: whether a number is kept follows from a seed and its place.
+//
+// Place i draws 32 bits of SplitMix64 (Steele et al., 2014) at counter i / 2, so that any thread can start anywhere, and
+// the backward pass draws the same bits again.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "simd.h"
+
+namespace {
+
+constexpr int64_t step = 64;  // numbers of a block
+
+inline uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+inline float scaled(float x, float scale) { return x * scale; }
+inline double scaled(double x, double scale) { return x * scale; }
+inline bfloat16 scaled(bfloat16 x, float scale) { return narrowed(widened(x) * scale); }
+
+template <typename T, typename A>
+void dropout(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold, double factor, int64_t threads) {
+    const int64_t blocks = (numbers + step - 1) / step;
+    const A scale = static_cast<A>(factor);
+    const uint32_t least = static_cast<uint32_t>(threshold);
+    threads = std::max<int64_t>(1, std::min(threads, numbers / 16384));
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t block = 0; block < blocks; block++) {
+        uint64_t pairs[step / 2];
+        const uint64_t first = static_cast<uint64_t>(seed) + static_cast<uint64_t>(block) * (step / 2) * 0x9e3779b97f4a7c15ull;
+        for (uint64_t i = 0; i < step / 2; i++) pairs[i] = mix(first + (i + 1) * 0x9e3779b97f4a7c15ull);
+        uint32_t drawn[step];
+        std::memcpy(drawn, pairs, sizeof drawn);
+        const int64_t start = block * step;
+        if (start + step <= numbers) {
+            for (int64_t i = 0; i < step; i++) y[start + i] = drawn[i] >= least ? scaled(x[start + i], scale) : T{};
+        } else {
+            for (int64_t i = 0; start + i < numbers; i++)
+                y[start + i] = drawn[i] >= least ? scaled(x[start + i], scale) : T{};
+        }
+    }
+}
+
+}  // namespace
+
+#define DEFINE(NAME, T, A)                                                                                       \
+    extern "C" void dropout_##NAME(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold, double factor, \
+                                   int64_t threads) {                                                            \
+        dropout<T, A>(x, y, numbers, seed, threshold, factor, threads);                                          \
+    }
+#if defined(EQZOO_FLOAT)
+DEFINE(float, float, float)
+#elif defined(EQZOO_DOUBLE)
+DEFINE(double, double, double)
+#elif defined(EQZOO_BFLOAT16)
+DEFINE(bfloat16, bfloat16, float)
+#endif

@@ -1,0 +1,163 @@
+"""Local group self-attention in eager torch, with gradients of its own: for export, and where no kernel applies."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..reference import inside, windows
+from .attention import probabilities
+
+__all__ = ["Problem", "Window", "attend", "attend_backward", "dropped_below"]
+
+_WORD = 2**32 - 1
+
+
+class Window(NamedTuple):
+    """The rows and columns of a window, in taps, and the step between taps, in pixels."""
+
+    rows: int
+    columns: int
+    dilation: int
+
+    def covers(self, height: int, width: int) -> bool:
+        """Whether the window of every pixel is the whole image."""
+        return self.dilation == 1 and self.rows >= 2 * height - 1 and self.columns >= 2 * width - 1
+
+
+class Problem(NamedTuple):
+    """The arguments of `local_group_attention` for some of the heads, whose numbers are ``heads``, ``(B, heads)``."""
+
+    qkv: Tensor
+    position: Tensor
+    pose: Tensor | None
+    log_measure: Tensor | None
+    seed: Tensor | None
+    heads: Tensor
+    window: Window
+    scale: float
+    dropout: float
+
+
+class _Neighbors(NamedTuple):
+    """Keys and values as `group_self_attention` takes them, and the tap of the window of each neighbor."""
+
+    key: Tensor
+    value: Tensor
+    taps: Tensor
+    position: Tensor
+    mask: Tensor | None
+
+
+def attend(given: Problem) -> Tensor:
+    """`local_group_attention`, differentiable: ``(B, heads, d, |V|, height, width)``."""
+    near = _neighbors(given)
+    query = given.qkv[:, 0].flatten(-2) * given.scale
+    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
+    if given.seed is not None:
+        among_poses = among_poses * _survivors(given, near.taps)
+    among_poses, among_places = among_poses.to(query.dtype), among_places.to(query.dtype)
+    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places, among_poses)
+    return torch.einsum("bnvimj,bncmij->bncvi", weights, near.value).unflatten(-1, given.qkv.shape[-2:])
+
+
+def attend_backward(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The gradients of qkv, position and pose; probabilities are computed again."""
+    near = _neighbors(given)
+    query, grad = given.qkv[:, 0].flatten(-2) * given.scale, grad.flatten(-2)
+    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
+    survivors = None if given.seed is None else _survivors(given, near.taps)
+    kept = among_poses if survivors is None else among_poses * survivors
+    shared = near.key.shape[4] == 1  # all places have the same neighbors
+    shape = "bncmj" if shared else "bncmij"
+
+    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places, kept)
+    grad_value = torch.einsum(f"bnvimj,bncvi->{shape}", weights, grad)
+    grad_weights = torch.einsum("bncvi,bncmij->bnvimj", grad, near.value)
+    grad_kept = torch.einsum("bnvgij,bnvimj->bngimj", among_places, grad_weights)
+    grad_places = torch.einsum("bnvimj,bngimj->bnvgij", grad_weights, kept)
+    grad_placed = among_places * (grad_places - (among_places * grad_places).sum(-1, keepdim=True))
+    grad_poses = grad_kept if survivors is None else grad_kept * survivors
+    # The last term comes from the softmax over places, which reads the logarithm of the sum over poses.
+    grad_shared = among_poses * (
+        grad_poses - (among_poses * grad_poses).sum(4, keepdim=True) + grad_placed.sum(2).unsqueeze(4)
+    )
+
+    grad_key = torch.einsum(f"bngimj,bncgi->{shape}", grad_shared, query)
+    grad_query = torch.einsum("bngimj,bncmij->bncgi", grad_shared, near.key)
+    coded = given.position.shape[0]
+    grad_query[:, :, :coded] += torch.einsum("bnvgij,cvij->bncgi", grad_placed, near.position)
+    grad_pose = None
+    if given.pose is not None:
+        posed, summed = given.pose.shape[0], grad_shared.sum(-1)
+        grad_query[:, :, -posed:] += torch.einsum("bngim,cgm->bncgi", summed, given.pose)
+        grad_pose = torch.einsum("bngim,bncgi->cgm", summed, query[:, :, -posed:])
+    grad_position = torch.einsum("bnvgij,bncgi->cvij", grad_placed, query[:, :, :coded]).flatten(2)
+    taps = near.taps.expand(query.shape[-1], -1).flatten()
+    grad_position = torch.zeros_like(given.position).index_add(2, taps, grad_position)
+
+    height, width = given.qkv.shape[-2:]
+    grads = [grad_query.unflatten(-1, (height, width)) * given.scale]
+    for neighbors in (grad_key, grad_value):
+        grads.append(neighbors.unflatten(-1, (height, width)) if shared else _folded(neighbors, given))
+    return torch.stack(grads, 1), grad_position, grad_pose
+
+
+def _neighbors(given: Problem) -> _Neighbors:
+    height, width = given.qkv.shape[-2:]
+    position, window = given.position, given.window
+    if window.covers(height, width):
+        rows, columns = (torch.arange(side, device=given.qkv.device) for side in (height, width))
+        row = (rows[None, :] - rows[:, None] + window.rows // 2)[:, None, :, None]
+        column = (columns[None, :] - columns[:, None] + window.columns // 2)[None, :, None, :]
+        taps = (row * window.columns + column).flatten(2).flatten(0, 1)
+        codes = position.index_select(2, taps.flatten()).unflatten(2, taps.shape)
+        key, value = given.qkv[:, 1:].flatten(-2).unsqueeze(-2).unbind(1)
+        return _Neighbors(key, value, taps, codes, None)
+    size = (window.rows, window.columns)
+    key, value = (windows(t, size, window.dilation) for t in given.qkv[:, 1:].unbind(1))
+    taps = torch.arange(position.shape[2], device=position.device)[None]
+    mask = inside(height, width, size, window.dilation, position.device)
+    return _Neighbors(key, value, taps, position.unsqueeze(2), mask)
+
+
+def _folded(neighbors: Tensor, given: Problem) -> Tensor:
+    """The sum over all windows that a pixel lies in, the transpose of `windows`, for each head and channel."""
+    window, lead = given.window, neighbors.shape[1:4]
+    size, padding = (window.rows, window.columns), tuple(window.dilation * (s // 2) for s in window[:2])
+    taps = neighbors.transpose(-1, -2).flatten(1, 4)
+    return F.fold(taps, given.qkv.shape[-2:], size, window.dilation, padding).unflatten(1, lead)
+
+
+def _survivors(given: Problem, taps: Tensor) -> Tensor:
+    """``1/(1 − dropout)`` where a pose and neighbor is kept, else 0: ``(B, heads, |G|, places, |M|, neighbors)``.
+
+    A hash of the seed and of the index of the score, the same here and in all kernels: the backward pass draws what
+    the forward pass drew, whatever the order of computation and the device.
+    """
+    assert given.seed is not None
+    order, device = given.qkv.shape[4], taps.device
+    poses = torch.arange(order, device=device)
+    pairs = (poses[:, None] * order + poses)[:, None, :, None]  # g, i, m, j
+    row = given.heads[:, :, None, None, None, None] * given.position.shape[2] + taps[:, None]
+    row = row * order**2 + pairs
+    low = _hash((row ^ given.seed) & _WORD)
+    high = _hash((low + (given.seed >> 32)) & _WORD)
+    places = torch.arange(given.qkv.shape[-2:].numel(), device=device)[:, None, None]
+    x = (places * 0x9E3779B9 + low) & _WORD
+    x = ((x ^ (x >> 16)) * 0x7FEB352D & _WORD) ^ high
+    x = (x ^ (x >> 15)) * 0x846CA68B & _WORD
+    kept = (x ^ (x >> 16)) >= dropped_below(given.dropout)
+    return kept.to(given.qkv.dtype) / (1 - given.dropout)
+
+
+def dropped_below(dropout: float) -> int:
+    """The 32-bit threshold below which the hash of a score drops it."""
+    return min(int(dropout * 2**32), _WORD)
+
+
+def _hash(x: Tensor) -> Tensor:
+    x = (x ^ (x >> 16)) * 0x7FEB352D & _WORD
+    x = (x ^ (x >> 15)) * 0x846CA68B & _WORD
+    return x ^ (x >> 16)

@@ -1,0 +1,86 @@
+"""Operations on fields of irreps in eager torch: their formulas."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dtypes import accumulation_dtype
+
+__all__ = ["Pair", "eight_parts", "gelu", "norm", "regular_matrix", "split", "stack"]
+
+Pair = tuple[Tensor, Tensor]
+
+# Rows: the values at e, r, rr, rrr, m, mr, mrr, mrrr. Columns: the parts A1, A2, B1, B2 and four of E, as `eight_parts`
+# gives them. Times √2/4 it is orthonormal.
+_SIGNS = (
+    (1, 1, 1, 1, 1, 1, 1, -1),
+    (1, 1, -1, -1, 1, -1, -1, -1),
+    (1, 1, 1, 1, -1, -1, -1, 1),
+    (1, 1, -1, -1, -1, 1, 1, 1),
+    (1, -1, 1, -1, -1, 1, -1, -1),
+    (1, -1, -1, 1, -1, -1, 1, -1),
+    (1, -1, 1, -1, 1, -1, 1, 1),
+    (1, -1, -1, 1, 1, 1, -1, 1),
+)
+
+
+def regular_matrix(like: Tensor) -> Tensor:
+    """The orthonormal matrix from the eight parts of a field to its values at the eight elements, ``(8, 8)``."""
+    return torch.tensor(_SIGNS, dtype=like.dtype, device=like.device) * (math.sqrt(2) / 4)
+
+
+def eight_parts(ab: Tensor, e: Tensor) -> Tensor:
+    """The field as eight parts of equal width, ``(8, ..., c)``.
+
+    The last four are E: the first halves of the channels of components 0 and 1, then the second halves.
+    """
+    halves = torch.stack(e.unflatten(-1, (2, -1)).unbind(-2))
+    return torch.cat([ab, halves.flatten(0, 1)])
+
+
+def _from_eight_parts(parts: Tensor) -> Pair:
+    ab, halves = parts.split(4)
+    return ab, torch.cat([halves[:2], halves[2:]], -1)
+
+
+def gelu(ab: Tensor, e: Tensor) -> Pair:
+    """Between two products with the `regular_matrix`, as `eqzoo.ops.octic_gelu` says."""
+    parts = eight_parts(ab, e)
+    matrix = regular_matrix(parts)
+    regular = (matrix @ parts.flatten(1)).to(parts.dtype)  # autocast would give a half
+    return _from_eight_parts((matrix.T @ F.gelu(regular)).to(parts.dtype).view_as(parts))
+
+
+def norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Pair:
+    """``weight · (x − mean(x)) / s + bias``, see `eqzoo.ops.octic_norm`."""
+    dtype = torch.promote_types(ab.dtype, weight.dtype)
+    ab, e = (x.to(accumulation_dtype(dtype)) for x in (ab, e))
+    ab, e = (x - x.mean(-1, keepdim=True) for x in (ab, e))
+    variance = ab.square().mean(-1, keepdim=True).sum(0) + e.square().mean(-1, keepdim=True).mean(0)
+    inverse = (variance + eps).rsqrt() * (4 / math.sqrt(2))
+    width = bias.shape[0]
+    ones = [1] * (ab.ndim - 2)
+    ab = ab * inverse * weight[: 4 * width].view(4, *ones, width) + _on_first(bias).view(4, *ones, width)
+    return ab.to(dtype), (e * inverse * weight[4 * width :]).to(dtype)
+
+
+def _on_first(bias: Tensor) -> Tensor:
+    """A shift of A1 and none of the other three, ``(4, c)``."""
+    return F.pad(bias[None], (0, 0, 0, 3))
+
+
+def stack(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
+    """The vectors of attention heads of a field."""
+    parts = (x.unflatten(-1, (count, heads, -1)).permute(3, 1, 4, 2, 0, 5).flatten(4) for x in (ab, e))
+    return torch.cat(tuple(parts), -1)
+
+
+def split(x: Tensor) -> Pair:
+    """The field of the vectors of attention heads."""
+    ab, e = (
+        y.unflatten(-1, (parts, -1)).permute(4, 1, 3, 0, 2, 5).flatten(3)
+        for y, parts in zip(x.tensor_split(2, -1), (4, 2), strict=True)
+    )
+    return ab, e
