@@ -216,5 +216,5 @@ def test_shapes_that_do_not_belong_together_are_refused():
         generated_depthwise(hidden, weight[..., :1], bias, value)
     with pytest.raises(ValueError, match="value has shape"):
         generated_depthwise(hidden, weight, bias, value[:, :5])
-    with pytest.raises(ValueError, match="weight has shape|odd sides"):
+    with pytest.raises(ValueError, match="odd sides"):
         generated_depthwise(hidden, weight[:, :, :4], bias[:, :, :4], value)
