@@ -1,6 +1,6 @@
 """Equivariant layers, one mechanism per file.
 
-Layers take a group itself, not its name, and one number for height and width; an error names the argument that is not.
+Layers take a `eqzoo.Group`, not its name, and one number for height and width.
 """
 
 from ._checks import SizeError
