@@ -11,7 +11,7 @@ import torch
 import eqzoo
 from tests import forks
 from tests.conftest import ROOT
-from tests.docs.webdriver import browsing, installed
+from tests.webdriver import browsing, installed
 
 STROKE = [(-50, -70), (10, -72), (55, -68), (35, -20), (10, 30), (-5, 80)]  # a seven, from the center of the pad
 RIGHT = "\ue014"
