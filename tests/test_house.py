@@ -32,6 +32,7 @@ ORDER = [
     "engine",
     "cards",
     "finetuning",
+    "page",
     "cli",
     "__main__",
     "__init__",

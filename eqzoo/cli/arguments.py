@@ -243,6 +243,16 @@ def _export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 
 
+def _page(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("source", metavar="NAME", help="a checkpoint by name, folder or file, or an .onnx file")
+    sub.add_argument("output", metavar="FILE", help="the file to write, .html")
+    sub.add_argument(
+        "--against", metavar="NAME", help="a network of the same classes to show beside, such as a plain one"
+    )
+    _threshold(sub, "predict this class wherever its probability is at least P; can be changed in the page")
+    sub.add_argument("--title", metavar="TEXT", help="the heading (default: the name of the network)")
+
+
 def _check(sub: argparse.ArgumentParser) -> None:
     what = "a network of eqzoo or timm, a checkpoint's folder, a .safetensors file or an .onnx file"
     sub.add_argument("source", metavar="NAME", help=what)
@@ -351,6 +361,12 @@ COMMANDS = {
         "export a network to ONNX or to a torch program",
         "Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), and compares its outputs.",
         _export,
+    ),
+    "page": Command(
+        "make a web page that classifies images",
+        "Writes one HTML file with a network and ONNX Runtime Web. It opens from a disk or a mail, classifies images "
+        "that are dropped on it, and sends nothing anywhere. The runtime is downloaded once, from the npm registry.",
+        _page,
     ),
     "publish": Command(
         "check the folder of a fine-tuned network, and upload it to the Hugging Face Hub",

@@ -1,0 +1,296 @@
+"""The page of a network in a browser: its pixels, predictions, table and curve beside those of the package."""
+
+import base64
+import csv
+import io
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import eqzoo
+from eqzoo.cli.main import main
+from eqzoo.data import load_image, preprocess
+from eqzoo.hub import fetch_npm
+from eqzoo.page import write_page, writing
+from tests import forks
+from tests.conftest import ROOT
+from tests.digits import drawn_digits
+from tests.webdriver import browsing, installed
+
+ENTER, HOME, RIGHT = "\ue007", "\ue011", "\ue014"
+ERASE = "\ue009a\ue009\ue003"  # control and a, backspace
+DONE = "return items.length && items.every((item) => item.probabilities || item.error) && !planned"
+SHOWN = "return current && current.views.every(Boolean)"
+# Runs a function of pixels.js where the page runs them, in a worker.
+PROBE = """
+const [text, channels, size, angle, reflected] = arguments;
+const blob = new Blob([Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0))]);
+const more = `onmessage = async ({ data: [blob, channels, size, angle, reflected] }) => {
+  try {
+    const image = await decode(blob, channels);
+    const seen = size ? view(image, [channels, ...size], angle, reflected) : image;
+    postMessage([seen.height, seen.width, seen.planes.map((plane) => Array.from(plane))]);
+  } catch (error) { postMessage(error.message); }
+};`;
+const worker = new Worker(URL.createObjectURL(new Blob([element("worker").textContent, "\\n", more])));
+return new Promise((resolve) => {
+  worker.onmessage = ({ data }) => { worker.terminate(); resolve(data); };
+  worker.postMessage([blob, channels, size, angle, reflected]);
+});
+"""
+
+
+def missing(reason):
+    """Skips, except where the page has to be tested."""
+    if os.environ.get("EQZOO_NEED_BROWSER"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def need_browser():
+    """Skips without a browser, the packages of the export, or ONNX Runtime Web."""
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    if not installed():
+        missing("no chromium with chromedriver here")
+    try:
+        fetch_npm(*writing._RUNTIME)
+    except OSError as error:
+        missing(str(error))
+
+
+@pytest.fixture(scope="session")
+def demo_folder(made_once):
+    """The folder of the built demo, a page of p4_cnn against z2_cnn with a drawing area."""
+    need_browser()
+
+    def build(folder):
+        ran = forks.run(forks.script, ROOT / "docs" / "demo" / "build.py", "--output", folder)
+        assert ran.returncode == 0, ran.stderr
+
+    return made_once("demo", build)
+
+
+@pytest.fixture(scope="module")
+def browser(demo_folder, tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("profile")) as found:
+        found.open((demo_folder / "index.html").as_uri())
+        yield found
+
+
+def probe(browser, path, channels, size=None, angle=0, reflected=False):
+    found = browser.run(PROBE, base64.b64encode(path.read_bytes()).decode(), channels, size, angle, reflected)
+    if isinstance(found, str):
+        raise ValueError(found)
+    height, width, planes = found
+    return torch.tensor(planes, dtype=torch.float64).reshape(channels, height, width)
+
+
+@pytest.fixture(scope="module")
+def smooth():
+    """A smooth image (57, 83, 4), uint8, with opacity from 0 to 255."""
+    small = np.random.default_rng(0).integers(0, 256, (6, 8, 4)).astype(np.uint8)
+    return np.stack([np.asarray(Image.fromarray(small[..., c]).resize((83, 57), 3)) for c in range(4)], -1)
+
+
+def image_files(smooth, folder):
+    """Files of the formats that pages read, by name, and the largest difference of a pixel from eqzoo.data."""
+    deep = smooth[..., 0].astype(np.uint16) * 257
+    exif = Image.Exif()
+    exif[274] = 6
+    color, gray, sixteen = Image.fromarray(smooth[..., :3]), Image.fromarray(smooth[..., 1]), Image.fromarray(deep + 90)
+    saved = {
+        "color.png": (color, {}, 0),
+        "opacity.png": (Image.fromarray(smooth), {}, 0),
+        "palette.png": (color.quantize(64), {}, 0),
+        "sixteen.png": (sixteen, {}, 1),  # browsers give 8 bits
+        "rotated.jpg": (color, {"exif": exif}, 0),
+        "gray.jpg": (gray, {}, 0),
+        "lossy.webp": (color, {}, 0),
+        "color.tif": (color, {"compression": "tiff_lzw"}, 0),
+        "opacity.tif": (Image.fromarray(smooth), {"compression": "packbits"}, 0),
+        "sixteen.tif": (sixteen, {"compression": "tiff_adobe_deflate"}, 1e-4),
+    }
+    for name, (image, options, bound) in saved.items():
+        image.save(folder / name, **options)
+        yield folder / name, bound
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_files_are_decoded_as_load_image_does(browser, smooth, tmp_path, channels):
+    for path, bound in image_files(smooth, tmp_path):
+        if (path.name, channels < 4) == ("opacity.tif", True):
+            bound = 1  # rounded once more, onto black
+        expected = load_image(path, channels)
+        assert expected.std() > 10
+        found = probe(browser, path, channels)
+        assert found.shape == expected.shape
+        assert (found - expected).abs().max() <= bound, path.name
+
+
+def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
+    gray = Image.fromarray(smooth[..., 0])
+    Image.fromarray(smooth[..., 0].astype(np.float32)).save(tmp_path / "float.tif")
+    gray.save(tmp_path / "stack.tif", save_all=True, append_images=[gray])
+    color = Image.fromarray(smooth[..., :3])
+    color.save(tmp_path / "jpeg.tif", compression="jpeg")
+    (tmp_path / "text.png").write_text("no image")
+    for name, words in {"float": "not supported", "jpeg": "not supported", "stack": "a stack of 2"}.items():
+        with pytest.raises(ValueError, match=words):
+            probe(browser, tmp_path / f"{name}.tif", 1)
+    with pytest.raises(ValueError, match="decoded"):
+        probe(browser, tmp_path / "text.png", 1)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (100, 100), (40, 60), (57, 83)], ids=str)
+def test_views_are_those_of_preprocess_and_rotate(browser, smooth, tmp_path, size):
+    Image.fromarray(smooth[..., :3]).save(tmp_path / "color.png")
+    image = load_image(tmp_path / "color.png", 3).double()
+    for angle, reflected in [(0, False), (90, True), (270, False), (45, False), (135, True), (200, False)]:
+        quarters = round(angle / 90)
+        moved = (image.flip(2) if reflected else image).rot90(quarters, (1, 2))
+        expected = eqzoo.rotate(preprocess(moved, size)[None], angle - 90 * quarters)[0]
+        found = probe(browser, tmp_path / "color.png", 3, size, angle, reflected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+        if angle:  # negative control
+            assert (found - probe(browser, tmp_path / "color.png", 3, size)).abs().max() > 1
+
+
+@pytest.fixture(scope="module")
+def classified(browser, tmp_path_factory):
+    """A folder of 200 digits and a broken file, which the page has classified, with a threshold for eights."""
+    folder = tmp_path_factory.mktemp("images")
+    noise = np.random.default_rng(0).normal(0, 40, (200, 28, 28))
+    for i, image in enumerate(drawn_digits(200).images[:, 0].numpy() * 0.7 + noise):
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).resize((40, 36)).save(folder / f"digit{i:03}.png")
+    (folder / "broken.png").write_text("no image")
+    browser.keys("#files", "\n".join(map(str, sorted(folder.iterdir()))))
+    browser.wait(DONE, seconds=300)
+    browser.run("document.querySelector('details').open = true")
+    browser.keys("[name='8']", "0.01")
+    browser.wait(DONE)
+    return folder
+
+
+def test_predictions_are_those_of_eqzoo_predict(browser, classified, capsys):
+    assert "200 of 201 images classified; 1 cannot be read" in browser.text("#count")
+    words = ["predict", str(classified), "--model", "p4_cnn", "z2_cnn", "--threshold", "8=0.01", "--csv"]
+    main(words)
+    expected = {row["file"].rpartition("/")[2]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    found = {row["file"]: row for row in csv.DictReader(io.StringIO(browser.run("return csv()")))}
+    assert found.pop("broken.png")["p4_cnn 0"] == ""
+    assert found.keys() == expected.keys()
+    for name, row in found.items():
+        for network in ("p4_cnn", "z2_cnn"):
+            theirs = [value for key, value in expected[name].items() if key.startswith(network)]
+            mine = [value for key, value in row.items() if key.startswith(network)]
+            assert mine[0] == theirs[0]
+            close(mine[1:], theirs[1:])
+    predicted = [row["p4_cnn"] for row in found.values()]
+    assert len(set(predicted)) > 5
+    most_probable = [max(map(str, range(10)), key=lambda k: float(row[f"p4_cnn {k}"])) for row in found.values()]
+    assert predicted != most_probable  # the threshold changes some
+
+
+def test_a_threshold_can_be_changed_in_the_page(browser, classified):
+    count = "return items.filter((item) => classOf(item) === '8').length"
+    before = browser.run(count)
+    browser.keys("[name='8']", ERASE)
+    assert 0 < browser.run(count) < before
+    browser.keys("[name='8']", "0.01")
+    assert browser.run(count) == before
+
+
+def test_the_table_is_sorted_and_filtered_at_the_keyboard(browser, classified):
+    names = "return [...document.querySelectorAll('#rows .name')].map((each) => each.textContent)"
+    browser.keys("[data-sort=probability] button", ENTER)
+    browser.wait("return document.querySelector('[data-sort=probability]').ariaSort === 'ascending'")
+    surest = browser.run("return shown.map(surest)")
+    assert surest == sorted(surest) != browser.run("return items.map(surest)")
+    browser.keys("#filter", "cannot")
+    browser.wait(f"{names}.length === 1")
+    assert browser.run(names) == ["broken.png"]
+    assert "cannot be read" in browser.text("#rows")
+    browser.keys("#filter", HOME)
+    browser.wait(f"{names}.length === 201")
+    browser.keys("#most", ERASE + "60")
+    browser.wait("return shown.length < 200 && shown.every((item) => surest(item) <= 0.6)")
+    browser.keys("#most", ERASE + "100")
+    browser.keys("[data-sort=file] button", ENTER)
+    browser.wait("return document.querySelector('[data-sort=file]').ariaSort === 'ascending'")
+    assert browser.run(names)[:2] == ["broken.png", "digit000.png"]
+
+
+def test_one_image_is_shown_at_all_angles(browser, classified):
+    browser.keys("#rows tr:nth-child(3) .name", ENTER)
+    browser.wait(SHOWN)
+    assert browser.text("#detail-title") == "digit001.png"
+    assert browser.run("return document.activeElement.id") == "detail-title"
+    views = torch.tensor(browser.run("return current.views.map((view) => view.probabilities)"))
+    changes = (views[:4] - views[:1]).abs().amax((0, 2))
+    assert changes[0] < 1e-5 < 1e-3 < changes[1]  # the rotations; z2_cnn is the negative control
+    image = preprocess(load_image(classified / "digit001.png", 1).double(), (28, 28))[None]
+    model = eqzoo.create_model("p4_cnn", pretrained=True).eval()
+    mean, std = (model.pretrained_cfg[key][0] for key in ("mean", "std"))
+    with torch.no_grad():
+        for i, (angle, reflected) in enumerate(browser.run("return VIEWS")):
+            seen = eqzoo.rotate(image.flip(3) if reflected else image, angle)
+            assert (model((seen / 255 - mean) / std).softmax(1)[0] - views[i, 0]).abs().max() < 1e-4
+    browser.keys("#angle", RIGHT * 6)  # 15 degrees each
+    assert browser.text("#angle-text") == "90°"
+    assert browser.run("return document.querySelectorAll('#chart polyline').length") == 2
+    browser.click("#following")
+    assert browser.text("#detail-title") == "digit002.png"
+
+
+def test_the_page_fits_narrow_screens_and_cannot_connect(browser, classified):
+    browser.call("/window/rect", {"width": 400, "height": 800})
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    refused = browser.run(
+        "return new Promise((resolve) => {"
+        "document.addEventListener('securitypolicyviolation', (event) => resolve(event.effectiveDirective));"
+        "fetch('https://example.org').catch(() => 0); })"
+    )
+    assert refused == "connect-src"
+    assert not [error for error in browser.errors() if "Content Security Policy" not in error]
+
+
+def test_networks_of_color_images_side_by_side(tmp_path, smooth, capsys):
+    import onnx
+
+    need_browser()
+    files = [str(tmp_path / f"{name}.onnx") for name in ("color", "opacity")]
+    for channels, file in zip((3, 4), files, strict=True):
+        model = eqzoo.create_model("p4_cnn", in_chans=channels, num_classes=3).float().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.3)
+        eqzoo.export_onnx(model, file)
+    Image.fromarray(smooth).save(tmp_path / "image.png")
+    words = [files[0], str(tmp_path / "page.html"), "--against", files[1], "--threshold", "1=0.001", "--title", "A <b>"]
+    assert main(["page", *words]) == 0
+    main(["predict", str(tmp_path / "image.png"), "--model", *files, "--threshold", "1=0.001", "--csv"])
+    _, expected = csv.reader(io.StringIO(capsys.readouterr().out.partition("file,")[2]))
+    with browsing(tmp_path / "profile") as browser:
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.keys("#files", str(tmp_path / "image.png"))
+        browser.wait(DONE)
+        heading, found = csv.reader(io.StringIO(browser.run("return csv()")))
+        assert browser.text("h1") == "A <b>"
+    assert [name for name in heading if " " not in name] == ["file", "color.onnx", "opacity.onnx"]
+    assert (found[1], found[5]) == (expected[1], expected[5])
+    close(found[2:5] + found[6:], expected[2:5] + expected[6:])
+    proto = onnx.load(files[1])
+    next(entry for entry in proto.metadata_props if entry.key == "classes").value = '["a", "b", "c"]'
+    onnx.save(proto, files[1])
+    with pytest.raises(ValueError, match="the same two or more classes"):
+        write_page(files[0], tmp_path / "other.html", files[1])
+    assert not (tmp_path / "other.html").exists()
+
+
+def close(found, expected):
+    assert len(found) == len(expected)
+    assert max(abs(float(a) - float(b)) for a, b in zip(found, expected, strict=True)) < 1e-4
