@@ -1,28 +1,13 @@
-"""The demo page: built, opened in a browser without a window, drawn on, rotated and compared with torch."""
+"""The demo: built, opened in a browser from the disk and from a server, drawn on, and compared with torch."""
 
-import os
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
-import pytest
-import torch
-
-import eqzoo
-from tests import forks
-from tests.conftest import ROOT
-from tests.webdriver import browsing, installed
+from tests.page.test_page import SHOWN, demo_folder  # noqa: F401  the fixture
+from tests.webdriver import browsing
 
 STROKE = [(-50, -70), (10, -72), (55, -68), (35, -20), (10, 30), (-5, 80)]  # a seven, from the center of the pad
-RIGHT = "\ue014"
-READ = "return NETWORKS.every((n) => n.probabilities) && !busy"
-
-
-def missing(reason):
-    """Skips, except where the page has to be tested."""
-    if os.environ.get("EQZOO_NEED_BROWSER"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -30,79 +15,46 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def page(tmp_path):
-    """The built page's folder."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    if not installed():
-        missing("no chromium with chromedriver here")
-    ran = forks.run(forks.script, ROOT / "docs" / "demo" / "build.py", "--output", tmp_path / "dist")
-    if ran.returncode == 2:
-        missing(ran.stderr)
-    assert ran.returncode == 0, ran.stderr
-    return tmp_path / "dist"
-
-
-def test_draw_rotate_and_classify(page, tmp_path):
+def test_draw_rotate_and_classify(demo_folder, tmp_path):  # noqa: F811
     with browsing(tmp_path / "profile") as browser:
-        browser.open((page / "index.html").as_uri())
-        draw_rotate_and_classify(browser)
-        the_page_computes_what_the_package_does(browser)
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(page)))
+        browser.open((demo_folder / "index.html").as_uri())
+        browser.wait(SHOWN)
+        assert browser.text("#answer-0 .class") == "2"
+        browser.click("#erase")
+        browser.wait("return document.getElementById('detail').hidden")
+        browser.draw("#pad", STROKE)
+        browser.wait(SHOWN)
+        assert browser.text("#answer-0 .class") == "7"
+        assert "24 of 24 angles" in browser.text("#answer-0 .same")
+        the_drawing_is_framed_as_mnist(browser)
+        # The digits to choose are ones whose prediction by the plain network changes with the angle.
+        for digit in "2457":
+            browser.run("current = null")
+            browser.click(f"[data-digit='{digit}']")
+            browser.wait(SHOWN)
+            assert browser.text("#answer-0 .class") == digit
+            assert "24 of 24" in browser.text("#answer-0 .same")
+            assert "24 of 24" not in browser.text("#answer-1 .same")
+        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(demo_folder)))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             browser.open(f"http://127.0.0.1:{server.server_port}/")
-            browser.wait(READ)
+            browser.wait(SHOWN)
         finally:
             server.shutdown()
         assert not [error for error in browser.errors() if "favicon" not in error]
-    assert "sdk: static" in (page / "README.md").read_text()
+    assert "sdk: static" in (demo_folder / "README.md").read_text()
 
 
-def draw_rotate_and_classify(browser):
-    browser.wait(READ)
-    browser.click("#clear")
-    browser.wait("return !NETWORKS[0].probabilities")
-    assert browser.text("#card-p4 .digit") == "–"
-    assert browser.text("#status") == "Draw or choose a digit."
-    browser.draw("#pad", STROKE)
-    browser.wait(READ)
-    assert browser.text("#card-p4 .digit") == "7"
-    unrotated = browser.text("#card-p4")
-    browser.keys("#angle", RIGHT * 9)  # steps of 10 degrees, at the keyboard
-    assert browser.text("#angle-text") == "90°"
-    assert browser.text("#card-p4") == unrotated
-    assert "36 of 36 angles" in unrotated
-    assert "probability of 7" in browser.text("#chart")
-    assert browser.run("return document.querySelectorAll('#chart polyline').length") == 2
-    # The digits to choose are ones whose prediction by the plain network changes with the angle.
-    browser.click("[data-digit='2']")
-    browser.wait(READ + " && NETWORKS[0].probabilities[0][2] > 0.5")
-    assert "36 of 36" in browser.text("#card-p4 .same")
-    assert "36 of 36" not in browser.text("#card-z2 .same")
-    browser.click("#play")
-    browser.wait("return document.getElementById('angle').value !== '90'")
-    browser.click("#play")
-    assert browser.run("return document.body.scrollWidth <= window.innerWidth")
-
-
-@torch.no_grad()
-def the_page_computes_what_the_package_does(browser):
-    images = torch.tensor(browser.run("return images.map((p) => Array.from(p))")).reshape(36, 1, 28, 28)
-    assert images.amax() > 0.9
-    for k in range(1, 4):
-        assert torch.equal(images[9 * k :], images[: 36 - 9 * k].rot90(k, (2, 3)))
-    # MNIST's frame: the center of mass in the middle, and a box of 20 pixels around the digit before rotation.
-    digit = images[0, 0] / images[0].sum()
-    places = torch.arange(28) + 0.5
-    for weights in (digit.sum(0), digit.sum(1)):
-        assert abs((weights * places).sum() - 14) < 0.2
-    rows, columns = (digit > 0.05 * digit.max()).nonzero(as_tuple=True)
-    assert 19 <= max(rows.max() - rows.min(), columns.max() - columns.min()) + 1 <= 22
-    for k, name in enumerate(("p4_cnn", "z2_cnn")):
-        model = eqzoo.create_model(name, pretrained=True).double().eval()
-        cfg = model.pretrained_cfg
-        expected = model((images - cfg["mean"][0]) / cfg["std"][0]).softmax(1)
-        found = torch.tensor(browser.run(f"return NETWORKS[{k}].probabilities"))
-        assert (found - expected).abs().max() < 1e-4
+def the_drawing_is_framed_as_mnist(browser):
+    """The center of mass in the middle, and a box of 20 pixels around the digit."""
+    ink = browser.run("return Array.from(current.views[0].seen.data).filter((_, i) => i % 4 === 0)")
+    rows = [sum(ink[28 * y : 28 * (y + 1)]) for y in range(28)]
+    columns = [sum(ink[x::28]) for x in range(28)]
+    for sums in (rows, columns):
+        assert abs(sum((i + 0.5) * value for i, value in enumerate(sums)) / sum(sums) - 14) < 0.3
+    lengths = [
+        sum(max(ink[i] for i in line) > 25 for line in lines)
+        for lines in ([range(28 * y, 28 * y + 28) for y in range(28)], [range(x, 784, 28) for x in range(28)])
+    ]
+    assert 19 <= max(lengths) <= 22
