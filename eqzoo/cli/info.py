@@ -101,7 +101,7 @@ def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
     cfg = model.pretrained_cfg
     label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
     found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None}
-    found["classes"] = list(cfg.get("label_names") or ())
+    found["classes"] = list(source.config.get("label_names") or cfg.get("label_names") or ())
     if source.folder:
         weights = source.weights or source.folder / WEIGHTS_NAME
         results = results_beside(weights) if weights.name == WEIGHTS_NAME else None

@@ -102,6 +102,7 @@ def _predict_many(
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
     found, sides = list[tuple[str, set[int]]](), list[int]()
+    models = [replace(model, network=model.network.float()) for model in models]
     channels = {model.input_size[0] for model in models}
     with tqdm(total=len(images), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
         for i in range(0, len(images), _BATCH_SIZE):

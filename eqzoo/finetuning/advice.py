@@ -111,30 +111,33 @@ def advice_on_time(plan: "Plan") -> list[str]:
     minutes, seconds = plan.request.minutes, plan.speed.whole_epoch_seconds(plan.splits)
     if minutes is None or (epochs := 60 * minutes / seconds) >= FEW_EPOCHS:
         return []
-    faster = _faster(plan, ENOUGH_EPOCHS / epochs)
-    way = f"; {faster} allow about {ENOUGH_EPOCHS}" if faster else "; smaller images (--size) take less time"
+    faster = _faster(plan, epochs)
+    way = f"; {faster}" if faster else "; smaller images (--size) take less time"
     return [
         f"an epoch takes about {_duration(seconds)}, and --minutes is {minutes:g}: {plan.recipe.epochs} "
         f"{'epoch is' if plan.recipe.epochs == 1 else 'epochs are'} trained, which seldom suffices{way}"
     ]
 
 
-def _faster(plan: "Plan", factor: float) -> str:
-    """The most costly published network with rotations, and side, that is so many times cheaper; empty if none is."""
+def _faster(plan: "Plan", epochs: float) -> str:
+    """A published network with rotations, its side and how many epochs it allows, by its multiply-adds; or nothing.
+
+    Of those that allow enough epochs the most costly one, else the cheapest.
+    """
     channels, side = plan.settings["input_size"][0], plan.side
-    limit = multiply_adds(plan.blank, (channels, side, side)) / factor
-    best, found = 0, ""
+    cost = multiply_adds(plan.blank, (channels, side, side))
+    found: list[tuple[float, str]] = []
     for name in list_pretrained():
         model = weightless(name)
         if model.group.rotations < 4 or model.in_chans != channels:
             continue
         for smaller in (32, 48, 64, 96):
-            if smaller > side or refusal(model, smaller, smaller):
-                continue
-            cost = multiply_adds(model, (channels, smaller, smaller))
-            if best < cost <= limit:
-                best, found = cost, f"{name} --size {smaller}"
-    return found
+            if smaller <= side and refusal(model, smaller, smaller) is None:
+                allowed = epochs * cost / multiply_adds(model, (channels, smaller, smaller))
+                found.append((allowed, f"{name} --size {smaller}"))
+    enough = [each for each in found if each[0] >= ENOUGH_EPOCHS]
+    allowed, name = min(enough) if enough else max(found, default=(0.0, ""))
+    return f"{name} allows about {int(allowed)}" if allowed > 2 * max(epochs, 1) else ""
 
 
 def advice_after(

@@ -134,7 +134,8 @@ class Plan:
         that starts from a classifier of digits is much less accurate. The user's own checkpoints may have numbered
         classes.
         """
-        trained = list(self.blank.pretrained_cfg.get("label_names") or ())  # type: ignore[union-attr, operator]
+        cfg: Any = self.blank.pretrained_cfg
+        trained = list(self.source.config.get("label_names") or cfg.get("label_names") or ())
         numbered = self.names == [str(label) for label in range(len(self.names))]
         same = sorted(trained) == sorted(self.names)
         return same and (not numbered or bool(self.source.config))

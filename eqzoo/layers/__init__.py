@@ -1,18 +1,19 @@
 """Equivariant layers, one mechanism per file.
 
-Layers take a group itself, not its name, and one number for height and width; an error names the argument that is not.
+Layers take a `eqzoo.Group`, not its name, and one number for height and width.
 """
 
 from ._checks import SizeError
 from ._fused import FusedSequential, norm_act
-from .affine_self_conv import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
-from .attentive_conv import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
-from .conv import GroupConv2d, LiftingConv2d
-from .depthwise_conv import DepthwiseGroupConv2d
-from .dilation_attention import DilationSelfAttention2d, LiftingDilationSelfAttention2d
+from .asc import AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d
+from .attentive import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
+from .depthwise import DepthwiseGroupConv2d
 from .dropout import Dropout
 from .e4 import E4Layer2d
 from .field_norm import FieldLayerNorm2d, FieldLayerScale2d, FieldResponseNorm2d
+from .group_conv import GroupConv2d, LiftingConv2d
+from .gsa import GroupSelfAttention2d, LiftingSelfAttention2d
+from .gsa_dilation import DilationSelfAttention2d, LiftingDilationSelfAttention2d
 from .irreps import Irreps, OcticLayer, channels_of, transform_irreps
 from .norm import GroupBatchNorm2d, GroupLayerNorm2d
 from .octic import OcticGELU, OcticInvariants, OcticLayerNorm, OcticLinear, OcticParts, OcticResidual
@@ -21,7 +22,6 @@ from .octic_embed import OcticPatchEmbed2d, OcticPosition2d
 from .pointwise import PointwiseConv2d
 from .pool import GlobalPool, GroupPool, HalvingPool2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from .restriction import GroupRestriction
-from .self_attention import GroupSelfAttention2d, LiftingSelfAttention2d
 from .squeeze_excite import GroupSqueezeExcite
 from .upsample import Upsample2d
 

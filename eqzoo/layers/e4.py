@@ -13,7 +13,7 @@ from ._cache import CachesFilters, cached
 from ._checks import check_field
 from ._plain import plain_conv2d, written_out
 from ._tables import KeepsTables
-from .conv import GroupConv2d
+from .group_conv import GroupConv2d
 from .pointwise import PointwiseConv2d
 
 __all__ = ["E4Layer2d", "KernelNormAffine"]

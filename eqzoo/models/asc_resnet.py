@@ -52,7 +52,7 @@ from ..layers import (
     StandAloneSelfAttention2d,
 )
 from ..layers._fused import FusedSequential
-from ..layers.affine_self_conv import ScoreScale
+from ..layers.asc import ScoreScale
 from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..groups import Group
 from ..layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, GroupConv2d, LiftingConv2d
-from ..layers.attentive_conv import Attention
+from ..layers.attentive import Attention
 
 __all__ = ["fresh_where_sizes_differ", "group_conv", "lifting_conv"]
 

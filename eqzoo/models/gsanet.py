@@ -54,7 +54,7 @@ from ..layers import (
     SizeError,
     SpatialPool2d,
 )
-from ..layers.self_attention import Neighborhood, PoseIndex, init_linear_maps
+from ..layers.gsa import Neighborhood, PoseIndex, init_linear_maps
 from .base import EquivariantNet
 from .builder import build, configs
 

@@ -43,7 +43,7 @@ from ..data import CATALOG
 from ..groups import P4, P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialPool2d
 from ..layers._fused import FusedSequential, norm_act
-from ..layers.attentive_conv import Attention
+from ..layers.attentive import Attention
 from ..layers.pool import Reduce
 from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from .base import EquivariantNet

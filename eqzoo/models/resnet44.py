@@ -31,7 +31,7 @@ from ..data import CATALOG
 from ..groups import P4M, Z2, Group
 from ..layers import Dropout, GroupBatchNorm2d, SpatialAdaptiveAvgPool2d, SpatialPool2d
 from ..layers._fused import norm_act
-from ..layers.attentive_conv import Attention
+from ..layers.attentive import Attention
 from ..layers.pool import Reduce
 from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from .base import EquivariantNet

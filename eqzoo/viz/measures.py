@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..equivariance import in_float64, module_group, without_parallel
 from ..groups import Group
 from ..layers import GroupConv2d, LiftingConv2d
-from ..layers.conv import _OrbitConv2d
+from ..layers.group_conv import _OrbitConv2d
 from ._inside import act, copies_of, fed_to
 
 __all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]

@@ -101,14 +101,14 @@ def test_the_table_of_networks(capsys):
     _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
-    assert (entry["test_error"], entry["distilled"]) == (1.96, False)
+    assert (entry["accuracy"], entry["distilled"]) == (98.04, False)
 
 
 def test_the_table_of_checkpoints(capsys):
     _, out, _ = run(capsys, "list", "p4_asc_resnet29.*", "--long", "--pretrained")
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
     assert heading == ["name", "group", "input", "family", "test error"]
-    assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "6.16 % (distilled)"] in rows
+    assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "6.07 ± 0.13 % (distilled)"] in rows
     assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "2.17 %"] in rows
 
 
@@ -122,10 +122,10 @@ def test_results_are_known_without_the_weights(capsys, tmp_path, monkeypatch):
         monkeypatch.setattr(f"eqzoo.{module}.shipped_folder", lambda: tmp_path)
     _, out, _ = run(capsys, "list", name, "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
-    assert entry["test_error"] == 7.08
+    assert entry["accuracy"] == 92.92
     _, out, _ = run(capsys, "info", name, "--json")
     (entry,) = json.loads(out)["checkpoints"]
-    assert entry["results"]["test_error"] == 7.08
+    assert entry["results"]["accuracy"] == 92.92
     assert entry["where"] == f"https://huggingface.co/eqzoo/{name}"
 
 
@@ -215,7 +215,7 @@ def test_info_of_a_checkpoint_has_its_results(capsys):
     data = json.loads(out)
     assert data["sides"]["exact"] == [28, 30, 32, 34, 36]
     assert data["multiply_adds"] == eqzoo.multiply_adds(eqzoo.create_model("p4_cnn"))
-    assert data["checkpoints"][0]["results"]["test_error"] == 1.96
+    assert data["checkpoints"][0]["results"]["accuracy"] == 98.04
     assert {"name": "stem.conv", "type": "LiftingConv2d", "output": [10, 4, 26, 26], "parameters": 90} in data["layers"]
 
 
@@ -622,7 +622,7 @@ with warnings.catch_warnings():
     pretrained = set(timm.list_pretrained())
     import eqzoo
 assert all(timm.model_entrypoint(name) is entry for name, entry in entrypoints.items())
-assert set(timm.list_models()) - set(entrypoints) == set(eqzoo.list_models())
+assert set(timm.list_models()) - set(entrypoints) == {{*eqzoo.list_models(), "orbitnet"}}
 assert set(timm.list_pretrained()) - pretrained == set(eqzoo.list_pretrained())
 assert "matplotlib" not in sys.modules
 from eqzoo.cli.main import main

@@ -323,15 +323,13 @@ def test_what_cannot_be_evaluated_in_memory_is_an_error(digits):
         (Split(images, labels), {"split": "test"}, "a split has no parts to choose from, got 'test'"),
         (digits, {"device": "cpu"}, r"move the network with model.to\('cpu'\)"),
         (digits, {"device": "gpu"}, "device is 'cpu' or 'cuda', got 'gpu'"),
-        (digits, {"workers": -1}, "workers is a number of processes"),
+        (digits, {"workers": -1}, "workers and rotated are 0 or more"),
     ):
         with pytest.raises(ValueError, match=said):
             eqzoo.evaluate(model, data, **options)
     with pytest.raises(TypeError, match=r"the name of a data set or a Split, got Tensor"):
         eqzoo.evaluate(model, images)
-    with pytest.raises(
-        TypeError, match=r"a network of this package itself, not a wrapper but OrbitNet, got Sequential"
-    ):
+    with pytest.raises(ValueError, match="and lacks input_size, mean, std"):
         eqzoo.evaluate(torch.nn.Sequential(model), digits)
     with pytest.raises(ValueError, match="has a single output, a number and not a class"):
         eqzoo.evaluate(eqzoo.create_model("p4_cnn", num_classes=1), digits)

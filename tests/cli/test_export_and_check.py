@@ -102,7 +102,7 @@ def test_many_images_are_drawn_evenly(monkeypatch):
 
 def test_a_network_without_a_classifier_predicts_nothing():
     model = eqzoo.create_model("p4_cnn", num_classes=0).eval()
-    with pytest.raises(ValueError, match="p4_cnn has no classifier here"):
+    with pytest.raises(ValueError, match="p4_cnn has no classifier"):
         _predict(Predictor(model, "p4_cnn", "p4_cnn"), torch.zeros(1, 1, 28, 28), {})
 
 

@@ -263,7 +263,7 @@ def test_what_is_well_formed_is_accepted(capsys, tmp_path):
     assert command_line.main(["predict", str(tmp_path / "a.png")]) == 0
     (tmp_path / "a.npz").write_bytes(npz(x_train=_X, y_train=_Y))
     result = eqzoo.finetune("p4_cnn", tmp_path / "a.npz", tmp_path / "out", epochs=1, device="cpu")
-    assert result.report["classes_count"] == 2
+    assert len(result.results["classes"]) == 2
     pickle.loads(pickle.dumps(Hostile(tmp_path / "run")))
     assert (tmp_path / "run").exists()
 

@@ -279,10 +279,10 @@ def test_advice_on_a_time_in_which_few_epochs_fit():
     assert advice_on_time(plan_of(splits, "p4m_resnet29.eurosat", speed=slow)) == []
     assert advice_on_time(plan_of(splits, "p4m_resnet29.eurosat", speed=slow, minutes=25.0)) == []
     (line,) = advice_on_time(plan_of(splits, "p4m_resnet29.eurosat", speed=slow, minutes=5.0))
-    name, side = re.search(r"; (\S+) --size (\d+) allow about 20", line).groups()
+    name, side, allowed = re.search(r"; (\S+) --size (\d+) allows about (\d+)", line).groups()
     pairs = ((name, int(side)), ("p4m_resnet29", 64))
     cost = [eqzoo.multiply_adds(eqzoo.create_model(n, in_chans=3), (3, s, s)) for n, s in pairs]
-    assert 20 * cost[0] <= cost[1]
+    assert int(allowed) == int(cost[1] / cost[0]) > 2
     (line,) = advice_on_time(plan_of(splits, "p4m_resnet29.eurosat", speed=slow, minutes=1e-6))
     assert "--size) take less time" in line
 

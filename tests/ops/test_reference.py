@@ -20,10 +20,10 @@ from eqzoo.layers import (
 from eqzoo.ops import affine_map, group_self_attention, reference, use_backend
 from tests.layers import reference_asc, reference_attentive, reference_e4, reference_gsa
 from tests.ops import (
-    test_affine_kernels,
+    test_asc_kernels,
     test_attentive_kernels,
-    test_dynamic_depthwise_kernels,
-    test_local_group_attention_kernels,
+    test_e4_kernels,
+    test_gsa_kernels,
 )
 
 # A layer on a group, the shape of its input without the batch, and its loops.
@@ -131,8 +131,8 @@ def test_eager_attention_on_the_input_is_it(poses, channel):
 @pytest.mark.parametrize("values", [True, False])
 @pytest.mark.parametrize("order", [1, 3, 8])
 def test_eager_affine_attention_is_it(order, values):
-    tensors = test_affine_kernels.draw(order, values=values)
-    eager_and_reference(lambda: test_affine_kernels.with_gradients(tensors))
+    tensors = test_asc_kernels.draw(order, values=values)
+    eager_and_reference(lambda: test_asc_kernels.with_gradients(tensors))
 
 
 def test_eager_affine_map_is_it():
@@ -141,9 +141,9 @@ def test_eager_affine_map_is_it():
         eager_and_reference(lambda bank=bank: [affine_map(x, bank, 3)])
 
 
-@pytest.mark.parametrize("shape", test_dynamic_depthwise_kernels.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", test_e4_kernels.SHAPES, ids=str)
 def test_eager_depthwise_correlation_is_it(shape):
-    module = test_dynamic_depthwise_kernels
+    module = test_e4_kernels
     for function, arguments in (
         (module.dynamic_depthwise, module.stored(shape)),
         (module.generated_depthwise, module.generated(shape)),
@@ -151,10 +151,10 @@ def test_eager_depthwise_correlation_is_it(shape):
         eager_and_reference(lambda f=function, a=arguments: module.with_gradients(f, a))
 
 
-@pytest.mark.parametrize("case", test_local_group_attention_kernels.CASES, ids=str)
+@pytest.mark.parametrize("case", test_gsa_kernels.CASES, ids=str)
 def test_eager_local_attention_is_it(case):
-    inputs, options = test_local_group_attention_kernels.problem(case)
-    eager_and_reference(lambda: test_local_group_attention_kernels.run(inputs, options, 1.0))
+    inputs, options = test_gsa_kernels.problem(case)
+    eager_and_reference(lambda: test_gsa_kernels.run(inputs, options, 1.0))
 
 
 def test_the_factorized_softmax_is_it():

@@ -12,7 +12,7 @@ from ..ops import attend_input, attentive_conv, expand_filters
 from ._cache import CachesFilters, cached
 from ._checks import check_field, with_size_check
 from ._tables import KeepsTables
-from .conv import _OrbitConv2d
+from .group_conv import _OrbitConv2d
 
 __all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "InputAttention2d"]
 

@@ -144,7 +144,7 @@ def test_sizes_that_break_equivariance_raise_and_the_fix_is_named():
 
 def test_sizes_that_raise_do_break_equivariance(monkeypatch):
     """Negative control: without the check, the error is of the size of the output."""
-    monkeypatch.setattr("eqzoo.layers.conv.check_size", lambda *_: None)
+    monkeypatch.setattr("eqzoo.layers.group_conv.check_size", lambda *_: None)
     layer = LiftingConv2d(P4, 1, 2, 3, stride=2, padding=1)
     assert equivariance_error(layer, torch.randn(1, 1, 32, 32)) > 0.5
 

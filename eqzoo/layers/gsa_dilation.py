@@ -15,7 +15,7 @@ from ..groups import Z2
 from ..ops import local_group_attention
 from ._planes import Planes
 from ._tables import KeepsTables
-from .self_attention import AttentionHeads2d, PositionEncoder2d
+from .gsa import AttentionHeads2d, PositionEncoder2d
 
 __all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalization"]
 

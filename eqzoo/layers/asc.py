@@ -11,7 +11,7 @@ from ._cache import CachesFilters, cached
 from ._checks import check_field
 from ._layout import laid_out_as
 from ._tables import KeepsTables
-from .conv import GroupConv2d
+from .group_conv import GroupConv2d
 
 __all__ = ["AffineSelfConv2d", "ScoreScale", "SimpleAffineSelfConv2d", "StandAloneSelfAttention2d"]
 
