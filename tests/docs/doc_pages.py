@@ -5,10 +5,12 @@
 * A ``text`` block right behind it is what it prints; ``...`` stands for anything, numbers may differ by 2 in 100, and
   all that is below 1e-9 is rounding.
 * A ``text`` block that begins with ``$ eqzoo`` holds commands and what they print.
-* ``<!-- not run: reason -->`` before a block keeps it from being run; blocks in other languages are not run either.
+* ``<!-- not run: reason -->`` before a block keeps it from being run, ``<!-- needs: module -->`` where that module is
+  missing; blocks in other languages are not run either.
 """
 
 import contextlib
+import importlib.util
 import io
 import re
 import shlex
@@ -45,8 +47,9 @@ def blocks(page):
         elif line.startswith("```"):
             inside = (line[3:].strip(), number + 1, [], bool(found) and not between)
         elif line.strip():
-            said = re.fullmatch(r"<!-- not run: (.+) -->", line.strip())
-            reason, between = said and said[1], True
+            mark = re.fullmatch(r"<!-- (not run|needs): (.+) -->", line.strip())
+            installed = mark and mark[1] == "needs" and importlib.util.find_spec(mark[2])
+            reason, between = mark[2] if mark and not installed else None, True
     assert inside is None, f"the block at line {inside and inside[1]} has no end"
     return found
 
