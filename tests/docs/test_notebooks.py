@@ -30,6 +30,7 @@ def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
     assert shown.count("display_data") == 5
 
 
+@pytest.mark.slow
 def test_cells_of_other_slides_with_other_classes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
