@@ -5,7 +5,7 @@ scales are finitely many of a geometric sequence, ``first·base^s``; equivarianc
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,29 +27,36 @@ _PLANE = 2  # the dimension d of the space that dilations act on
 class _DilationSelfAttention2d(AttentionHeads2d):
     """Base class of both layers: scales, their neighborhoods, and encoded positions."""
 
+    lifts: ClassVar[bool]
+
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        lifts: bool,
-        num_scales: int,
-        base: float,
-        first: float,
-        kernel_size: int,
-        sparse: bool,
-        num_heads: int,
-        head_channels: int | None,
-        attn_drop: float,
-        normalization: Normalization,
+        num_scales: int = 3,
+        base: float = 2,
+        first: float = 1,
+        kernel_size: int = 3,
+        sparse: bool = True,
+        num_heads: int = 9,
+        head_channels: int | None = None,
+        attn_drop: float = 0.0,
+        normalization: Normalization = "haar",
     ) -> None:
-        in_order = None if lifts else num_scales
+        in_order = None if self.lifts else num_scales
         super().__init__(in_channels, out_channels, in_order, num_scales, num_heads, head_channels, attn_drop)
         self.scales = _scales(num_scales, base, first, sparse)
+        self.base = base
         self.kernel_size = kernel_size
         self.sparse = sparse
         self.normalization = normalization
         self.as_printed = {"haar": False, "paper": True}[normalization]
         self.position = PositionEncoder2d(Z2, self.head_channels // self.query_parts)
+        self._make_poses(num_scales)
+        self.reset_parameters()
+
+    def _make_poses(self, num_scales: int) -> None:
+        """Makes the embedding of relative scales, if the layer has one."""
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.split(x)
@@ -138,35 +145,7 @@ class LiftingDilationSelfAttention2d(_DilationSelfAttention2d):
         torch.Size([2, 20, 3, 9, 9])
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        num_scales: int = 3,
-        base: float = 2,
-        first: float = 1,
-        kernel_size: int = 3,
-        sparse: bool = True,
-        num_heads: int = 9,
-        head_channels: int | None = None,
-        attn_drop: float = 0.0,
-        normalization: Normalization = "haar",
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            True,
-            num_scales,
-            base,
-            first,
-            kernel_size,
-            sparse,
-            num_heads,
-            head_channels,
-            attn_drop,
-            normalization,
-        )
-        self.reset_parameters()
+    lifts = True
 
 
 class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
@@ -216,43 +195,15 @@ class DilationSelfAttention2d(KeepsTables, _DilationSelfAttention2d):
         torch.Size([2, 20, 3, 9, 9])
     """
 
+    lifts = False
     pose_table: Tensor
     exponents: Tensor
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        num_scales: int = 3,
-        base: float = 2,
-        first: float = 1,
-        kernel_size: int = 3,
-        sparse: bool = True,
-        num_heads: int = 9,
-        head_channels: int | None = None,
-        attn_drop: float = 0.0,
-        normalization: Normalization = "haar",
-    ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            False,
-            num_scales,
-            base,
-            first,
-            kernel_size,
-            sparse,
-            num_heads,
-            head_channels,
-            attn_drop,
-            normalization,
-        )
-        self.base = base
+    def _make_poses(self, num_scales: int) -> None:
         self.pose = nn.Embedding(2 * num_scales - 1, self.head_channels - 2 * (self.head_channels // 3))
         exponents = np.arange(num_scales)
         self.register_table("exponents", exponents)
         self.register_table("pose_table", exponents - exponents[:, None] + num_scales - 1)
-        self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
         """Draws weights from ``N(0, scale²/fan_in)`` and the embeddings of scales from N(0, 1); biases are 0."""
