@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..equivariance import (
+    EquivarianceReport,
     element_errors,
     equivariance_report,
     group_layers,
@@ -29,8 +30,8 @@ from ..equivariance.untrained import deployed_parts
 from ..export.onnx_file import OnnxFile
 from ..groups import P4, Group
 from ..models import EquivariantNet
-from ..models.load import ModelSource, instantiate, is_own, load_network, resolve
-from .diagnosis import diagnose, lost_elements, mixed_groups, other_laws, stride_mismatch, suspects
+from ..models.load import instantiate, is_own, load_network, resolve
+from .diagnosis import diagnose, diagnose_onnx, other_groups, suspects
 from .sizes import check_side
 
 __all__ = ["EquivarianceCheck", "check_equivariance"]
@@ -51,7 +52,7 @@ class EquivarianceCheck:
         precision: The number type of the computation.
         tolerance: The largest error that counts as exact.
         logits: For every element of the group on the pixel grid, in words, the relative error of the output,
-            ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``.
+            ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖``, or relative to its change for another image where that is smaller.
         features: The same for the last features, where the network has fields of the group.
         worst_layer: The layer with the largest error of its own, and that error, where layers were measured.
         diagnosis: The layers that break equivariance: measured in networks of this package, else likely causes.
@@ -140,9 +141,9 @@ def check_equivariance(
         randomize: Whether norms, biases and constant weights are randomized; None for those of untrained networks.
 
     Raises:
-        ValueError: If there is no such network, it does not map images to logits, it does not take the size, the group
-            has no rotation or reflection of the pixel grid, the tolerance is no number from 0, ``model`` or
-            ``pretrained`` is given with an ONNX file or a network itself, or ``randomize`` with an ONNX file.
+        ValueError: If there is no such network, it does not take the size, its output hardly depends on the image, the
+            group has no rotation or reflection of the pixel grid, the tolerance is no number from 0, or an argument is
+            given that does not apply to the source.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
@@ -154,140 +155,151 @@ def check_equivariance(
     asked = None if group is None else group_to_check(group)
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
-    own_weights = isinstance(source, nn.Module) or Path(source).suffix.lower() == ".onnx"
-    if own_weights and (model is not None or pretrained):
-        what = "a network" if isinstance(source, nn.Module) else f"the ONNX file {source}"
-        raise ValueError(f"{what} is checked with the weights that it has; leave model and pretrained out")
+    is_onnx = not isinstance(source, nn.Module) and Path(source).suffix.lower() == ".onnx"
+    has_weights = is_onnx or isinstance(source, nn.Module)
+    if (has_weights and (model is not None or pretrained)) or (is_onnx and randomize is not None):
+        raise ValueError("networks and ONNX files have their weights: leave model, pretrained and randomize out")
+    options = _Options(asked, size, tolerance, seed, randomize)
     if isinstance(source, nn.Module):
         source = without_parallel(source)
-        trained = not looks_untrained(source)
-        return _module(source, type(source).__name__, "module", asked, size, tolerance, seed, trained, randomize)
+        return _check_module(source, type(source).__name__, "module", not looks_untrained(source), options)
+    if is_onnx:
+        return _check_onnx(Path(source), options)
     text = os.fspath(source)
-    if Path(text).suffix.lower() == ".onnx":
-        if randomize is not None:
-            raise ValueError(f"the ONNX file {source} is checked with the weights that it has; leave randomize out")
-        return _onnx(Path(text), asked, size, tolerance, seed)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
         found = None if model else resolve(text)
         if found and not is_own(found.architecture):
-            network, trained = _timm(found, pretrained)
-            return _module(network, found.name, "timm", asked, size, tolerance, seed, trained, randomize)
+            trained = pretrained or bool(found.config)  # a checkpoint's folder or repo is named for its weights
+            if pretrained and not found.has_weights:
+                raise ValueError(f"timm has no weights of {found.name}; leave pretrained out")
+            return _check_module(instantiate(found, trained), found.name, "timm", trained, options)
         loaded = load_network(text, model, pretrained or None)
-    return _module(loaded.network, loaded.name, "eqzoo", asked, size, tolerance, seed, loaded.trained, randomize)
+    return _check_module(loaded.network, loaded.name, "eqzoo", loaded.trained, options)
 
 
-def _timm(source: ModelSource, pretrained: bool) -> tuple[nn.Module, bool]:
-    """The network, and whether it has weights."""
-    trained = pretrained or bool(source.config)  # a checkpoint's folder or repo is named for its weights
-    if pretrained and not source.has_weights:
-        raise ValueError(f"timm has no weights of {source.name}; leave pretrained out")
-    return instantiate(source, trained), trained
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `check_equivariance` that do not say what is checked."""
+
+    group: Group | None
+    size: int | None
+    tolerance: float | None
+    seed: int
+    randomize: bool | None
+
+    def limit(self, precision: torch.dtype) -> float:
+        """The largest error that counts as exact."""
+        return _TOLERANCES[precision] if self.tolerance is None else self.tolerance
 
 
 @torch.no_grad()
-def _module(
-    network: nn.Module,
-    subject: str,
-    kind: str,
-    asked: Group | None,
-    size: int | None,
-    tolerance: float | None,
-    seed: int,
-    trained: bool,
-    randomize: bool | None,
-) -> EquivarianceCheck:
+def _check_module(network: nn.Module, subject: str, kind: str, trained: bool, options: _Options) -> EquivarianceCheck:
     own = group_of(network)
-    notes = []
-    if asked is None:
-        promised = own is not None and len(own.grid_elements) > 1
-        asked = cast(Group, own) if promised else P4
-        if own is not None and not promised:
-            notes.append(
-                f"Its own group, {own.name}, has no rotation or reflection to check, so {asked.name} was checked."
-            )
-    if not asked.on_grid:
-        notes.append(
-            f"Of the {asked.order} elements of {asked.name}, those that map the pixel grid to itself were checked."
-        )
+    group, notes = _group_of_check(own, options.group)
     network = in_float64(network)
-    if size and isinstance(network, EquivariantNet):
-        check_side(subject, size, network)
-    x = _images(network, size, seed)
-    limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
+    if options.size and isinstance(network, EquivariantNet):
+        check_side(subject, options.size, network)
+    x = _images(network, options.size, options.seed)
     try:
-        drawn = not trained if randomize is None else randomize
-        plain = own is not None and not group_layers(network)
-        if drawn and (plain or deployed_parts(network)):
-            # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
-            why = "it has a group, but no layer that says how the group acts on them" if plain else "it is deployed"
-            notes.append(
-                f"Its norms and biases were left as they are: {why}. Fresh ones, of a network that is untrained, can "
-                "hide what training breaks."
-            )
-        elif drawn:
-            randomize_norms(network, torch.Generator().manual_seed(seed), x)
-            notes.append(
-                "Its norms, biases and constant weights were randomized, as asked."
-                if randomize
-                else "It is untrained: its weights are random, its norms and biases randomized."
-            )
+        if not trained if options.randomize is None else options.randomize:
+            notes.append(_randomize(network, own, x, options))
         _check_depends_on_image(network, x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
-    mixed, lost = mixed_groups(network, own), lost_elements(network, own, asked)
-    try:
-        report = equivariance_report(network, x, asked) if own is not None else None
-    except ValueError:
-        if not mixed + lost:
-            raise
-        report = None  # a layer does not take the fields of the network's group; its output is measured
-        notes.append(f"Layers were not measured: {(mixed + lost)[0]}.")
-    try:
-        logits = report.logits if report else element_errors(network, x, asked)
-    except RuntimeError as error:
-        sides = " x ".join(map(str, x.shape[2:]))
-        raise ValueError(
-            f"{subject} takes images of {sides} (height, width), but not all that {asked.name} makes of them; check "
-            f"r2, or square images by size ({error})"
-        ) from error
-    features = report.features if report else {}
-    layers = report.layers if report else {}
-    worst = max(layers.items(), key=lambda item: item[1], default=None)
-    broken = max(logits.values()) > limit
-    diagnosis: tuple[str, ...] = ()
-    if broken:
-        wrong = (f"the layer {name} has error {error:.1e}" for name, error in layers.items() if error > limit)
-        diagnosis = (*mixed, *wrong)
-    if broken and not diagnosis and own is not None and own.order > 1 and not is_subgroup(asked, own):
-        diagnosis = (f"the network's group is {own.name}, and {asked.name} has elements that are not in it",)
-    elif broken and not diagnosis:
-        diagnosis = other_laws(network, x, asked, own, limit) or diagnose(network, x, asked)
-        diagnosis = diagnosis or lost or suspects(network, layers)
-    if not broken:
-        parts = {f"the layer {name}": error for name, error in layers.items()}
-        parts["the last features"] = max(features.values(), default=0.0)
-        diagnosis = tuple(
-            f"the output is exact; {part}, read by shape, has error {error:.1e}: transform_field of a layer or "
-            "feature_field of a network says what else it is"
-            for part, error in parts.items()
-            if error > limit
-        )
+    report = _measure(network, x, group, own, notes)
+    limit = options.limit(torch.float64)
+    broken = max(report.logits.values()) > limit
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
     return EquivarianceCheck(
         subject=subject,
         kind=kind,
-        group=asked.name,
+        group=group.name,
         image=tuple(x.shape[1:]),
         precision="float64",
         tolerance=limit,
-        logits=_in_words(asked, logits),
-        features=_in_words(asked, features),
-        worst_layer=worst,
-        diagnosis=diagnosis,
+        logits=_described(group, report.logits),
+        features=_described(group, report.features),
+        worst_layer=max(report.layers.items(), key=lambda item: item[1], default=None),
+        diagnosis=_diagnose(network, x, own, report, limit) if broken else _diagnose_parts(report, limit),
         notes=tuple(notes),
+    )
+
+
+def _group_of_check(own: Group | None, asked: Group | None) -> tuple[Group, list[str]]:
+    """The group to check: as asked, or the network's own, or p4; and what the reader should know of it."""
+    notes = []
+    group = asked or own or P4
+    if len(group.grid_elements) < 2:
+        notes.append(f"Its own group, {group.name}, has no rotation or reflection to check, so p4 was checked.")
+        group = P4
+    if not group.on_grid:
+        notes.append(
+            f"Of the {group.order} elements of {group.name}, those that map the pixel grid to itself were checked."
+        )
+    return group, notes
+
+
+def _randomize(network: nn.Module, own: Group | None, x: Tensor, options: _Options) -> str:
+    """Randomizes norms, biases and constant weights in place, where it is known how the group acts on them."""
+    plain = own is not None and not group_layers(network)
+    if plain or deployed_parts(network):
+        # As after `timm.utils.reparameterize_model`: norms of planes would get other values for each pose.
+        why = "it has a group, but no layer that says how the group acts on them" if plain else "it is deployed"
+        return (
+            f"Its norms and biases were left as they are: {why}. Fresh ones, of a network that is untrained, can hide "
+            "what training breaks."
+        )
+    randomize_norms(network, torch.Generator().manual_seed(options.seed), x)
+    if options.randomize:
+        return "Its norms, biases and constant weights were randomized, as asked."
+    return "It is untrained: its weights are random, its norms and biases randomized."
+
+
+def _measure(network: nn.Module, x: Tensor, group: Group, own: Group | None, notes: list[str]) -> EquivarianceReport:
+    """The errors of output, features and layers; of the output alone where a layer does not take its input's fields."""
+    try:
+        if own is not None:
+            try:
+                return equivariance_report(network, x, group, other=x.square())
+            except ValueError:
+                if not (others := other_groups(network, own, group)):
+                    raise
+                notes.append(f"Layers were not measured: {others[0]}.")
+        return EquivarianceReport(group, element_errors(network, x, group, other=x.square()), {}, {})
+    except RuntimeError as error:
+        sides = " x ".join(map(str, x.shape[2:]))
+        raise ValueError(
+            f"the network takes images of {sides} (height, width), but not all that {group.name} makes of them; check "
+            f"r2, or square images by size ({error})"
+        ) from error
+
+
+def _diagnose(
+    network: nn.Module, x: Tensor, own: Group | None, report: EquivarianceReport, limit: float
+) -> tuple[str, ...]:
+    """What breaks the equivariance of the output."""
+    group = report.group
+    others = other_groups(network, own, group)
+    wrong = [f"the layer {name} has error {error:.1e}" for name, error in report.layers.items() if error > limit]
+    if wrong or (others and "equal order" in others[0]):
+        return (*others, *wrong)
+    if own is not None and own.order > 1 and not is_subgroup(group, own):
+        return (f"the network's group is {own.name}, and {group.name} has elements that are not in it",)
+    return diagnose(network, x, group) or others or suspects(network, report.layers)
+
+
+def _diagnose_parts(report: EquivarianceReport, limit: float) -> tuple[str, ...]:
+    """The layers and features that are not equivariant as fields of their shape, where the output is."""
+    parts = {f"the layer {name}": error for name, error in report.layers.items()}
+    parts["the last features"] = max(report.features.values(), default=0.0)
+    return tuple(
+        f"the output is exact; {part}, read by shape, has error {error:.1e}: a method transform_field of the layer or "
+        "feature_field of the network says how the group acts on it"
+        for part, error in parts.items()
+        if error > limit
     )
 
 
@@ -299,8 +311,7 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
     if shape is None and size and channels:
         shape = (channels, size, size)
     if shape is None:
-        missing = "set its input_size = (channels, height, width)" + ", or its in_chans" * bool(size)
-        missing = "pass size=, the side of its images" if channels else missing
+        missing = "pass size=" if channels else "set its input_size = (channels, height, width)"
         raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
     channels, *sides = (*shape[:1], size, size) if size else shape
     generator = torch.Generator().manual_seed(seed)
@@ -324,23 +335,24 @@ def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precis
         )
 
 
-def _in_words(group: Group, errors: dict[int, float]) -> dict[str, float]:
+def _described(group: Group, errors: dict[int, float]) -> dict[str, float]:
     return {group.describe(g): error for g, error in errors.items()}
 
 
-def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | None, seed: int) -> EquivarianceCheck:
+def _check_onnx(path: Path, options: _Options) -> EquivarianceCheck:
     file = OnnxFile(path)
     notes = []
-    if asked is None:
-        own = _of_grid(file.metadata.get("group", ""))
-        asked = own or P4
-        if own is None:
+    group = options.group
+    if group is None:
+        named = _of_grid(file.metadata.get("group", ""))
+        group = named or P4
+        if named is None:
             notes.append("Its metadata names no group with rotations of the pixel grid, so p4 was checked.")
-    shape, batch, channels_last = _image_shape(file, path, size)
-    if shape[1] != shape[2] and asked.rotations == 4:
-        asked = Group(2, asked.reflections)
-        notes.append(f"Its images are not square, so rotations by 90° were left out, and {asked.name} was checked.")
-    generator = torch.Generator().manual_seed(seed)
+    shape, batch, channels_last = _image_shape(file, path, options.size)
+    if shape[1] != shape[2] and group.rotations == 4:
+        group = Group(2, group.reflections)
+        notes.append(f"Its images are not square, so rotations by 90° were left out, and {group.name} was checked.")
+    generator = torch.Generator().manual_seed(options.seed)
     x = torch.randn(batch, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
     def run(images: Tensor) -> list[Tensor]:
@@ -350,20 +362,21 @@ def _onnx(path: Path, asked: Group | None, size: int | None, tolerance: float | 
             raise ValueError(f"{path} does not run on images of {' x '.join(map(str, shape))}: {error}") from error
         return [y.movedim(-1, 1) if channels_last and y.ndim == 4 else y for y in found]
 
-    limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
+    limit = options.limit(file.dtype)
     _check_depends_on_image(run, x, file.dtype, str(path))
-    logits = element_errors(run, x, asked)
+    logits = element_errors(run, x, group, other=x.square())
+    fed = (batch, *shape[1:], shape[0]) if channels_last else (batch, *shape)
     return EquivarianceCheck(
         subject=str(path),
         kind="onnx",
-        group=asked.name,
+        group=group.name,
         image=shape,
         precision=str(file.dtype).removeprefix("torch."),
         tolerance=limit,
-        logits=_in_words(asked, logits),
+        logits=_described(group, logits),
         features={},
         worst_layer=None,
-        diagnosis=_diagnose_onnx(path) if max(logits.values()) > limit else (),
+        diagnosis=diagnose_onnx(path, fed) if max(logits.values()) > limit else (),
         notes=tuple(notes),
     )
 
@@ -384,57 +397,19 @@ def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[in
     batch, *rest = file.input_shape
     channels_last = rest[2] in (1, 3, 4) and rest[0] not in (1, 3, 4)
     channels, *sides = [rest[2], *rest[:2]] if channels_last else rest
-    told = _told_shape(file.metadata.get("input_size", "[null, null, null]"), path)
-    known = [channels or told[0], *(have or size or said for have, said in zip(sides, told[1:], strict=True))]
-    if known[0] is None:
-        raise ValueError(
-            f"{path} takes images of {file.input_shape}, any number of channels, and has no metadata that says which; "
-            "export it with a fixed number of channels"
-        )
-    if None in known:
-        raise ValueError(f"{path} takes images of {file.input_shape}; give their side with --size")
-    if size and known[1:] != [size, size]:
-        raise ValueError(f"{path} takes images of {known[1]} x {known[2]} pixels alone, not of {size}")
+    stored = _stored_shape(file.metadata.get("input_size", "[null, null, null]"), path)
+    known = [channels or stored[0], *(have or size or side for have, side in zip(sides, stored[1:], strict=True))]
+    if None in known or (size and known[1:] != [size, size]):
+        raise ValueError(f"{path} takes images of {file.input_shape}, not of size={size}; give their side with --size")
     return (known[0], known[1], known[2]), batch or 2, channels_last
 
 
-def _told_shape(text: str, path: Path) -> list[Any]:
+def _stored_shape(text: str, path: Path) -> list[Any]:
     """Channels, height and width in a file's metadata, each None where it does not say it."""
     try:
-        told: Any = json.loads(text)
+        stored: Any = json.loads(text)
     except ValueError:
-        told = None
-    if isinstance(told, list) and len(told) == 3 and all(n is None or (type(n) is int and n > 0) for n in told):
-        return told
+        stored = None
+    if isinstance(stored, list) and len(stored) == 3 and all(n is None or (type(n) is int and n > 0) for n in stored):
+        return stored
     raise ValueError(f"{path}: input_size in its metadata is [channels, height, width], got {text!r}")
-
-
-def _diagnose_onnx(path: Path) -> tuple[str, ...]:
-    """Likely causes that can be read from the graph: strides that do not end at the edge, asymmetric padding."""
-    import onnx
-
-    model = onnx.shape_inference.infer_shapes(onnx.load(path))
-    shapes = {
-        value.name: [side.dim_value for side in value.type.tensor_type.shape.dim]
-        for value in [*model.graph.value_info, *model.graph.input]
-    }
-    strides, pads = [], []
-    for node in model.graph.node:
-        if node.op_type not in ("Conv", "MaxPool", "AveragePool"):
-            continue
-        has = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        padding = has.get("pads", [0, 0, 0, 0])
-        side, kernel = (shapes.get(node.input[0]) or [0])[-1], has.get("kernel_shape", [1])[-1]
-        name = node.name or node.output[0]
-        if len(set(padding)) > 1:
-            pads.append(f"{name}, {padding}")
-        elif side:
-            said = stride_mismatch(
-                side, kernel, has.get("strides", [1])[-1], padding[-1], has.get("dilations", [1])[-1]
-            )
-            strides += [f"{name}, {said}"] if said else []
-    found = {"strided windows that do not end at the edge": strides, "asymmetric padding": pads}
-    causes = tuple(
-        f"likely {kind}: {len(nodes)} layers, the first {nodes[0]}" for kind, nodes in found.items() if nodes
-    )
-    return causes or ("likely filters or position embeddings: all strides and paddings are symmetric",)

@@ -1,7 +1,8 @@
-"""Likely causes of a missing equivariance: strides, padding, filters, position embeddings."""
+"""Diagnosis of networks that are not equivariant: strides, padding, filters, position embeddings, groups."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from ..equivariance import element_errors, group_layers, is_subgroup
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "lost_elements", "mixed_groups", "other_laws", "stride_mismatch", "suspects"]
+__all__ = ["diagnose", "diagnose_onnx", "other_groups", "stride_mismatch", "suspects"]
 
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
@@ -44,8 +45,8 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
         for kind, text in _of_layer(module, value, group):
             found.setdefault(kind, []).append(f"{name}, {text}")
     for name, module in model.named_modules():
-        if said := getattr(module, "breaks_group", None):
-            found.setdefault("layers that end a group", []).append(f"{name}, {said}")
+        if reason := getattr(module, "breaks_group", None):
+            found.setdefault("layers that end a group", []).append(f"{name}, {reason}")
     layers = tuple(f"{name}." for name in group_layers(model))
     for name, parameter in model.named_parameters():
         if any(word in name for word in _POSITIONS) and not name.startswith(layers):  # those of layers are relative
@@ -54,44 +55,32 @@ def diagnose(model: nn.Module, x: Tensor, group: Group) -> tuple[str, ...]:
     return tuple(_sentence(kind, layers) for kind, layers in found.items())
 
 
-def mixed_groups(network: nn.Module, own: Group | None) -> tuple[str, ...]:
-    """What says so if a layer has another group than the network, of equal order, so that shapes do not tell.
+def other_groups(network: nn.Module, own: Group | None, group: Group) -> tuple[str, ...]:
+    """The first layer whose group breaks what is checked, in words.
 
-    Of a network without a group, if it has another one than the first layer.
+    It has another group than the network (or, without one, than the first layer) of equal order, so that shapes do not
+    tell, or it lacks elements that are checked.
+
+    Args:
+        network: The network.
+        own: Its group, or None.
+        group: The group that is checked.
     """
-    for said, group, its in _other_groups(network, own):
-        if group.order == its.order > 1:
-            return (f"{said}, of equal order, so that shapes fit; fields of two groups do not mix",)
-    return ()
-
-
-def lost_elements(network: nn.Module, own: Group | None, asked: Group) -> tuple[str, ...]:
-    """What says so if the group of a layer, another one than that of the network, lacks elements that are checked."""
-    if own is None:  # a sequence of layers
-        for name, (module, group) in list(group_layers(network).items())[:1]:
-            if not is_subgroup(asked, group, on_grid=True):
-                said = f"the layer {name} ({type(module).__name__}) has the group {group.name}"
-                way = f"; check it with group={group.name!r}" if group.of_grid.order > 1 else ""
-                return (f"{said}, which has not all elements of {asked.name}{way}",)
-    for said, group, _ in _other_groups(network, own):
-        if not is_subgroup(asked, group, on_grid=True):
-            return (f"{said}; {group.name} has not all elements of {asked.name}",)
-    return ()
-
-
-def _other_groups(network: nn.Module, own: Group | None) -> Iterator[tuple[str, Group, Group]]:
-    """The layers whose group is not that of the network, or of its first layer: in words, their group and that one."""
     layers = group_layers(network)
-    first = next(iter(layers), "")
-    whose, its = ("the network", own) if own else (f"the layer {first}", layers[first][1] if layers else None)
-    for name, (module, group) in layers.items():
-        if its is not None and group != its:
-            said = f"the layer {name} ({type(module).__name__}) has the group {group.name} and {whose} {its.name}"
-            yield said, group, its
+    first, (_, of_first) = next(iter(layers.items()), ("", (network, None)))
+    reference, whose = (own, "the network") if own else (of_first, f"the layer {first}")
+    for name, (module, its) in layers.items():
+        text = f"the layer {name} ({type(module).__name__}) has the group {its.name}"
+        if reference is not None and its != reference and its.order == reference.order > 1:
+            return (f"{text} and {whose} {reference.name}, of equal order; fields of two groups do not mix",)
+        if (own is None or its != own) and not is_subgroup(group, its, on_grid=True):
+            hint = f"; check it with group={its.name!r}" if its.of_grid.order > 1 else ""
+            return (f"{text}, which has not all elements of {group.name}{hint}",)
+    return ()
 
 
 def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
-    """What is left to suspect of a network that is not equivariant where no layer that was measured breaks it.
+    """What is left to suspect of a network whose measured layers are exact.
 
     Args:
         network: The network.
@@ -99,69 +88,17 @@ def suspects(network: nn.Module, layers: Collection[str]) -> tuple[str, ...]:
     """
     if not layers:
         return ("likely layers that mix pixels in a fixed order, such as a linear layer after a flattened image",)
+    measured = tuple(f"{layer}." for layer in layers)
     others = [
         f"{name} ({type(module).__name__})"
         for name, module in network.named_modules()
-        if not list(module.children())
-        and not f"{name}.".startswith(tuple(f"{layer}." for layer in layers))
-        and (list(module.parameters()) or list(module.buffers()))
+        if not list(module.children()) and not f"{name}.".startswith(measured) and list(module.state_dict())
     ]
-    if not others:
-        return (
-            "the layers that have a group are exact, each on its own; the break is in what forward does between them",
-        )
+    where = f"likely one of the others: {', '.join(others[:5])}" if others else "likely what forward does between them"
     return (
-        "the layers that have a group are exact, each on its own; likely one of the others: "
-        f"{', '.join(others[:5])}{f' and {len(others) - 5} more' * (len(others) > 5)}",
+        f"the layers that have a group are exact, each on its own; {where}; or the output is no map or invariant "
+        "vector, which a method transform_field(value, element) of the network says",
     )
-
-
-def other_laws(
-    function: Callable[[Tensor], Any], x: Tensor, group: Group, own: Group | None, limit: float
-) -> tuple[str, ...]:
-    """What says so if an output is exact as another kind of field than its shape is taken for."""
-    y, own = function(x), own if own is not None and is_subgroup(group, own) else group
-    if not isinstance(y, Tensor):
-        return ()
-    for said, law in _laws(x, y, own):
-        if max(element_errors(function, x, group, own, law).values()) <= limit:
-            return (
-                f"the output is exact as {said}: give the network a method transform_field(value, element) that says "
-                "so, see docs/own_training.md",
-            )
-    if y.ndim == 3:
-        shape, said = (1, (1, y.shape[1])), "maps (B, height, width): give it an axis of channels, output[:, None]"
-    elif y.ndim == 4 and own.order > 1 and y.shape[1] % own.order == 0:
-        shape = (1, (-1, own.order))
-        said = (
-            f"planes of regular fields: output.unflatten(1, (-1, {own.order})) are fields, and eqzoo.layers.GroupPool "
-            "makes maps of them, whose channels stay"
-        )
-    else:
-        return ()
-    try:
-        errors = element_errors(lambda image: function(image).unflatten(*shape), x, group, own)
-    except ValueError:  # such as tokens, whose axes are no sides
-        return ()
-    return (f"the output is exact as {said}",) if max(errors.values()) <= limit else ()
-
-
-def _laws(x: Tensor, y: Tensor, own: Group) -> Iterator[tuple[str, Callable[[Any, int], Any]]]:
-    """What an output of this shape may be, in words, and how an element of the group acts on the input and on it."""
-
-    def vectors(value: Tensor, g: int) -> Tensor:
-        moved = transform(value, own, g, "trivial") if value.ndim == 4 else value
-        return moved if value is x else torch.einsum("ij,bj...->bi...", own.matrix(g).to(value), moved)
-
-    def poses(value: Tensor, g: int) -> Tensor:
-        if value is x:
-            return transform(value, own, g, "trivial")
-        return transform(value[..., None, None], own, g, "regular")[..., 0, 0]
-
-    if y.ndim in (2, 4) and y.shape[1] == 2 and (y.ndim == 2 or own.order != 2):
-        yield "vectors (row, column) that rotate with the image", vectors
-    if y.ndim == 3 and y.shape[2] == own.order > 1:
-        yield f"one number for each of the {own.order} poses, (B, C, {own.order}), which are permuted", poses
 
 
 def stride_mismatch(side: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> str | None:
@@ -200,22 +137,23 @@ def _of_layer(module: nn.Module, x: Tensor, group: Group) -> Iterator[tuple[str,
         error = max(element_errors(module, x, group).values()) if _is_field(y) and y.any() else 0.0
     except Exception:  # it takes no rotated input, as a layer on channels that come last
         return
-    if error < _TOLERANCE:
-        return
-    kinds = dict([*_of_window(module, x), *_of_filters(module, group)])
-    yield from (kinds or {"layers that are not equivariant": f"a {type(module).__name__}, by {error:.1e}"}).items()
+    if error > _TOLERANCE:
+        kinds = dict([*_of_window(module, x), *_of_filters(module, group)])
+        yield from (kinds or {"layers that are not equivariant": f"a {type(module).__name__}, by {error:.1e}"}).items()
 
 
 def _of_window(module: nn.Module, x: Tensor) -> Iterator[tuple[str, str]]:
-    window = _window(module)
-    if window is None:
+    """What is wrong with a sliding window: its padding, or its stride along the width."""
+    names = ("kernel_size", "stride", "padding", "dilation")
+    values = [getattr(module, name, 1 if name == "dilation" else None) for name in names]
+    numbers = [value[-1] if isinstance(value, tuple | list) else value for value in values]
+    if not all(isinstance(number, int) for number in numbers):
         return
+    kernel, stride, padding, dilation = numbers
     if type(module).__name__.endswith("Same"):  # timm's name for TensorFlow's padding
-        if window[1] > 1:
-            yield "asymmetric padding", f"a {type(module).__name__} with stride {window[1]}"
-        return
-    mismatch = stride_mismatch(x.shape[-1], *window)
-    if mismatch:
+        if stride > 1:
+            yield "asymmetric padding", f"a {type(module).__name__} with stride {stride}"
+    elif mismatch := stride_mismatch(x.shape[-1], kernel, stride, padding, dilation):
         yield "strided windows that do not end at the edge", mismatch
 
 
@@ -252,17 +190,41 @@ def _is_field(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and (x.ndim == 4 or (x.ndim == 5 and x.shape[2] == 1))
 
 
-def _window(module: nn.Module) -> tuple[int, int, int, int] | None:
-    """Kernel, stride, padding and dilation of a sliding window along the width, if the module is one."""
-    found = [getattr(module, name, None) for name in ("kernel_size", "stride", "padding")]
-    numbers = [value[-1] if isinstance(value, tuple | list) else value for value in found]
-    dilation = getattr(module, "dilation", 1)
-    match [*numbers, dilation[-1] if isinstance(dilation, tuple | list) else dilation]:
-        case [int(kernel), int(stride), int(padding), int(dilation)]:
-            return kernel, stride, padding, dilation
-    return None
-
-
 def _sentence(kind: str, layers: list[str]) -> str:
     count = f"{len(layers)} layers, the first " * (len(layers) > 1)
     return f"likely {kind}: {count}{layers[0]}"
+
+
+def diagnose_onnx(path: Path, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Likely causes that can be read from the graph of an ONNX file: strides and asymmetric padding.
+
+    Args:
+        path: The file.
+        shape: The shape of the input that was run.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    weights = {weight.name for weight in model.graph.initializer}
+    image = next(value for value in model.graph.input if value.name not in weights)
+    for axis, side in zip(image.type.tensor_type.shape.dim, shape, strict=True):
+        axis.dim_value = side
+    del model.graph.value_info[:]  # free axes may have names there
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    sides = {
+        value.name: ([axis.dim_value for axis in value.type.tensor_type.shape.dim] or [0])[-1]
+        for value in (*inferred.value_info, *inferred.input)
+    }
+    found: dict[str, list[str]] = {}
+    for node in inferred.node:
+        if node.op_type not in ("Conv", "MaxPool", "AveragePool"):
+            continue
+        has = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        padding, side, name = has.get("pads", [0] * 4), sides.get(node.input[0], 0), node.name or node.output[0]
+        window = (has.get("kernel_shape", [1])[-1], has.get("strides", [1])[-1], padding[-1])
+        if len(set(padding)) > 1:
+            found.setdefault("asymmetric padding", []).append(f"{name}, {padding}")
+        elif side and (mismatch := stride_mismatch(side, *window, has.get("dilations", [1])[-1])):
+            found.setdefault("strided windows that do not end at the edge", []).append(f"{name}, {mismatch}")
+    causes = tuple(_sentence(kind, layers) for kind, layers in found.items())
+    return causes or ("likely filters or position embeddings: all strides and paddings are symmetric",)

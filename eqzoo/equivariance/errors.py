@@ -30,9 +30,6 @@ __all__ = [
 ]
 
 
-_ROUND_OFF = 1e-8  # a larger error, in float64, is not round-off alone
-
-
 @dataclass(frozen=True)
 class EquivarianceReport:
     """The equivariance errors of a network, each a norm over the whole batch.
@@ -81,7 +78,7 @@ def equivariance_error(
         ValueError: If the model has no group or input size and none is given, if the input has no batch axis, if the
             output is zero or not finite, or if the group has no rotation or reflection of the pixel grid, as that of a
             plain network, z2, and r3.
-        TypeError: If the group is neither a group nor a name, numbers are complex, or the output is not of tensors.
+        TypeError: If the group is neither a group nor a name, or the output is not of tensors.
 
     Example:
         >>> import eqzoo
@@ -124,9 +121,14 @@ def group_to_check(group: Group | str) -> Group:
 
 
 def equivariance_report(
-    model: nn.Module, x: Any = None, group: Group | str | None = None, randomize: bool = False, seed: int = 0
+    model: nn.Module,
+    x: Any = None,
+    group: Group | str | None = None,
+    randomize: bool = False,
+    seed: int = 0,
+    other: Any = None,
 ) -> EquivarianceReport:
-    """All equivariance errors of a network; the arguments are those of `equivariance_error`.
+    """All equivariance errors of a network; the arguments are those of `equivariance_error` and `element_errors`.
 
     Where the network's own group has only the identity on the pixel grid, the errors are those of the identity, 0.
     """
@@ -140,8 +142,6 @@ def equivariance_report(
             "x is a batch of images (B, C, height, width) or of fields (B, C, |H|, height, width), got "
             f"{tuple(x.shape)}; image[None] is a batch of one"
         )
-    if any(isinstance(value, Tensor) and value.is_complex() for value in (x, *model.parameters())):
-        raise TypeError("the error is measured in float64; pass real numbers, not complex ones")
     own = in_float64(model)
     generator = torch.Generator().manual_seed(seed)
     x = _noise(unwrapped(own), generator) if x is None else _measured(x)
@@ -149,29 +149,18 @@ def equivariance_report(
         randomize_norms(own, generator, x)
     with torch.no_grad():
         own_group = group_of(own) or group
-        logits = element_errors(_with_fields(own), x, group, own_group, getattr(own, "transform_field", None))
+        law = getattr(own, "transform_field", None)
+        logits = element_errors(_with_fields(own), x, group, own_group, law, other)
         inside = is_subgroup(group, own_group)
-        trunk = getattr(own, "forward_features", None)
-        features = _feature_errors(own, x, group, own_group) if inside and trunk else {}
+        trunk = getattr(own, "feature_field", getattr(own, "forward_features", None))
+        features = element_errors(trunk, x, group, own_group) if inside and trunk else {}
         layers = _layer_errors(own, x, group) if inside else {}
     return EquivarianceReport(group, logits, features, layers)
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """A copy of a model in float64 and evaluation mode, on the CPU, to measure it.
-
-    Raises:
-        ValueError: If torch cannot copy it, as where a weight is computed from others and was not yet without gradient.
-    """
-    try:
-        return copy.deepcopy(model).to("cpu", torch.float64).eval()
-    except RuntimeError as error:
-        if "deepcopy" not in str(error):
-            raise
-        raise ValueError(
-            f"{type(model).__name__} cannot be copied ({str(error).partition('.')[0]}): after pruning or "
-            "torch.nn.utils.weight_norm run it once under torch.no_grad(), or call torch.nn.utils.prune.remove"
-        ) from error
+    """A copy of a model in float64 and evaluation mode, on the CPU, to measure it."""
+    return copy.deepcopy(model).to("cpu", torch.float64).eval()
 
 
 def group_of(model: nn.Module) -> Group | None:
@@ -237,8 +226,7 @@ def _with_fields(model: nn.Module) -> Callable[[Any], Any]:
         return model
     if not getattr(inner, "planes_are_fields", True):
         raise ValueError(
-            f"the features of a {type(inner).__name__} are not regular fields, so their shape does not tell how the "
-            "group acts on them; measure the network without features_only"
+            f"features of a {type(inner).__name__} are no regular fields; measure it without features_only"
         )
     return lambda x: [planes.unflatten(1, (-1, inner.group.order)) for planes in model(x)]
 
@@ -259,45 +247,13 @@ def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
     return torch.randn(2, *size, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _feature_errors(model: nn.Module, x: Tensor, group: Group, own: Group) -> dict[int, float]:
-    """The errors of the last features as a field; those of a network of another package may be planes or maps."""
-    field: Callable[[Tensor], Tensor] | None = getattr(model, "feature_field", None)
-    return (
-        element_errors(field, x, group, own) if field else _of_planes(cast(Any, model).forward_features, x, group, own)
-    )
-
-
-def _of_planes(
-    function: Callable[[Any], Any], x: Any, group: Group, own: Group, fields: bool = False
-) -> dict[int, float]:
-    """The errors of a function whose output (B, C, height, width) may be maps or planes of regular fields.
-
-    The smallest errors are taken; with ``fields``, its input may be either too.
-    """
-    errors, order = element_errors(function, x, group, own), own.order
-    if max(errors.values()) < _ROUND_OFF or order == 1:
-        return errors
-
-    def may_be_fields(z: Any) -> bool:
-        return isinstance(z, Tensor) and z.ndim == 4 and z.shape[1] % order == 0
-
-    def read(z: Tensor, into: bool, out: bool) -> Tensor:
-        y = cast(Tensor, function(z.flatten(1, 2) if into else z))
-        return y.unflatten(1, (-1, order)) if out else y
-
-    found, outs = [errors], (False, True)[: 1 + may_be_fields(function(x))]
-    for into in (False, True)[: 1 + (fields and may_be_fields(x))]:
-        given = x.unflatten(1, (-1, order)) if into else x
-        found += [element_errors(partial(read, into=into, out=out), given, group, own) for out in outs if into or out]
-    return min(found, key=lambda errors: max(errors.values()))
-
-
 def element_errors(
     function: Callable[[Any], Any],
     x: Any,
     group: Group,
     own: Group | None = None,
     law: Callable[[Any, int], Any] | None = None,
+    other: Any = None,
 ) -> dict[int, float]:
     """The error ``‖Φ(g x) − g Φ(x)‖ / ‖Φ(x)‖`` of a function of tensors, for each element on the pixel grid.
 
@@ -310,6 +266,8 @@ def element_errors(
         own: The group of the regular fields, if ``group`` is a subgroup of it; by default ``group``.
         law: How an element of ``own`` acts on the input and the output, where their shapes do not say it; fields may
             then be tuples of tensors.
+        other: Another input x'. Errors are then relative to ``‖Φ(x) − Φ(x')‖`` where that is smaller than ``‖Φ(x)‖``,
+            so that a large constant in the output hides nothing.
 
     Raises:
         ValueError: If the output is zero everywhere or not finite, or the group does not act on a field of its shape.
@@ -321,36 +279,33 @@ def element_errors(
         0.0
     """
     own = own or group
+    tensors = tensors_of if law is None else lambda output: [_flat(output)]
+    y, sides = function(x), x.shape[-2:] if law is None and x.ndim > 3 else None
+    parts = list(tensors(y))
+    norms = [float(part.norm()) for part in parts]
+    if other is not None:
+        changes = [float((a - b).norm()) for a, b in zip(parts, tensors(function(other)), strict=True)]
+        norms = [min(norm, change) if change else norm for norm, change in zip(norms, changes, strict=True)]
+    kept = [i for i, norm in enumerate(norms) if norm]
     errors = {}
-    if law is None:
-        y = list(tensors_of(function(x)))
-        kept = [i for i, part in enumerate(y) if part.any()]
-        for g in group.grid_elements if kept else ():
-            found = list(tensors_of(function(_act(x, group, g, own))))
-            if len(found) != len(y):
-                raise ValueError(f"the output for a transformed image has {len(found)} tensors instead of {len(y)}")
-            sides = x.shape[-2:] if x.ndim > 3 else None
-            values = [_relative(found[i], _act(y[i], group, g, own, sides), y[i]) for i in kept]
-            errors[g] = max(values) if all(map(math.isfinite, values)) else math.nan
-    else:
-        y, act = function(x), partial(_act_by, law, group=group, own=own)
-        for g in group.grid_elements if _flat(y).any() else ():
-            errors[g] = _relative(_flat(function(act(x, g=g))), _flat(act(y, g=g)), _flat(y))
+    for g in group.grid_elements if kept else ():
+        if law is None:
+            expected = [_act(part, group, g, own, sides) for part in parts]
+            found = list(tensors(function(_act(x, group, g, own))))
+        else:
+            expected = [_flat(_act_by(law, y, group, g, own))]
+            found = [_flat(function(_act_by(law, x, group, g, own)))]
+        if [part.shape for part in found] != [part.shape for part in expected]:
+            shapes = [[tuple(part.shape) for part in tensors] for tensors in (found, expected)]
+            raise ValueError(f"the output for a transformed image has shapes {shapes[0]} instead of {shapes[1]}")
+        values = [float((found[i] - expected[i]).norm()) / norms[i] for i in kept]
+        errors[g] = max(values) if all(map(math.isfinite, values)) else math.nan
     if not errors:
         raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")
     # Checked for every element: a NaN compares as neither larger nor smaller than any bound.
     if not all(math.isfinite(error) for error in errors.values()):
         raise ValueError(f"the output is not finite, its errors are {errors}; pass another x, or check the weights")
     return errors
-
-
-def _relative(found: Tensor, expected: Tensor, y: Tensor) -> float:
-    """``‖found − expected‖ / ‖y‖``."""
-    if found.shape != expected.shape:
-        raise ValueError(
-            f"the output for a transformed image has shape {tuple(found.shape)} instead of {tuple(expected.shape)}"
-        )
-    return float((found - expected).norm() / y.norm())
 
 
 def tensors_of(output: Any) -> Iterable[Tensor]:
@@ -421,10 +376,7 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
     for name, value in inputs.items():
         layer, own = layers[name]
         law = getattr(layer, "transform_field", None)
-        found = (
-            element_errors(layer, value, group, own, law) if law else _of_planes(layer, value, group, own, fields=True)
-        )
-        errors[name] = max(found.values())
+        errors[name] = max(element_errors(layer, value, group, own, law).values())
     return errors
 
 

@@ -51,7 +51,7 @@ class OnnxFile:
             raise ValueError(f"{path} is not an ONNX file that ONNX Runtime can run: {error}") from error
         inputs = self._session.get_inputs()
         if len(inputs) != 1 or inputs[0].type not in _TYPES:
-            found = ", ".join(f"{each.name}: {each.type}" for each in inputs)
+            found = ", ".join(f"{each.name}: {each.type}" for each in inputs) or "no input: its outputs are constants"
             raise ValueError(f"{path} needs a single floating-point input, a batch of images; it has {found}")
         self._name = inputs[0].name
         self.outputs = tuple(output.name for output in self._session.get_outputs())

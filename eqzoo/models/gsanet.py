@@ -42,7 +42,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from ..data import CATALOG
-from ..groups import P4, P4M, Z2, Z2M, Group, cyclic
+from ..groups import P4, P4M, Z2, Z2M, Group, cyclic, transform
 from ..layers import (
     Dropout,
     GroupLayerNorm2d,
@@ -145,6 +145,12 @@ class SelfAttentionBlock(nn.Module):
         y = self.crop(self.attention(x)) + self.crop(self.shortcut(x))
         z: Tensor = y + self.mlp(y)
         return z
+
+    def transform_field(self, x: Tensor, g: int) -> Tensor:
+        """How an element of the group acts on fields, or on the planes that a deployed block takes."""
+        if x.ndim == 4:
+            return self.transform_field(x.unflatten(1, (-1, self.group.order)), g).flatten(1, 2)
+        return transform(x, self.group, g, "regular")
 
 
 class GSANet(EquivariantNet):

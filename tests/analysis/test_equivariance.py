@@ -1,7 +1,6 @@
 """The groups and outputs that are measured, and devices that are not the CPU."""
 
 import math
-import re
 
 import pytest
 import timm
@@ -139,19 +138,15 @@ def test_dense_outputs_rotate_with_the_image(output):
     assert not eqzoo.check_equivariance(broken).exact
 
 
-def test_what_the_shape_of_an_output_does_not_tell_is_diagnosed():
-    for output, said in (
-        (
-            lambda fields, _: fields.flatten(1, 2),
-            r"exact as planes of regular fields: output\.unflatten\(1, \(",
-        ),
-        (lambda _, maps: torch.nn.functional.avg_pool2d(maps, 2)[:, 0], r"exact as maps \(B, height, width\): give it"),
+def test_what_the_shape_of_an_output_does_not_tell_is_not_guessed():
+    for output in (
+        lambda fields, _: fields.flatten(1, 2),
+        lambda _, maps: torch.nn.functional.avg_pool2d(maps, 2)[:, 0],
+        lambda fields, _: fields.flatten(1, 2).roll(1, 3),
     ):
         check = eqzoo.check_equivariance(Mask(output))
         assert not check.exact
-        assert re.search(said, check.diagnosis[0]), check.diagnosis
-    check = eqzoo.check_equivariance(Mask(lambda fields, _: fields.flatten(1, 2).roll(1, 3)))
-    assert "planes" not in "".join(check.diagnosis)
+        assert "transform_field" in check.diagnosis[0]
 
 
 def test_features_are_compared_as_fields():
@@ -164,7 +159,7 @@ def test_features_are_compared_as_fields():
     with pytest.raises(ValueError, match=r"p4m does not act on a field of shape \(1, 8, 4, 16, 20\)"):
         eqzoo.equivariance_error(features, x, "p4m")
     octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True)
-    with pytest.raises(ValueError, match="the features of a OcticViT are not regular fields"):
+    with pytest.raises(ValueError, match="features of a OcticViT are no regular fields"):
         eqzoo.equivariance_error(octic, x)
 
 
@@ -177,7 +172,7 @@ def test_no_tensor_of_an_output_is_passed_over():
             eqzoo.equivariance_error(Mask(output))
     assert eqzoo.equivariance_error(Mask(lambda _, maps: torch.complex(maps, maps.roll(1, 3)))) > 0.1
     counts = iter((4, 3))
-    with pytest.raises(ValueError, match="has 3 tensors instead of 4"):
+    with pytest.raises(ValueError, match="has shapes"):
         eqzoo.equivariance_error(Mask(lambda _, maps: [maps] * next(counts)))
     with pytest.raises(ValueError, match="its output has no tensor"):
         eqzoo.check_equivariance(Mask(lambda _, maps: []))
@@ -197,15 +192,13 @@ def test_outputs_that_cannot_be_compared():
         eqzoo.equivariance_error(model)
     with pytest.raises(ValueError, match="Mask cannot be checked: outputs are tensors"):
         eqzoo.check_equivariance(model)
-    with pytest.raises(ValueError, match=r"has shape \(2, 4, 8, 12\) instead of \(2, 4, 12, 8\)"):
+    with pytest.raises(ValueError, match=r"has shapes \[\(2, 4, 8, 12\)\] instead of \[\(2, 4, 12, 8\)\]"):
         eqzoo.equivariance_error(Mask(lambda _, maps: maps[:, :, :8]))
     with pytest.raises(ValueError, match="the output is zero everywhere"):
         eqzoo.equivariance_error(Mask(lambda _, maps: [0 * maps]))
     own = nn.Sequential(LiftingConv2d(P4, 1, 4, 3), GroupPool(P4))
     own.group = P4
-    with pytest.raises(
-        ValueError, match=r"no pretrained_cfg; set its input_size = \(channels, height, width\), or its in_"
-    ):
+    with pytest.raises(ValueError, match=r"no pretrained_cfg; set its input_size = \(channels, height, width\)"):
         eqzoo.check_equivariance(own, size=8)
     with pytest.raises(ValueError, match="Sequential has no input_size; pass one"):
         eqzoo.multiply_adds(own)
@@ -216,8 +209,6 @@ def test_an_image_without_a_batch_is_not_measured():
     with pytest.raises(ValueError, match=r"image\[None\]"):
         eqzoo.equivariance_error(conv, torch.rand(3, 8, 8), group="p4")
     assert eqzoo.equivariance_error(conv, torch.rand(1, 3, 8, 8), group="p4") > 0.1
-    with pytest.raises(TypeError, match="complex"):
-        eqzoo.equivariance_error(LiftingConv2d(P4, 1, 2, 3).to(torch.complex64), torch.rand(1, 1, 8, 8))
 
 
 class OverPoses(nn.Module):
