@@ -146,8 +146,9 @@ def _of_window(module: nn.Module, x: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a sliding window: its padding, or its stride along the width."""
     names = ("kernel_size", "stride", "padding", "dilation")
     values = [getattr(module, name, 1 if name == "dilation" else None) for name in names]
-    numbers = [value[-1] if isinstance(value, tuple | list) else value for value in values]
-    if not all(isinstance(number, int) for number in numbers):
+    along_width = (value[-1] if isinstance(value, tuple | list) else value for value in values)
+    numbers = [number for number in along_width if isinstance(number, int)]
+    if len(numbers) < len(names):
         return
     kernel, stride, padding, dilation = numbers
     if type(module).__name__.endswith("Same"):  # timm's name for TensorFlow's padding
