@@ -189,6 +189,10 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
     _reading(sub)
 
 
+def _compare(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("folders", nargs="+", metavar="DIR", help="folders that eqzoo finetune wrote, two or more")
+
+
 def _attention(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("name", metavar="NAME", help="a network or a checkpoint")
     sub.add_argument("image", metavar="FILE", help="an image file")
@@ -346,6 +350,12 @@ COMMANDS = {
         "Predicts labeled images and prints accuracy, precision, recall and F1 of each class, the confusion matrix and "
         "the accuracy on rotated images. Classes are matched by name, such as of their folders.",
         _evaluate,
+    ),
+    "compare": Command(
+        "compare fine-tuned networks",
+        "Compares networks that were fine-tuned and evaluated on the same images: accuracy and mean F1 with intervals "
+        "of the differences, accuracy on rotated images, cost.",
+        _compare,
     ),
     "attention": Command(
         "draw the attention of a layer",

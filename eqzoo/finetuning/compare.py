@@ -1,0 +1,122 @@
+"""Comparison of fine-tuned networks on the same test images."""
+
+import csv
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cards import read_checkpoint
+from ..data.user_data import FOLDERS
+from ..evaluation.metrics import scores
+
+__all__ = ["compare"]
+
+_RESAMPLES = 1000  # of the images, with replacement, for the intervals of differences
+
+
+@dataclass(frozen=True)
+class _Predictions:
+    """The evaluated images of a folder's predictions.csv: files, class names, true and predicted classes."""
+
+    files: list[str]
+    names: list[str]
+    labels: Tensor
+    predicted: Tensor
+
+
+def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Networks that were fine-tuned and evaluated on the same images, the first one beside each of the others.
+
+    Args:
+        *folders: The folders that `eqzoo.finetune` wrote, two or more.
+
+    Returns:
+        For each its ``folder``, ``checkpoint``, ``accuracy`` and ``macro_f1`` in percent,
+        ``same_class_at_all_quarter_rotations`` and ``lowest_over_angles`` in percent, ``images_per_second``,
+        ``multiply_adds``, ``megabytes`` and ``training_minutes``; and from the second one on the differences to the
+        first, ``accuracy_difference`` and ``macro_f1_difference`` in points, each with a 95 % ``..._interval`` by
+        resampling the images (paired bootstrap), and ``p_value``, that of McNemar's exact test: how likely so unequal
+        numbers of images that one of the two alone classifies correctly are, if both are equally accurate.
+
+    Raises:
+        FileNotFoundError: If a folder is not that of a finished fine-tuning.
+        ValueError: If there are less than two, or they were evaluated on other images or classes.
+
+    References:
+        Note on the sampling error of the difference between correlated proportions (McNemar, 1947)
+        https://doi.org/10.1007/BF02295996
+    """
+    if len(folders) < 2:
+        raise ValueError(f"two or more folders are compared, got {len(folders)}")
+    paths = [Path(folder) for folder in folders]
+    found = [_read(path) for path in paths]
+    first = found[0]
+    for path, other in zip(paths, found, strict=True):
+        if (other.files, other.names) != (first.files, first.names) or not torch.equal(other.labels, first.labels):
+            raise ValueError(f"{path} was evaluated on other images or classes than {paths[0]}; use the same split")
+    rows = [_facts(path) for path in paths]
+    for row, other in zip(rows[1:], found[1:], strict=True):
+        row |= _difference(first, other)
+    return rows
+
+
+def _read(folder: Path) -> _Predictions:
+    """The predictions for the split that the results are of."""
+    results = read_checkpoint(folder).results
+    part = FOLDERS[results["evaluated_on"]]
+    with (folder / "predictions.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
+    names = sorted(row["name"] for row in results["classes"])
+    numbers = {name: number for number, name in enumerate(names)}
+    labels, predicted = (torch.tensor([numbers[row[key]] for row in rows]) for key in ("class", "prediction"))
+    return _Predictions([row["file"] for row in rows], names, labels, predicted)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    checkpoint = read_checkpoint(folder)
+    r = checkpoint.results
+    return {
+        "folder": str(folder),
+        "checkpoint": checkpoint.name,
+        "accuracy": r["accuracy"],
+        "macro_f1": r["macro_f1"],
+        "same_class_at_all_quarter_rotations": r["same_class_at_all_quarter_rotations"],
+        "lowest_over_angles": min(r["rotation_curve"]["accuracy"]),
+        "images_per_second": r["throughput"]["images_per_second"],
+        "multiply_adds": r["multiply_adds"],
+        "megabytes": round(checkpoint.size / 1e6, 2),
+        "training_minutes": round(r["training_seconds"] / 60, 1),
+    }
+
+
+def _difference(first: _Predictions, other: _Predictions) -> dict[str, Any]:
+    """What the second is better by, with intervals, and McNemar's p-value."""
+    right = torch.stack([first.predicted == first.labels, other.predicted == other.labels])
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for number in range(1 + _RESAMPLES):
+        count = len(first.labels)
+        index = torch.randint(count, (count,), generator=draw) if number else torch.arange(count)
+        accuracy = 100 * right[:, index].double().mean(1)
+        f1 = [scores(first.labels[index], each.predicted[index], first.names)["macro_f1"] for each in (first, other)]
+        found.append((float(accuracy[1] - accuracy[0]), f1[1] - f1[0]))
+    values = torch.tensor(found, dtype=torch.float64)
+    bounds = values[1:].quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+    row: dict[str, Any] = {}
+    for column, key in enumerate(("accuracy", "macro_f1")):
+        row[f"{key}_difference"] = round(float(values[0, column]), 2)
+        row[f"{key}_difference_interval"] = [round(float(bound), 2) for bound in bounds[:, column]]
+    alone = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
+    return row | {"p_value": _mcnemar(*alone)}
+
+
+def _mcnemar(one: int, other: int) -> float:
+    """``2 P(X <= min(b, c))`` for a binomial X of ``b + c`` throws of a fair coin, at most 1."""
+    count = one + other
+    tail = sum(math.comb(count, k) for k in range(min(one, other) + 1))
+    return min(1.0, 2 * tail / 2**count)

@@ -1,0 +1,58 @@
+"""Comparison of fine-tuned networks: differences, their intervals, and folders that do not go together."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+import eqzoo
+from eqzoo.cli import main as command_line
+from eqzoo.finetuning.compare import _difference, _mcnemar, _Predictions, compare
+from tests.finetuning.shapes import save_shapes
+
+
+def predictions(labels, predicted):
+    return _Predictions([str(i) for i in range(len(labels))], ["a", "b"], torch.tensor(labels), torch.tensor(predicted))
+
+
+def test_differences_are_counted_by_hand_and_lie_in_their_intervals():
+    labels = [0, 1] * 50
+    first = predictions(labels, [0] * 100)
+    better = predictions(labels, [0, 1] * 40 + [0] * 20)
+    found = _difference(first, better)
+    assert found["accuracy_difference"] == 40
+    low, high = found["accuracy_difference_interval"]
+    assert 25 < low < 40 < high < 55
+    assert found["p_value"] == pytest.approx(2 * 0.5**40)
+    assert found["macro_f1_difference_interval"][0] > 0
+    same = _difference(first, first)
+    assert (same["accuracy_difference"], same["accuracy_difference_interval"], same["p_value"]) == (0, [0, 0], 1)
+
+
+def test_mcnemar_is_the_binomial_test():
+    assert _mcnemar(0, 5) == 2 * 0.5**5
+    assert _mcnemar(3, 7) == 2 * sum(math.comb(10, k) for k in range(4)) / 2**10
+    assert _mcnemar(4, 4) == 1
+
+
+def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    images = save_shapes(tmp_path / "images", (8, 8, 8))
+    call = {"epochs": 1, "device": "cpu", "pretrained": False}
+    for name in ("p4_cnn", "z2_cnn"):
+        eqzoo.finetune(name, images, tmp_path / name, **call)
+    assert command_line.main(["compare", str(tmp_path / "p4_cnn"), str(tmp_path / "z2_cnn"), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["networks"]
+    assert first["same_class_at_all_quarter_rotations"] == 100
+    assert second["accuracy_difference"] == pytest.approx(second["accuracy"] - first["accuracy"], abs=0.01)
+    assert command_line.main(["compare", str(tmp_path / "p4_cnn"), str(tmp_path / "z2_cnn")]) == 0
+    assert f"{second['accuracy_difference']:+.2f}" in capsys.readouterr().out
+    other = shutil.copytree(tmp_path / "z2_cnn", tmp_path / "other")
+    text = (other / "predictions.csv").read_text()
+    (other / "predictions.csv").write_text(text.replace("test,bar/", "test,new/"))
+    with pytest.raises(ValueError, match="other images or classes"):
+        compare(tmp_path / "p4_cnn", other)
+    with pytest.raises(ValueError, match="two or more"):
+        compare(tmp_path / "p4_cnn")
