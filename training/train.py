@@ -19,7 +19,6 @@ from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
 from eqzoo.engine.run import RunDirectory
-from eqzoo.finetuning.rules import first_cycle
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,8 +30,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--epochs",
         type=int,
-        help="another length than the recipe's: its milestones move in proportion, later restarts are left "
-        "out, and a warm-up and epochs at half size that would fill it are shortened",
+        help="another length than the recipe's: its milestones move in proportion, and a warm-up and epochs at half "
+        "size that would fill it are shortened",
     )
     parser.add_argument(
         "--dataset", help="another data set, by its name, or a folder of images or a .npz file in the data folder"
@@ -89,57 +88,28 @@ def changed(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     if unknown := [key for key in changes if key not in keys]:
         raise ValueError(f"--set takes KEY=VALUE with a key of a recipe, {', '.join(keys)}; got {', '.join(unknown)}")
     named = {name: getattr(args, name) for name in ("seed", "epochs", "dataset")}
-    given = {name: value for name, value in named.items() if value is not None}
-    if twice := sorted(given.keys() & changes.keys()):
-        raise ValueError(f"{twice[0]} is given by --{twice[0]} and by --set; give it once")
-    changes |= given
-    if args.epochs is not None and recipe.milestones and not {"milestones", "schedule"} & changes.keys():
-        changes |= _stretched(recipe, args.epochs)
-    if args.epochs is not None and not {"restarts", "restart_lrs"} & changes.keys():
-        count = sum(restart < args.epochs for restart in recipe.restarts)
-        changes |= {"restarts": recipe.restarts[:count], "restart_lrs": recipe.restart_lrs[:count]}
+    changes |= {name: value for name, value in named.items() if value is not None}
     if args.epochs is not None:
-        changes = _shortened(recipe, args.epochs, changes) | changes
+        changes = _scaled(recipe, args.epochs) | changes
     if "teachers" in changes and not changes["teachers"]:
         changes.setdefault("teacher_weight", Recipe.teacher_weight)
     other = changes.get("dataset", recipe.dataset) != recipe.dataset
-    if other and recipe.start_run and "start" not in changes:
-        before = _first_recipe(recipe)
-        raise ValueError(
-            f"{args.recipe} goes on for {recipe.epochs} epochs with the weights of {recipe.start_run}, a run on "
-            f"{recipe.dataset}; for another data set take {before}, or give --set start=null or other weights"
-        )
     return dataclasses.replace(recipe, **(OF_A_DATASET if other else {}) | changes)
 
 
-def _first_recipe(recipe: Recipe) -> str:
-    """The recipe that a chain of recipes, each of which goes on with a run of the one before, begins with."""
-    name = ""
-    while recipe.start_run:
-        name = recipe.start_run.parent.name
-        recipe = load_recipe(name)
-    return name
-
-
-def _shortened(recipe: Recipe, epochs: int, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The epochs of the warm-up and at half size: at the same share of a first cycle that they would fill."""
-    cycle = first_cycle(changes | {"epochs": epochs})  # so that a run that goes on keeps its first epochs
-    share = min(1.0, cycle / recipe.epochs)
+def _scaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
+    """The milestones at their shares of another length, and a warm-up and half-size epochs that would fill it."""
+    share = epochs / recipe.epochs
     found: dict[str, Any] = {}
-    if recipe.warmup_epochs >= cycle:
+    if recipe.milestones:
+        places = sorted({round(milestone * share) for milestone in recipe.milestones})
+        kept = tuple(place for place in places if 0 < place < epochs)
+        found = {"milestones": kept} if kept else {"milestones": (), "schedule": "constant"}
+    if recipe.warmup_epochs >= epochs:
         found["warmup_epochs"] = round(recipe.warmup_epochs * share, 4)
-    if recipe.half_size_epochs >= cycle:
+    if recipe.half_size_epochs >= epochs:
         found["half_size_epochs"] = int(recipe.half_size_epochs * share)
-    now = vars(recipe) | found | {key: value for key, value in changes.items() if isinstance(value, int | float)}
-    return found | ({} if now["half_size_epochs"] > now["warmup_epochs"] else {"full_size_lr": None})
-
-
-def _stretched(recipe: Recipe, epochs: int) -> dict[str, Any]:
-    """The milestones at the same shares of another length; a run too short for one has a constant rate."""
-    places = {round(milestone * epochs / recipe.epochs) for milestone in recipe.milestones}
-    if found := sorted(place for place in places if 0 < place < epochs):
-        return {"milestones": tuple(found)}
-    return {"milestones": (), "schedule": "constant", "decay_rate": Recipe.decay_rate}
+    return found
 
 
 def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:

@@ -137,29 +137,32 @@ def _config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]
 def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:
     """Trains from the first epoch that is not finished to the last."""
     recipe, accelerator = state.recipe, state.accelerator
-    start, best, history = _resume(directory, state)
-    _init_tracker(accelerator, recipe, track)
-    with _progress_bar(state, start) as bar:
+    start, best = _resume(directory, state)
+    if track is not None:
+        values = {k: v if isinstance(v, int | float | str) else str(v) for k, v in asdict(recipe).items()}
+        accelerator.init_trackers("eqzoo", config=values)
+    size = state.steps * recipe.batch_size
+    with progress_bar(recipe.model, recipe.epochs * size, start * size, accelerator.is_main_process) as bar:
         for epoch in range(start, recipe.epochs):
             if patience_is_over(recipe, best.get("epoch", 0), epoch):
                 break
             began = time.perf_counter()
             try:
-                loss = _train_epoch(state, epoch, history, best, bar)
-                best = _finish_epoch(directory, state, epoch, loss, history, best, began)
+                loss = _train_epoch(state, epoch, best, bar)
+                best = _finish_epoch(directory, state, epoch, loss, best, began)
             except FloatingPointError as error:
-                raise FloatingPointError(_not_finite(directory, recipe, error, best, epoch)) from None
+                found = f"the best weights, of epoch {best['epoch']}, are in {directory.weights}" if best else ""
+                advice = f"{found or 'no epoch was finished'}; a smaller lr than {recipe.lr} or a warm-up may help"
+                raise FloatingPointError(f"{error}; {advice}") from None
             bar.set_postfix(_postfix(epoch, loss, best))
     for tracker in accelerator.trackers:
         tracker.finish()
 
 
-def _train_epoch(
-    state: TrainingState, epoch: int, history: list[float], best: dict[str, Any], bar: "tqdm[Any]"
-) -> float:
+def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "tqdm[Any]") -> float:
     """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite."""
     recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
-    state.begin_epoch(epoch, history)
+    state.begin_epoch(epoch)
     generator = torch.manual_seed(recipe.seed * 1_000_003 + epoch)
     order = list(_epoch_order(len(split), recipe.batch_size, generator))
     parts, numbers = _process_shares(recipe, accelerator, order, epoch)
@@ -170,17 +173,13 @@ def _train_epoch(
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     mean = 0.0
     stream = batches(split, parts, state.workers, pin=state.device.type == "cuda")
-    for done, (part, images, augmentation) in enumerate(zip(parts, stream, numbers, strict=True), 1):
-        step, rest = divmod(done, recipe.accumulate)
-        with accelerator.no_sync(state.net) if rest else nullcontext():
-            soft = None if state.soft_labels is None else state.soft_labels[part.cpu()]
-            total += state.backward(images, split.labels[part], augmentation, soft)
-        if rest:
-            continue
+    for step, (part, images, augmentation) in enumerate(zip(parts, stream, numbers, strict=True), 1):
+        soft = None if state.soft_labels is None else state.soft_labels[part.cpu()]
+        total += state.backward(images, split.labels[part], augmentation, soft)
         state.step(epoch, step - 1)
         bar.update(recipe.batch_size)
         if step % CHECK_STEPS == 0 or step == state.steps:
-            mean = state.reduced(total) / done
+            mean = state.reduced(total) / step
             if not math.isfinite(mean):
                 raise FloatingPointError(f"the loss of epoch {epoch + 1} is {mean}")
             bar.set_postfix(_postfix(epoch, mean, best), refresh=False)
@@ -188,18 +187,12 @@ def _train_epoch(
 
 
 def _finish_epoch(
-    directory: RunDirectory,
-    state: TrainingState,
-    epoch: int,
-    loss: float,
-    history: list[float],
-    best: dict[str, Any],
-    began: float,
+    directory: RunDirectory, state: TrainingState, epoch: int, loss: float, best: dict[str, Any], began: float
 ) -> dict[str, Any]:
-    """Validates, saves state, weights and record; returns the best epoch so far, and adds to the history of losses.
+    """Validates, saves state, weights and log; returns the row of the best epoch so far.
 
-    An epoch is in the record once its weights are saved. A run that was killed before that goes on from the state,
-    which has the row and, of the last epoch, the weights.
+    An epoch is in the log once its weights are saved. A run that was killed before that goes on from the state, which
+    has the row and, of the last epoch, the weights.
 
     Raises:
         FloatingPointError: If the last steps made the network useless; nothing of the epoch is saved.
@@ -207,13 +200,12 @@ def _finish_epoch(
     accelerator = state.accelerator
     scores = state.validate()
     _check_finite(state, epoch, scores["valid_loss"])
-    history.append(scores["valid_loss"] or 0.0)
     row: dict[str, Any] = {"epoch": epoch + 1, "loss": loss, **scores}
     if epoch < state.recipe.half_size_epochs:
         row["half_size"] = True
     improved = not best or selection_key(row) > selection_key(best)
     best = dict(row) if improved else best
-    row |= {"lr": state.base_rate(epoch + 1, history)}
+    row |= {"lr": state.recipe.rate(epoch + 1)}
     if accelerator.is_main_process:
         seconds = round(time.perf_counter() - began, 2)
         made = {"machine": machine(state.device)} | versions()
@@ -252,15 +244,14 @@ def _epoch_order(count: int, size: int, generator: torch.Generator) -> Iterator[
 def _process_shares(
     recipe: Recipe, accelerator: accelerate.Accelerator, order: list[Tensor], epoch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """This process's share of each pass of each batch: the indices of the images, and their augmentation numbers."""
-    passes, processes, this = recipe.accumulate, accelerator.num_processes, accelerator.process_index
+    """This process's share of each batch: the indices of the images, and their augmentation numbers."""
+    processes, this = accelerator.num_processes, accelerator.process_index
     count = sum(map(len, order))
     numbers = torch.empty(count, 0)
     if recipe.augment != "none":
         numbers = draw(count, torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch + 2**40))
-    shape = (len(order), passes, processes, -1)
-    indices = torch.cat(order).view(shape)[:, :, this].flatten(0, 1)
-    augmentation = numbers.view(*shape[:3], recipe.batch_size // passes // processes, -1)[:, :, this].flatten(0, 1)
+    indices = torch.cat(order).view(len(order), processes, -1)[:, this]
+    augmentation = numbers.view(len(order), processes, recipe.batch_size // processes, -1)[:, this]
     return list(indices), list(augmentation)
 
 
@@ -304,12 +295,6 @@ def _deterministic(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _progress_bar(state: TrainingState, start: int) -> "tqdm[Any]":
-    size = state.steps * state.recipe.batch_size
-    shown = state.accelerator.is_main_process
-    return progress_bar(state.recipe.model, state.recipe.epochs * size, start * size, shown)
-
-
 def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
     shown = {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"}
     if best.get("valid_accuracy") is None:
@@ -319,40 +304,18 @@ def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
     return shown | {"best": f"{best['valid_accuracy']:.2f}"}
 
 
-def _not_finite(
-    directory: RunDirectory, recipe: Recipe, error: FloatingPointError, best: dict[str, Any], epoch: int
-) -> str:
-    found = f"the best weights, of epoch {best.get('epoch')}, are in {directory.weights}"
-    none = f"no epoch was finished, so there is no {directory.weights} yet"
-    cycle = sum(epoch >= restart for restart in recipe.restarts)
-    rate = f"a smaller lr than {recipe.lr}"
-    if cycle and recipe.restart_lrs:
-        rate = f"a smaller one of restart_lrs than {recipe.restart_lrs[cycle - 1]}"
-    return f"{error}; {found if best else none}; {rate}, a warm-up or clip_grad may help"
-
-
-def _init_tracker(accelerator: accelerate.Accelerator, recipe: Recipe, track: str | None) -> None:
-    if track is not None:
-        values = {
-            name: value if isinstance(value, (int, float, str)) else str(value)
-            for name, value in asdict(recipe).items()
-        }
-        accelerator.init_trackers("eqzoo", config=values)
-
-
-def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[str, Any], list[float]]:
-    """Loads an interrupted run: the number of finished epochs, the best one if any, and the validation losses."""
+def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[str, Any]]:
+    """Loads an interrupted run: the number of finished epochs, and the row of the best one if any."""
     found = directory.load_state(state.accelerator.is_main_process)
     if found is None:
-        return 0, {}, []
+        return 0, {}
     saved, rows = found
-    best, losses = best_row(rows), [row.get("valid_loss") or 0.0 for row in rows]
-    if not directory.state.exists():  # it has ended
-        return saved["epoch"], best, losses
-    try:
-        state.load_state_dict(saved)
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise directory.resume_error(error) from error
-    if best["epoch"] == saved["epoch"] and state.accelerator.is_main_process:
-        directory.restore_weights(state.eval_model.state_dict(), rows)  # it may have been killed before it saved them
-    return saved["epoch"], best, losses
+    best = best_row(rows)
+    if directory.state.exists():  # else it has ended
+        try:
+            state.load_state_dict(saved)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise directory.resume_error(error) from error
+        if best["epoch"] == saved["epoch"] and state.accelerator.is_main_process:
+            directory.restore_weights(state.eval_model.state_dict(), rows)  # it may have been killed before it saved
+    return saved["epoch"], best

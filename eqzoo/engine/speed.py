@@ -102,18 +102,16 @@ def measure(
     """
     trial = _Trial(recipe, build, splits, device, clock)
     chosen = replace(recipe, **given)
-    if recipe.compile:  # it is compiled for each size of a batch
-        trial.grow()
     each = trial.seconds(chosen, 2)
     worth_it = (seconds or recipe.epochs * len(splits["train"]) * each) > WORTH_IT
-    if not recipe.compile and worth_it:
+    if worth_it:
         for key, value in (("channels_last", True), ("precision", "bfloat16")):
             candidate = replace(chosen, **{key: value})  # type: ignore[arg-type]
             if key in given or (key == "precision" and not trial.takes_bfloat16(chosen)):
                 continue
             if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
                 chosen, each = candidate, timed
-    if not recipe.compile and (worth_it or seconds is not None):  # the number of epochs follows from it
+    if worth_it or seconds is not None:  # the number of epochs follows from it
         trial.grow()
         each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])
@@ -149,7 +147,7 @@ class _Trial:
             keep_freed_memory()
         self.state = TrainingState(recipe, build, splits, accelerator, 0)
         self.clock = clock
-        self.splits, self.whole = splits, recipe.batch_size // recipe.accumulate
+        self.splits, self.whole = splits, recipe.batch_size
         # Batch norms of a network that reduces the images to a pixel need two.
         self._take(min(self.whole, max(2, self.whole // _TRIAL)))
 
@@ -191,7 +189,7 @@ class _Trial:
 
     def _backward(self, recipe: Recipe) -> float:
         self.state.recipe = recipe  # says the formats; the rest is the same
-        self.state.begin_epoch(recipe.half_size_epochs, [])
+        self.state.begin_epoch(recipe.half_size_epochs)
         return float(self.state.backward(*self.batch))
 
     def takes_bfloat16(self, recipe: Recipe) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm.loss import create_classification_loss
 from timm.optim import create_optimizer_v2
 from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
@@ -70,14 +69,13 @@ class TrainingState:
         self.splits = {name: _on_device(splits[name], self.device) for name in ("train", "valid") if name in splits}
         self.steps = len(splits["train"]) // recipe.batch_size
         synchronized = accelerator.num_processes > 1 and self.device.type == "cuda"
-        self.model, self.frozen = _with_options(self.model, recipe, synchronized)
+        if synchronized:  # before modules are frozen: it replaces them
+            self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)
+        self.frozen = freeze(self.model, recipe.freeze)
         self.optimizer = _optimizer(self.model, recipe)
         self._emulates_bfloat16 = emulates_bfloat16(self.device)
         self.scheduler: Scheduler = scheduler(recipe, self.optimizer)
-        self.base_values = list(self.scheduler.base_values)
         self.ema = ModelEmaV3(self.model, recipe.ema_decay, use_warmup=True) if recipe.ema_decay else None
-        if recipe.compile:
-            self.model.compile()
         self.half_size = False
         self._recorded: RecordedPass | None = None
         self._recorded_step: RecordedStep | None = None
@@ -113,17 +111,15 @@ class TrainingState:
         wanted = self.recipe.precision == "bfloat16"
         return torch.autocast(self.device.type, torch.bfloat16) if wanted else nullcontext()
 
-    def begin_epoch(self, epoch: int, history: list[float]) -> None:
-        """Sets training mode, except for frozen modules, the size of images, and the rate of a plateau schedule."""
+    def begin_epoch(self, epoch: int) -> None:
+        """Sets training mode, except for frozen modules, and the size of images."""
         self.half_size = epoch < self.recipe.half_size_epochs
         self.net.train()
         for module in self.frozen:
             module.eval()
-        factor = self.recipe.decay_rate ** self.recipe.decays(history)
-        self.scheduler.base_values = [value * factor for value in self.base_values]
 
     def backward(self, images: Tensor, labels: Tensor, numbers: Tensor, soft: Tensor | None = None) -> Tensor:
-        """Accumulates the gradient of a part of the batch; returns its mean loss.
+        """Computes the gradient of a batch, or of this process's part of it; returns its mean loss.
 
         Args:
             images: The images, uint8.
@@ -152,13 +148,11 @@ class TrainingState:
             soft = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
         if soft is not None:
             loss = self.teachers.loss(loss, logits, soft)
-        (loss / self.recipe.accumulate if self.recipe.accumulate > 1 else loss).backward()
+        loss.backward()
         return loss.detach()
 
     def step(self, epoch: int, step: int) -> None:
         """Updates the weights, at the learning rate of the middle of the step."""
-        if self.recipe.clip_grad is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad)
         self.scheduler.step(epoch + (step + 0.5) / self.steps)  # timm's schedulers take fractions of epochs
         self._update()
         self.optimizer.zero_grad()
@@ -179,10 +173,6 @@ class TrainingState:
         if self.accelerator.num_processes > 1:
             total = self.accelerator.reduce(total, "mean")
         return total.item()
-
-    def base_rate(self, epoch: float, history: list[float]) -> float:
-        """The learning rate after a number of epochs, before the factors of layers and parts."""
-        return self.recipe.rate(epoch) * self.recipe.decay_rate ** self.recipe.decays(history)
 
     @torch.no_grad()
     def validate(self) -> dict[str, float | None]:
@@ -237,8 +227,8 @@ class TrainingState:
 
     def finished_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The network in evaluation mode with the best weights, without wrappers that only training needs."""
-        plain = self.accelerator.num_processes == 1 and not self.recipe.compile and not self.recipe.freeze
-        model = self.model if plain and not self.recipe.checkpointing else self.build().to(self.device)
+        plain = self.accelerator.num_processes == 1 and not self.recipe.freeze
+        model = self.model if plain else self.build().to(self.device)
         model.load_state_dict(weights)
         return model.eval()
 
@@ -313,18 +303,15 @@ def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Modu
             f"{len(splits['train'])} training images do not fill a batch of {recipe.batch_size}; set a smaller "
             "batch_size or add images"
         )
-    if recipe.batch_size % (recipe.accumulate * processes):
-        raise ValueError(
-            f"a batch of {recipe.batch_size} cannot be split among {processes} processes and {recipe.accumulate} "
-            "passes; their product must divide it"
-        )
+    if recipe.batch_size % processes:
+        raise ValueError(f"a batch of {recipe.batch_size} cannot be split among {processes} processes")
     if recipe.half_size_epochs:
         for name in sorted({"train", "valid"} & splits.keys()):
             _check_half_size(recipe, model, *splits[name].shape[1:])
     if recipe.class_weights and len(recipe.class_weights) != classes:
         raise ValueError(f"class_weights has {len(recipe.class_weights)} factors for {classes} classes")
-    if "valid" not in splits and (recipe.patience is not None or recipe.schedule == "plateau"):
-        raise ValueError("patience and the plateau schedule need a validation split, and there is none")
+    if "valid" not in splits and recipe.patience is not None:
+        raise ValueError("patience needs a validation split, and there is none")
 
 
 def _check_half_size(recipe: Recipe, model: nn.Module, height: int, width: int) -> None:
@@ -340,19 +327,6 @@ def _check_half_size(recipe: Recipe, model: nn.Module, height: int, width: int) 
 
 def _on_device(split: AnySplit, device: torch.device) -> AnySplit:
     return split if isinstance(split, Streamed) else split.to(device)
-
-
-def _with_options(model: nn.Module, recipe: Recipe, synchronized: bool) -> tuple[nn.Module, list[nn.Module]]:
-    """The network with shared statistics, frozen parts and recomputed blocks, and its frozen modules."""
-    if synchronized:  # first: it replaces modules
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    frozen = freeze(model, recipe.freeze)
-    if recipe.checkpointing:
-        if not hasattr(model, "set_grad_checkpointing"):
-            name = type(model).__name__
-            raise ValueError(f"{name} cannot recompute its blocks (no set_grad_checkpointing); set checkpointing=False")
-        model.set_grad_checkpointing(True)  # type: ignore[operator]
-    return model, frozen
 
 
 def _optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -396,19 +370,18 @@ def _set_factors(optimizer: torch.optim.Optimizer, model: nn.Module, factors: Ma
 
 
 def _criterion(recipe: Recipe, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    if not recipe.class_weights:
-        criterion: nn.Module = create_classification_loss(recipe.loss, smoothing=recipe.label_smoothing)
-        return criterion.to(device)
-    weight = torch.tensor(recipe.class_weights, device=device)
+    """The cross-entropy of a recipe, the mean over the images."""
+    weight = torch.tensor(recipe.class_weights, device=device) if recipe.class_weights else None
 
-    def weighted(logits: Tensor, labels: Tensor) -> Tensor:
-        # Averaged over the images, not over their weights, so that the parts of a batch add up to the batch. The factor
-        # is that of the label alone: cross_entropy(weight=) has the part of a smoothed label that goes to another class
-        # times the factor of that class, so that a rare one would be the better answer where there is none of it.
+    def criterion(logits: Tensor, labels: Tensor) -> Tensor:
+        if weight is None:
+            return F.cross_entropy(logits, labels, label_smoothing=recipe.label_smoothing)
+        # The factor is that of the label alone: cross_entropy(weight=) has the part of a smoothed label that goes to
+        # another class times the factor of that class, so that a rare one would be the better answer everywhere.
         losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=recipe.label_smoothing)
         return (losses * weight.to(logits.dtype)[labels]).mean()
 
-    return weighted
+    return criterion
 
 
 def freeze(model: nn.Module, names: tuple[str, ...]) -> list[nn.Module]:

@@ -68,10 +68,7 @@ def check_values(
     if minutes is not None and (recipe.get("epochs") is not None or not 0 < minutes < float("inf")):
         epochs = recipe.get("epochs")
         raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {minutes} and {epochs}")
-    if minutes is not None and recipe.get("restarts"):
-        raise ValueError(f"restarts need a number of epochs instead of minutes, got {minutes}")
-    # accumulate depends on the number of images.
-    values = {key: v for key, v in recipe.items() if v is not None and key != "accumulate"}
+    values = {key: v for key, v in recipe.items() if v is not None}
     later = {} if "epochs" in values else {"epochs": sys.maxsize, "warmup_epochs": 0}  # they depend on the images
     values = with_rules(later | values)
     if values.get("augment") == "missing":

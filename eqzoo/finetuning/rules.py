@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "fine_tuning_recipe",
     "group_of",
-    "first_cycle",
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
@@ -63,8 +62,8 @@ def rate_factor(model: nn.Module, pretrained: bool) -> float:
 def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
-    AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; one cosine cycle after a
-    warm-up of 15 % of the epochs, or of those before the first restart.
+    AdamW with weight decay 0.01 and labels smoothed by 0.1; a learning rate by optimizer; a cosine schedule after a
+    warm-up of 15 % of the epochs.
 
     Args:
         given: The keys of a recipe that the user gives.
@@ -76,19 +75,11 @@ def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
         values |= {} if rate is None else {"lr": round(rate * factor, 8)}
     if values["optimizer"] == "adamw":
         values.setdefault("weight_decay", _WEIGHT_DECAY)
-    if values.get("loss", "ce") == "ce" and values.get("teacher_weight") != 1:
+    if values.get("teacher_weight") != 1:
         values.setdefault("label_smoothing", _SMOOTHING)
     if "epochs" in values and values.get("schedule", "cosine") == "cosine" and isinstance(values["epochs"], int):
-        values.setdefault("warmup_epochs", round(_WARMUP * first_cycle(values), 4))
+        values.setdefault("warmup_epochs", round(_WARMUP * values["epochs"], 4))
     return values
-
-
-def first_cycle(values: Mapping[str, Any]) -> int:
-    """The epochs up to the first restart, so that a run that goes on behind one keeps its warm-up."""
-    restarts = values.get("restarts")
-    first = restarts[0] if isinstance(restarts, list | tuple) and restarts else None
-    epochs: int = values["epochs"]
-    return first if isinstance(first, int) and 0 < first < epochs else epochs
 
 
 def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[str]) -> Recipe:

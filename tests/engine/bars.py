@@ -90,3 +90,8 @@ def scored(monkeypatch, *accuracies):
     validate = loop.TrainingState.validate
     monkeypatch.setattr(loop.TrainingState, "validate", lambda self: validate(self) | {"valid_accuracy": next(values)})
     return values
+
+
+@torch.no_grad()
+def predictions(model, images):
+    return model.eval()(images).argmax(1)

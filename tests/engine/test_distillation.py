@@ -12,9 +12,9 @@ from eqzoo.data import Split
 from eqzoo.engine import Recipe, distillation, train
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
-from eqzoo.evaluation.metrics import predictions, top1
+from eqzoo.evaluation.metrics import top1
 from eqzoo.finetuning.rules import with_rules
-from tests.engine.bars import bars
+from tests.engine.bars import bars, predictions
 
 ARGS = {"width": 2, "num_classes": 2}
 RECIPE = Recipe(
@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_labels_and_of_the_mean_of_the_teachers(teach):
     for weight, smoothing in ((0.25, 0.1), (1.0, 0.0)):
         args = {"teacher_weight": weight, "label_smoothing": smoothing, "model_args": ARGS | {"drop_rate": 0.0}}
         state = state_of(replace(RECIPE, **args), {"train": split})
-        state.begin_epoch(0, [])
+        state.begin_epoch(0)
         loss = state.backward(split.images, split.labels, numbers)
         with torch.no_grad():
             logits = state.model.train()(state.as_input(split.images))
@@ -85,7 +85,7 @@ def test_teachers_are_in_evaluation_mode_and_see_the_augmented_images_at_full_si
     recipe = replace(RECIPE, model="p4_resnet29", model_args={"num_classes": 2, "in_chans": 1, "depth": 11},
                      teachers=("a",), half_size_epochs=1, augment="flips")  # fmt: skip
     state = state_of(recipe, {"train": split})
-    state.begin_epoch(0, [])
+    state.begin_epoch(0)
     state.backward(split.images, split.labels, torch.full((16, 7), 0.5))  # all are flipped
     ((x, training, grad),) = teacher.seen
     torch.testing.assert_close(x.double(), (split.images.flip(3).double() / 255 - 0.5) / 0.25, atol=1e-5, rtol=1e-5)
@@ -141,11 +141,11 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
     whole = run(tmp_path / "whole")
     original, calls = TrainingState.begin_epoch, []
 
-    def stop(self, epoch, history):
+    def stop(self, epoch):
         calls.append(epoch)
         if epoch == 2 and len(calls) == 3:
             raise KeyboardInterrupt
-        original(self, epoch, history)
+        original(self, epoch)
 
     monkeypatch.setattr(TrainingState, "begin_epoch", stop)
     with pytest.raises(KeyboardInterrupt):
@@ -172,20 +172,27 @@ def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):
         state_of(replace(RECIPE, teachers=("a",)), {"train": split})
 
 
-def test_a_recipe_refuses_teachers_that_have_no_effect():
-    with pytest.raises(ValueError, match=r"teacher_weight belongs to teachers, got 0\.7 and none"):
-        Recipe("p4_cnn", "bars", 1, teacher_weight=0.7)
-    with pytest.raises(ValueError, match="teacher_weight is above 0 and at most 1, got 0"):
-        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=0)
-    with pytest.raises(ValueError, match=r"set label_smoothing=0, or a lower teacher_weight"):
-        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, label_smoothing=0.1)
-    idle = {"label_smoothing": 0.1, "class_weights": (1.0, 2.0)}
-    with pytest.raises(ValueError, match=r"set label_smoothing=0 and class_weights=\[\], without --balance, or a"):
-        Recipe("p4_cnn", "bars", 1, teachers=("a",), teacher_weight=1, **idle)
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"teacher_weight": 0.7}, r"teacher_weight should be 0\.5 without teachers or soft_labels, got 0\.7"),
+        ({"teachers": ("a",), "teacher_weight": 0}, "teacher_weight should be above 0 and at most 1, got 0"),
+        ({"teachers": ("a",), "teacher_weight": 1, "label_smoothing": 0.1}, "label_smoothing should be 0 where"),
+        ({"teachers": ("a",), "teacher_weight": 1, "class_weights": (1.0, 2.0)}, "class_weights should be empty where"),
+        ({"teachers": ("a",), "soft_labels": "a.npy"}, "teachers should be empty beside soft_labels"),
+    ],
+)
+def test_a_recipe_refuses_teachers_that_have_no_effect(values, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe("p4_cnn", "bars", 1, **values)
+
+
+def test_labels_without_a_part_in_the_loss_are_not_smoothed():
     assert "label_smoothing" not in with_rules({"teachers": ["a"], "teacher_weight": 1})
     assert with_rules({"teachers": ["a"], "teacher_weight": 0.9})["label_smoothing"] == 0.1
-    with pytest.raises(ValueError, match="teachers go with loss='ce', got 'bce'"):
-        Recipe("p4_cnn", "bars", 1, teachers=("a",), loss="bce")
+
+
+def test_teachers_that_cannot_be_created_are_named():
     split = bars(16, 0)
     for name in ("no_such_net", "local-dir:/nonexistent", "p4m_resnet18"):  # the last one has no weights
         with pytest.raises(ValueError, match=f"the teacher {name!r} cannot be created: "):

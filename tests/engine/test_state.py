@@ -11,7 +11,6 @@ import timm.optim.muon as muon_of_timm
 import torch
 from safetensors.torch import load_file
 from timm.optim import Muon
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import eqzoo
 from eqzoo.data import Split, Streamed
@@ -19,30 +18,30 @@ from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, trai
 from eqzoo.engine import state as state_module
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
-from eqzoo.engine.state import TrainingState, _criterion, _with_options
-from eqzoo.evaluation.metrics import predictions
+from eqzoo.engine.state import TrainingState, _criterion
 from eqzoo.finetuning.advice import chosen
-from tests.engine.bars import RECIPE, SPLITS, build, build_without_batch_norm, go, losses, other, rows, same
-
-
-def test_passes_add_up_to_the_batch(tmp_path):
-    one = go(tmp_path / "1", other(augment="standard"))
-    four = go(tmp_path / "4", other(augment="standard", accumulate=4))
-    torch.testing.assert_close(one.state_dict(), four.state_dict(), rtol=1e-3, atol=1e-4)
-    assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=1e-4)
-    plain = go(tmp_path / "none", other())
-    assert losses(tmp_path / "none") != pytest.approx(losses(tmp_path / "1"), rel=1e-2)
-    assert same(plain, go(tmp_path / "checkpointed", other(checkpointing=True)))
+from tests.engine.bars import (
+    RECIPE,
+    SPLITS,
+    Killed,
+    build,
+    build_without_batch_norm,
+    go,
+    losses,
+    other,
+    predictions,
+    rows,
+    same,
+    stop_after,
+)
 
 
 def test_recorded_passes_are_for_gpus(tmp_path):
     """A CPU runs each pass itself; tests/gpu compares recorded ones with them."""
     plain = go(tmp_path / "plain", other())
     assert same(plain, go(tmp_path / "cuda_graphs", other(cuda_graphs=True)))
-    others = {"compile": True, "accumulate": 2, "checkpointing": True, "freeze": ("stem",)}
-    for name, value in others.items():
-        with pytest.raises(ValueError, match=f"cuda_graphs goes without .*; got {name}="):
-            other(cuda_graphs=True, **{name: value})
+    with pytest.raises(ValueError, match="cuda_graphs should be false where modules are frozen"):
+        other(cuda_graphs=True, freeze=("stem",))
 
 
 def test_recorded_passes_go_with_one_process(monkeypatch):
@@ -252,7 +251,7 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
     assert set(seen[len(seen) // 2 :]) == {28}
     best = best_row(rows(tmp_path / "half"))
     assert (best["epoch"], best["valid_accuracy"]) == (3, 50.0)  # of the two at full size
-    with pytest.raises(ValueError, match="half_size_epochs is at least 0 and less than the 4 epochs, got 4"):
+    with pytest.raises(ValueError, match="half_size_epochs should be 0 to less than the 4 epochs, got 4"):
         other(epochs=4, half_size_epochs=4)
 
 
@@ -284,34 +283,12 @@ def test_the_classifier_of_other_classes_is_not_started_from(classes, kept):
         assert torch.equal(value, trained[name]) == (kept or not name.startswith("head.")), name
 
 
-def test_gradients_are_clipped(tmp_path):
-    recipe = other(optimizer="momentum", optimizer_args={"momentum": 0.0}, lr=1.0, weight_decay=0.0, clip_grad=1e-6)
-    torch.manual_seed(recipe.seed)
-    torch.set_default_dtype(torch.float32)
-    first = build_without_batch_norm().state_dict()
-    last = go(tmp_path, recipe).state_dict()
-    assert max((last[name] - first[name]).abs().max() for name in first) < 1e-5
-
-
 def test_bfloat16(tmp_path):
     model = go(tmp_path / "half", other(precision="bfloat16"))
     go(tmp_path / "single", other())
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert losses(tmp_path / "half") != losses(tmp_path / "single")
     assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "single"), rel=0.05)
-
-
-@pytest.mark.slow
-def test_compiled_networks_train_alike(tmp_path):
-    go(tmp_path / "compiled", other(compile=True))
-    go(tmp_path / "eager", other())
-    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-3)
-
-
-@pytest.mark.parametrize("loss", ["ce", "bce", "poly", "asl"])
-def test_losses_of_timm(tmp_path, loss):
-    go(tmp_path, other(loss=loss, epochs=6, lr=1e-2))
-    assert losses(tmp_path)[-1] < losses(tmp_path)[0]
 
 
 def test_class_weights(tmp_path):
@@ -358,17 +335,6 @@ def test_what_is_frozen_stays(tmp_path):
         go(tmp_path / "no", other(freeze=("trunk",)))
     with pytest.raises(ValueError, match="nothing to train"):
         go(tmp_path / "all", other(freeze=("stem", "blocks", "head")))
-
-
-@pytest.mark.parametrize("synchronized", [False, True])
-def test_frozen_norms_are_those_of_the_network_that_is_trained(synchronized):
-    """Batch norms that share statistics are other modules."""
-    name = next(name for name, part in build().named_modules() if isinstance(part, _BatchNorm))
-    model, frozen = _with_options(build(), other(freeze=(name,)), synchronized)
-    norm = model.get_submodule(name)
-    assert isinstance(norm, torch.nn.SyncBatchNorm) == synchronized
-    assert frozen == [norm]
-    assert not any(parameter.requires_grad for parameter in norm.parameters())
 
 
 @pytest.mark.parametrize(
@@ -433,16 +399,9 @@ def test_a_resumed_run_has_its_factors_of_rates_again(tmp_path, monkeypatch):
     recipe = other(optimizer="nmuon", lr_factors={"head.*": 0.3}, epochs=3)
     whole = go(tmp_path / "whole", recipe)
     assert not same(whole, go(tmp_path / "none", other(optimizer="nmuon", epochs=3)))
-    begin = TrainingState.begin_epoch
-
-    def stop(self, epoch, history):
-        if epoch == 1:
-            raise KeyboardInterrupt
-        begin(self, epoch, history)
-
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingState, "begin_epoch", stop)
-        with pytest.raises(KeyboardInterrupt):
+        stop_after(patch, 1)
+        with pytest.raises(Killed):
             go(tmp_path / "stopped", recipe)
     assert same(whole, go(tmp_path / "stopped", recipe))
 

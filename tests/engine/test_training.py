@@ -12,9 +12,9 @@ import eqzoo
 from eqzoo.data import Split
 from eqzoo.engine import Recipe, best_row, loop, train
 from eqzoo.engine.state import TrainingState
-from eqzoo.evaluation.metrics import predictions, top1
+from eqzoo.evaluation.metrics import top1
 from tests import forks
-from tests.engine.bars import RECIPE, SPLITS, build, go, losses, other, rows, run
+from tests.engine.bars import RECIPE, SPLITS, build, go, losses, other, predictions, rows, run
 
 
 def test_a_run_learns_and_leaves_its_log(tmp_path):
@@ -59,10 +59,8 @@ def test_every_epoch_has_an_order_of_its_own(tmp_path, monkeypatch):
 def test_learning_rates():
     cosine = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2)
     assert [cosine.rate(epoch) for epoch in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
-    twice = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, warmup_epochs=2, half_size_epochs=8, full_size_lr=0.4)
-    assert [twice.rate(epoch) for epoch in (1, 2, 5, 8, 9, 10)] == pytest.approx([0.5, 1, 0.5, 0.4, 0.2, 0])
-    with pytest.raises(ValueError, match="full_size_lr needs a cosine schedule, and more epochs at half size"):
-        Recipe("p4_cnn", "bars", epochs=10, warmup_epochs=2, half_size_epochs=2, full_size_lr=0.4)
+    steps = Recipe("p4_cnn", "bars", epochs=10, lr=1.0, schedule="multistep", milestones=(4, 6), decay_rate=0.5)
+    assert [steps.rate(epoch) for epoch in (0, 3.9, 4, 5.9, 6, 10)] == pytest.approx([1, 1, 0.5, 0.5, 0.25, 0.25])
     assert Recipe("p4_cnn", "bars", epochs=10, lr=1.0, schedule="constant").rate(9) == 1
 
 
@@ -82,7 +80,7 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
 
     with pytest.raises(ValueError, match="start='p4_cnn' does not fit p4_cnn: "):
         run(tmp_path / "small", other(start="p4_cnn"))
-    with pytest.raises(ValueError, match=r"start='z2_cnn' does not fit p4_cnn: .* for the group z2, which mean"):
+    with pytest.raises(ValueError, match=r"start='z2_cnn' does not fit p4_cnn: .*for the group z2"):
         run(tmp_path / "plain", other(start="z2_cnn"))
     with pytest.raises(ValueError, match="nothing is called 'p4_cn'"):
         run(tmp_path / "near", other(start="p4_cn"))
@@ -138,8 +136,6 @@ def test_too_few_images_for_a_batch(tmp_path):
 EVERYTHING = {
     "augment": "standard",
     "ema_decay": 0.9,
-    "accumulate": 2,
-    "clip_grad": 1.0,
     "label_smoothing": 0.1,
     "optimizer": "sgd",
     "optimizer_args": {"momentum": 0.8},
@@ -191,7 +187,7 @@ def test_without_validation_images_the_last_epoch_is_kept(tmp_path):
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     assert best_row(rows(tmp_path))["epoch"] == 3
     assert [row["valid_accuracy"] for row in rows(tmp_path)] == [None] * 3
-    with pytest.raises(ValueError, match="need a validation split"):
+    with pytest.raises(ValueError, match="needs a validation split"):
         train(other(patience=2), build, {"train": SPLITS["train"]}, tmp_path / "patience")
 
 
@@ -247,12 +243,6 @@ def test_what_is_not_there_is_named(tmp_path):
         go(tmp_path, RECIPE, track="nonesuch")
     with pytest.raises(ValueError, match="device is 'cpu'"):
         go(tmp_path, RECIPE, device="abacus")
-
-    class NoBlocks(torch.nn.Linear):
-        num_classes, in_chans = 2, 1
-
-    with pytest.raises(ValueError, match="cannot recompute its blocks"):
-        go(tmp_path, other(checkpointing=True), lambda: NoBlocks(2, 2))
 
 
 def test_a_tracker_sees_the_record(tmp_path, monkeypatch):

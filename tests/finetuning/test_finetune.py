@@ -398,14 +398,13 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eqzoo.finetuning.images.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr is a finite number above 0"),
-        ({"epochs": 0}, "epochs is a whole number of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size is a whole number of at least 1, got 0"),
+        ({"epochs": 0}, "epochs should be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size should be at least 1, got 0"),
         ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
         ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
         ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),
-        ({"augment": "nonesuch"}, "augment is one of"),
-        ({"optimizer": "nonesuch"}, "optimizer is one of"),
-        ({"balance": True, "loss": "bce"}, "class_weights go with"),
+        ({"augment": "nonesuch"}, "augment should be one of"),
+        ({"optimizer": "nonesuch"}, "optimizer 'nonesuch' cannot be used here"),
         ({"freeze": ["nonesuch"]}, "freeze names modules"),
         ({"device": "tpu"}, "device is"),
     ):
@@ -705,7 +704,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "images are uint8, .* got float32 .* scale the values: .*astype": {"data": tmp_path / "deep.npz"},
         "no folder train; .* or, without train, <class>/<image>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
-        "augment is one of": {"augment": "spin"},
+        "augment should be one of": {"augment": "spin"},
         "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
         "device is 'cpu' or 'cuda', got 'tpu'": {"device": "tpu"},
         "is a file; name a new folder": {"output": tmp_path / "full" / "thesis.tex"},

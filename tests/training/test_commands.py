@@ -70,12 +70,6 @@ def test_milestones_keep_their_shares_of_another_length(words, milestones):
     assert parsed(["p4_allcnn.cifar10", *words]).milestones == milestones
 
 
-@pytest.mark.parametrize("key", ["epochs", "seed", "dataset"])
-def test_a_value_that_is_given_in_two_ways_is_refused(key):
-    with pytest.raises(ValueError, match=f"{key} is given by --{key} and by --set; give it once"):
-        parsed(["p4_cnn.rotmnist", f"--{key}", "7", "--set", f"{key}=7"])
-
-
 def test_images_of_a_folder_keep_their_channels(tmp_path):
     for mode, name in (("RGB", "stained"), ("L", "gray")):
         for place in ("train/a", "train/b", "test/a", "test/b"):
@@ -92,31 +86,16 @@ def test_images_of_a_folder_keep_their_channels(tmp_path):
         assert splits_of(recipe, args)["train"].shape[0] == 4 - channels
 
 
-def test_a_recipe_that_goes_on_with_a_run_is_for_its_data_set():
-    with pytest.raises(ValueError, match=r"goes on for 30 epochs .* rotmnist; .*take p4_e4net.rotmnist_first,"):
-        parsed(["p4_e4net.rotmnist", "--dataset", "cells"])
-    assert parsed(["p4_e4net.rotmnist", "--dataset", "cells", "--set", "start=null"]).start is None
-    assert parsed(["p4_e4net.rotmnist_first", "--dataset", "cells"]).epochs == 60
-
-
 def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():
     name = "p4_asc_resnet29.cifar10"
     assert [parsed([name, "--epochs", str(epochs)]).half_size_epochs for epochs in (42, 6, 5, 1)] == [5, 5, 0, 0]
-    halved = next(name for name in recipe_names() if load_recipe(name).full_size_lr)
-    assert parsed([halved, "--epochs", "1"]).full_size_lr is None
-
-
-@pytest.mark.parametrize("value", ["5", "abc", '["a", 2]', '["a"]'])
-def test_restarts_that_are_no_list_of_epochs_are_refused(value):
-    with pytest.raises(ValueError, match="restarts is a list in"):
-        parsed(["p4_resnet29.chula_rbc12", "--epochs", "1", "--set", f"restarts={value}"])
 
 
 def test_a_recipe_without_its_teachers():
     name = "p4_asc_resnet29.cifar10"
     assert (parsed([name]).teachers, parsed([name]).teacher_weight) != ((), 0.5)
     assert (parsed([name, "--set", "teachers=[]"]).teachers) == ()
-    with pytest.raises(ValueError, match=r"got 0\.7 and none; name teachers, or set teacher_weight=0\.5"):
+    with pytest.raises(ValueError, match=r"teacher_weight should be 0\.5 without teachers"):
         parsed([name, "--set", "teachers=[]", "teacher_weight=0.7"])
 
 

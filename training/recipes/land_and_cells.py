@@ -73,10 +73,8 @@ RECIPES: dict[str, Entry] = {
         29,
         0.02,
         None,
-        " The learning rate starts anew at full size, from 0.01."
-        + _OTHER_RUN.format(reason="it went through the epochs at full size in parts, with other rates"),
+        _OTHER_RUN.format(reason="at full size it went in parts, with a cosine schedule that starts anew, from 0.01"),
         half_size_epochs=18,
-        full_size_lr=0.01,
         precision="bfloat16",
     ),
     **_recipe(
