@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..analysis.sizes import blank, refusal, sizes_that_work
+from ..analysis.sizes import blank, refusal
 from ..data.images import normalized
-from ..models import EquivariantNet, create_model
+from ..models import create_model
 from .recipe import Recipe
 
 __all__ = ["Teachers", "soft_labels"]
@@ -32,7 +32,7 @@ class Teachers:
         device: Where the teachers run.
 
     Raises:
-        ValueError: If a teacher cannot be created, is no network of eqzoo, has other classes or channels, or does not
+        ValueError: If a teacher cannot be created, has other classes or channels, or does not
             accept the images. Where the teacher or the images have no names of classes, their numbers are compared.
 
     References:
@@ -99,16 +99,12 @@ def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
     return found
 
 
-def _teacher(
-    name: str, student: str, classes: Sequence[str], size: tuple[int, int, int], num_classes: int
-) -> EquivariantNet:
+def _teacher(name: str, student: str, classes: Sequence[str], size: tuple[int, int, int], num_classes: int) -> Any:
     """A teacher in evaluation mode, without gradients."""
     try:
-        network = create_model(name, pretrained=True)
+        network: Any = create_model(name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"the teacher {name!r} cannot be created: {error}") from error
-    if not isinstance(network, EquivariantNet):
-        raise ValueError(f"a teacher is a network of eqzoo; {name} is a {type(network).__name__}")
     if network.num_classes != num_classes:
         raise ValueError(f"{student} has {num_classes} classes, and the teacher {name} {network.num_classes}")
     names = network.pretrained_cfg.get("label_names") or ()
@@ -116,10 +112,8 @@ def _teacher(
         raise ValueError(
             f"a teacher has the classes of the images, {', '.join(classes)}; {name} has {', '.join(names)}"
         )
-    if network.in_chans != size[0]:
-        raise ValueError(f"images have {size[0]} channels, and the teacher {name} takes {network.in_chans}")
-    empty = blank(network)
-    if reason := refusal(empty, *size[1:]):
-        work = sizes_that_work(empty, *size[1:])
-        raise ValueError(f"the teacher {name} refuses images of {size[1]} x {size[2]} pixels; {work} ({reason})")
+    channels = getattr(network, "in_chans", size[0])
+    reason = None if channels == size[0] else f"it takes {channels} channels"
+    if reason := reason or refusal(blank(network), *size[1:]):
+        raise ValueError(f"the teacher {name} refuses images of {size[0]} x {size[1]} x {size[2]}: {reason}")
     return network.eval().requires_grad_(False)

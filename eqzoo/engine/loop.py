@@ -21,6 +21,7 @@ from ..data.hashes import split_digests
 from ..evaluation.predictor import check_device
 from ..evaluation.progress import progress_bar
 from ..models import EquivariantNet
+from ..models.builder import per_channel
 from ..models.config import checkpoint_config
 from ..models.load import weights_file
 from ._accelerate import accelerate
@@ -124,10 +125,11 @@ def train(
 def _config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]:
     """The config.json of a network that is trained; what is evaluated later writes a complete one."""
     cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
+    mean, std = (list(per_channel(cfg[key], split.shape[0])) for key in ("mean", "std"))
     known = {"architecture": recipe.model.partition(".")[0], "tag": recipe.dataset, "license": None}
     return checkpoint_config(
         model,
-        {**cfg, **known, "num_classes": model.num_classes, "input_size": split.shape},
+        {**cfg, **known, "num_classes": model.num_classes, "input_size": split.shape, "mean": mean, "std": std},
         model_args=recipe.model_args,
         label_names=cfg.get("label_names") or split.classes,
         group=model.group.name if isinstance(model, EquivariantNet) else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,8 @@ from ..data import AnySplit, Split, Streamed, augment, batches
 from ..data.hashes import split_differences, split_digests
 from ..data.images import normalized
 from ..evaluation.predictor import BATCH_SIZE
-from ..models import EquivariantNet, create_model
+from ..models import create_model
+from ..models.builder import per_channel
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .distillation import Teachers, soft_labels
@@ -87,7 +88,8 @@ class TrainingState:
         self.soft_labels = soft_labels(recipe.soft_labels, len(train), classes) if recipe.soft_labels else None
         cfg: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         dtype = next(self.model.parameters()).dtype
-        self.mean, self.std = (torch.tensor(cfg[key], dtype=dtype, device=self.device) for key in ("mean", "std"))
+        mean, std = (per_channel(cfg[key], train.shape[0]) for key in ("mean", "std"))  # timm's are those of 3 channels
+        self.mean, self.std = (torch.tensor(values, dtype=dtype, device=self.device) for values in (mean, std))
 
     @property
     def _records(self) -> bool:
@@ -239,26 +241,23 @@ def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]
     Those of a checkpoint or of images without names are the same if there are equally many, as are those of a run on
     the same images.
     """
-    named = f"start={recipe.start!r}"
-    if not isinstance(model, EquivariantNet):
-        raise ValueError(f"{named} needs a network of eqzoo, got a {type(model).__name__}")
     if recipe.start_run:
         _load_run(model, recipe, recipe.start_run, splits)
         return
-    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": model.in_chans}
+    args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": splits["train"].shape[0]}
     if "group" in inspect.signature(type(model)).parameters:  # that of an octic ViT is p4m
         args["group"] = model.group
     try:
-        start = cast(EquivariantNet, create_model(str(recipe.start), pretrained=True, **args))
+        start: Any = create_model(str(recipe.start), pretrained=True, **args)
         model.load_state_dict(start.state_dict())
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        raise ValueError(f"{named} does not fit {recipe.model}: {error}") from error
+        raise ValueError(f"start={recipe.start!r} does not fit {recipe.model}: {error}") from error
     names, classes = start.pretrained_cfg.get("label_names") or (), splits["train"].classes
     if names and classes and list(names) != list(classes):
-        model.reset_classifier(model.num_classes)
+        model.reset_classifier(model.num_classes)  # type: ignore[operator]
 
 
-def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mapping[str, AnySplit]) -> None:
+def _load_run(model: nn.Module, recipe: Recipe, folder: Path, splits: Mapping[str, AnySplit]) -> None:
     """Loads the best weights of a finished run of the same network on the same training and validation images."""
     try:
         run = FinishedRun.read(folder)
@@ -276,8 +275,7 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mappi
                 f"that is a run on other images ({said}), so it may have been trained on validation images of this "
                 "one; train it on the images of this run first"
             )
-        start = cast(EquivariantNet, build_network(run.recipe, checkpoint_path=run.weights))
-        model.load_state_dict(start.state_dict())
+        model.load_state_dict(build_network(run.recipe, checkpoint_path=run.weights).state_dict())
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         named = f"start={recipe.start!r}"
         raise ValueError(f"{named} needs a finished run of {recipe.model} on {recipe.dataset}: {error}") from error
@@ -285,7 +283,8 @@ def _load_run(model: EquivariantNet, recipe: Recipe, folder: Path, splits: Mappi
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:
     """Raises ValueError unless the images suit the network and the batches can be shared among the processes."""
-    classes, channels = int(model.num_classes), int(model.in_chans)  # type: ignore[arg-type]
+    classes = int(model.num_classes)  # type: ignore[arg-type]
+    channels: Any = getattr(model, "in_chans", None)  # not all of timm's networks say it
     for name in {"train", "valid"} & splits.keys():
         labels = splits[name].labels
         if labels.min() < 0 or labels.max() >= classes:
@@ -293,7 +292,7 @@ def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Modu
                 f"labels of {name} go from {int(labels.min())} to {int(labels.max())}, and {recipe.model} has "
                 f"{classes} classes, 0 to {classes - 1}; model_args={{'num_classes': ...}} changes it"
             )
-        if splits[name].shape[0] != channels:
+        if channels not in (None, splits[name].shape[0]):
             raise ValueError(
                 f"images of {name} have {splits[name].shape[0]} channels, and {recipe.model} takes {channels}; "
                 "model_args={'in_chans': ...} changes it"
@@ -319,7 +318,7 @@ def _check_half_size(recipe: Recipe, model: nn.Module, height: int, width: int) 
     said = f"half_size_epochs={recipe.half_size_epochs} trains on images of {height // 2} x {width // 2} pixels, then "
     if height % 2 or width % 2:
         raise ValueError(f"{said}of {height} x {width}, which have no half; set half_size_epochs=0 or even sides")
-    empty = blank(cast(EquivariantNet, model))
+    empty = blank(model)
     for h, w in ((height // 2, width // 2), (height, width)):
         if reason := refusal(empty, h, w):
             raise ValueError(f"{said}of {height} x {width}, and {recipe.model} refuses {h} x {w}: {reason}")

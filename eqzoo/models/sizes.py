@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._common import network_name
 from ..layers import SizeError
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["blank", "refusal", "sizes_that_work", "with_image_size"]
 
+Network = TypeVar("Network", bound=nn.Module)
 _SEARCH = 64  # how far the nearest sides are searched to either side, in pixels
 
 
-def blank(model: "EquivariantNet") -> "EquivariantNet":
+def blank(model: "Network") -> "Network":
     """A copy of a network on the meta device, in float32 and evaluation mode, which has shapes but no values."""
     return copy.deepcopy(model).to("meta", torch.float32).eval()
 
 
 @torch.no_grad()
-def refusal(model: "EquivariantNet", height: int, width: int) -> str | None:
+def refusal(model: nn.Module, height: int, width: int) -> str | None:
     """Why a network on the meta device does not accept images of a size, or None if it does.
 
     The sizes that a layer would accept are left out: they are those of its input, not of the image.
@@ -33,8 +34,9 @@ def refusal(model: "EquivariantNet", height: int, width: int) -> str | None:
     dtype = next(model.parameters()).dtype
     try:
         with use_backend("eager"):
-            model(torch.empty(1, model.in_chans, height, width, dtype=dtype, device="meta"))
-    except (ValueError, RuntimeError) as error:
+            channels = getattr(model, "in_chans", 3)
+            model(torch.empty(1, channels, height, width, dtype=dtype, device="meta"))
+    except (AssertionError, ValueError, RuntimeError) as error:
         return error.reason if isinstance(error, SizeError) else str(error)
     return None
 

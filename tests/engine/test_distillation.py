@@ -159,9 +159,8 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
     [
         (Seer(classes=3), "p4_cnn has 2 classes, and the teacher a 3"),
         (Seer(names=("flat", "round")), "has the classes of the images, round, flat; a has flat, round"),
-        (Seer(channels=3), "images have 1 channels, and the teacher a takes 3"),
-        (Seer(size=32), "teacher a refuses images of 28 x 28 pixels; the nearest size that works is 32 x 32"),
-        (torch.nn.Linear(2, 2), "a teacher is a network of eqzoo; a is a Linear"),
+        (Seer(channels=3), "the teacher a refuses images of 1 x 28 x 28: it takes 3 channels"),
+        (Seer(size=32), "teacher a refuses images of 1 x 28 x 28: takes 32 x 32"),
     ],
 )
 def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):

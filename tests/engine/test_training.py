@@ -85,8 +85,6 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
     with pytest.raises(ValueError, match="nothing is called 'p4_cn'"):
         run(tmp_path / "near", other(start="p4_cn"))
     run(tmp_path / "near", replace(recipe, start=None))  # the mistake has not taken the folder
-    with pytest.raises(ValueError, match="needs a network of eqzoo, got a Linear"):
-        go(tmp_path / "none", other(start="p4_cnn"), lambda: torch.nn.Linear(2, 2))
 
 
 def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
@@ -111,6 +109,17 @@ def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
     (tmp_path / "seed0" / "log.jsonl").write_text("")
     with pytest.raises(ValueError, match="has 0 of 2 epochs"):
         run(tmp_path / "early", recipe)
+
+
+def test_networks_of_timm_are_trained_too(tmp_path):
+    args = {"num_classes": 2, "in_chans": 1}
+    recipe = other(model="test_resnet", model_args=args, epochs=2, half_size_epochs=1, warmup_epochs=0)
+    trained = run(tmp_path / "first", recipe)
+    begun = other(model="test_resnet", model_args=args, epochs=1, warmup_epochs=0, lr=1e-12, weight_decay=0.0)
+    again = run(tmp_path / "second", replace(begun, start=f"run:{tmp_path}/first"))
+    torch.testing.assert_close(again.fc.weight, trained.fc.weight, rtol=0, atol=1e-6)
+    loaded = eqzoo.create_model(f"local-dir:{tmp_path / 'first'}", pretrained=True)
+    assert torch.equal(loaded.fc.weight, trained.fc.weight)
 
 
 def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
