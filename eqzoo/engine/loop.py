@@ -26,8 +26,8 @@ from ..models.config import checkpoint_config
 from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
+from .device import emulates_bfloat16, flushed_subnormals
 from .epochs import best_row, patience_is_over, selection_key
-from .processor import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe
 from .run import RunDirectory
 from .state import TrainingState

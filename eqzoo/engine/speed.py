@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ..data import AnySplit, Split, batches, draw
 from ..models.load import weights_file
 from .allocator import keep_freed_memory
+from .device import flushed_subnormals, has_bfloat16
 from .loop import accelerator_of
-from .processor import flushed_subnormals, has_bfloat16
 from .recipe import Recipe
 from .state import TrainingState
 

@@ -24,8 +24,8 @@ from ..models import create_model
 from ..models.builder import per_channel
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
+from .device import emulates_bfloat16, muon_in_float32
 from .distillation import Teachers, soft_labels
-from .processor import emulates_bfloat16, muon_in_float32
 from .recipe import Recipe, build_network, scheduler
 from .run import FinishedRun
 

@@ -13,7 +13,7 @@ from torch import nn
 from ..data import AnySplit, files_left_out
 from ..data.hashes import image_codes, settings_differences
 from ..engine import is_finished, train
-from ..engine.processor import limited_threads
+from ..engine.device import limited_threads
 from ..models.load import list_pretrained
 from .advice import advice_before, advice_on_time, summary
 from .plan import Plan, Request, make_plan, with_speed

@@ -10,7 +10,7 @@ import torch
 import eqzoo
 from eqzoo import _common
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import loop, processor, speed
+from eqzoo.engine import device, loop, speed
 from eqzoo.engine.recipe import Recipe
 from tests.finetuning.shapes import shapes
 
@@ -127,24 +127,24 @@ def test_small_batches_are_measured_with_networks_that_reduce_images_to_a_pixel(
 
 def test_subnormal_numbers_are_zero_while_training_alone():
     small = torch.tensor([1e-39])
-    with processor.flushed_subnormals():
+    with device.flushed_subnormals():
         assert not torch.any(small * 1)
-        with processor.flushed_subnormals():
+        with device.flushed_subnormals():
             pass
         assert not torch.any(small * 1)
         torch.set_default_dtype(torch.float64)
-        with processor.flushed_subnormals():
+        with device.flushed_subnormals():
             pass
         assert not torch.any(small * 1)
     assert torch.all(small * 1 > 0)
 
 
 def test_processors(tmp_path, monkeypatch):
-    monkeypatch.setattr(processor, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(_common, "_CPU_LIMIT", tmp_path / "cpu.max")
     cpu = torch.device("cpu")
-    assert not processor.has_bfloat16(cpu)  # no such file
-    assert not processor.emulates_bfloat16(cpu)
+    assert not device.has_bfloat16(cpu)  # no such file
+    assert not device.emulates_bfloat16(cpu)
     for line, expected in (
         ("flags\t\t: fpu avx2 avx512f", False),
         ("flags\t\t: fpu avx512_bf16 avx512f", True),
@@ -152,8 +152,8 @@ def test_processors(tmp_path, monkeypatch):
         ("Features\t: fp asimd bf16", True),
     ):
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
-        assert (processor.has_bfloat16(cpu), processor.emulates_bfloat16(cpu)) == (expected, not expected), line
-    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+        assert (device.has_bfloat16(cpu), device.emulates_bfloat16(cpu)) == (expected, not expected), line
+    monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     assert _common.usable_cores() == 16
     for text, expected in (
         ("max 100000\n", 16),
@@ -166,6 +166,6 @@ def test_processors(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with processor.limited_threads():
+    with device.limited_threads():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

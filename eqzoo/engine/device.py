@@ -1,4 +1,4 @@
-"""What the processor offers: GPUs and bfloat16 units, and how many threads torch takes."""
+"""The device of a run: bfloat16 in hardware, subnormal numbers, and the threads that torch takes."""
 
 import os
 from collections.abc import Iterator
