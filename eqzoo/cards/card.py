@@ -187,7 +187,21 @@ import timm
 {timm_lines}
 ```
 
-{"" if own else hub_lines}{shell}{images}"""
+{_pipeline(line, repo_id or folder) if channels == 3 and labels else ""}{"" if own else hub_lines}{shell}{images}"""
+
+
+def _pipeline(line: str, place: str) -> str:
+    """The use in Hugging Face transformers, whose pipelines read images of three channels."""
+    return f"""With Hugging Face transformers:
+
+```python
+{line}import eqzoo  # registers the network with timm
+from transformers import pipeline
+
+print(pipeline("image-classification", {_quoted(place)})("image.png"))
+```
+
+"""
 
 
 def _quoted(text: str) -> str:

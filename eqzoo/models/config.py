@@ -29,7 +29,8 @@ def checkpoint_config(
     Args:
         model: The network.
         cfg: Its ``pretrained_cfg``, with ``architecture`` and the ``tag`` of the checkpoint.
-        model_args: The arguments of its class.
+        model_args: The arguments of its class. The number of classes is left out: it stands beside them, and Hugging
+            Face transformers takes it from there alone.
         label_names: The names of the classes.
         group: The name of its group; None for a network that is equivariant under translations alone.
         weights_sha256: The hash of its weights file, which `eqzoo.hub` checks; None while it is trained.
@@ -46,7 +47,7 @@ def checkpoint_config(
         "num_features": model.num_features,
         "global_pool": pool,
         "label_names": list(label_names),
-        "model_args": dict(model_args),
+        "model_args": {key: value for key, value in model_args.items() if key != "num_classes"},
         "pretrained_cfg": {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in cfg.items()

@@ -229,7 +229,7 @@ def _config(found: ConvertedOcticViT, digest: str) -> dict[str, Any]:
         "num_features": args["embed_dim"],
         "global_pool": args.get("global_pool", "token"),
         "label_names": ImageNetInfo("imagenet-1k").label_descriptions() if classes == 1000 else [],
-        "model_args": args,
+        "model_args": {key: value for key, value in args.items() if key != "num_classes"},
         "pretrained_cfg": {name: value for name, value in cfg.items() if value is not None and name not in drop},
         "eqzoo": {
             "group": "z2" if not found.architecture.startswith("p4m") else "p4m",

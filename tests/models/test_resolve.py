@@ -40,7 +40,7 @@ def test_every_way_to_name_a_checkpoint_gives_the_same_network(folder, monkeypat
             assert torch.equal(network.head.weight, head), name
         assert not torch.equal(eqzoo.create_model(name).head.weight, head), name
     assert resolve("mine").folder.name == "mine"
-    assert resolve("p4_cnn.digits").model_args == {"num_classes": 10, "in_chans": 1}
+    assert resolve("p4_cnn.digits").model_args == {"in_chans": 1}
     assert resolve("p4_cnn").folder is None
 
 
