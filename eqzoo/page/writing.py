@@ -14,13 +14,12 @@ from typing import Any
 
 from .._common import write_text
 from ..data.images import MODES
-from ..evaluation.metrics import wilson_interval
 from ..evaluation.predictor import load_predictor
 from ..evaluation.thresholds import check_thresholds
 from ..export.onnx_network import OnnxNetwork
 from ..export.programs import export_onnx
 from ..groups import P4M
-from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm
+from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
 from ..models import EquivariantNet
 
 __all__ = ["write_page"]
@@ -126,7 +125,7 @@ def _network(source: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, str
         "reflections": exact.reflections,
     }
     rows = {"network": f"{cfg['architecture']}, equivariance group {network.group.name}"}
-    rows |= dict(_described(loaded.folder)) if loaded.folder else {}
+    rows |= dict(_described(loaded.folder or shipped_folder() / loaded.title))
     rows["images"] = " x ".join(map(str, network.input_size)) + " (channels, height, width)"
     text = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in rows.items())
     return entry, onnx, f"<dl>{text}</dl>"
@@ -142,11 +141,14 @@ def _described(folder: Path) -> Iterator[tuple[str, str]]:
     card = texts["README.md"]
     if opening := re.search(r"^# .*\n+((?:[^\n#].*\n)+)", card, re.MULTILINE):
         yield "training", _plain(opening[1])
-    images = sum(map(sum, results.get("confusion") or [])) or results.get("dataset", {}).get("test")
-    accuracy = results.get("accuracy", 100 - results["test_error"] if "test_error" in results else None)
-    if accuracy is not None and images:
-        low, high = wilson_interval(round(accuracy * images / 100), images) or (0, 100)
-        yield "accuracy", f"{accuracy:.2f} % on {images:,} images (95 % confidence interval {low:.1f} to {high:.1f} %)"
+    if "accuracy" in results:
+        split = results["evaluated_on"]
+        low, high = results["accuracy_interval"]
+        yield (
+            "accuracy",
+            f"{results['accuracy']:.2f} % on {results['images'][split]:,} images of the {split} split "
+            f"(95 % confidence interval {low:.1f} to {high:.1f} %)",
+        )
     if limits := re.search(r"^## Limits.*\n+((?:[^\n#].*\n)+)", card, re.MULTILINE):
         yield "limits and intended use", _plain(limits[1])
     if given := (config.get("pretrained_cfg") or {}).get("license"):

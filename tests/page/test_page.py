@@ -4,6 +4,7 @@ import base64
 import csv
 import io
 import os
+import re
 
 import numpy as np
 import pytest
@@ -244,6 +245,13 @@ def test_one_image_is_shown_at_all_angles(browser, classified):
     assert browser.run("return document.querySelectorAll('#chart polyline').length") == 2
     browser.click("#following")
     assert browser.text("#detail-title") == "digit002.png"
+
+
+def test_the_page_says_what_the_card_says(browser):
+    about = browser.text("#about")
+    assert re.search(r"accuracy\s+9\d\.\d\d % on 50,000 images of the test split \(95 % confidence interval", about)
+    assert "limits and intended use" in about
+    assert "license of the weights\nmit" in about
 
 
 def test_the_page_fits_narrow_screens_and_cannot_connect(browser, classified):
