@@ -1,0 +1,141 @@
+"""Compares networks on real images without a canonical orientation: `python training/real_images.py --weights FILE`.
+
+A row is a network on a data set: fine-tuned from its best start for some minutes of one core, at the side that is best
+on validation images, and evaluated once on test images, also under all 8 rotations and reflections, and with the mean
+over these. Rows that `docs/benchmarks/real_sets.json` has are kept, so that a run goes on where another ended; `--only
+TEXT` makes those whose name has the text. FILE holds the ImageNet weights of EfficientNet-Lite0 in timm's names.
+"""
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eqzoo import finetune
+from eqzoo._common import write_json
+from eqzoo.data import AnySplit, Split, load_splits
+from eqzoo.engine.speed import measure
+from eqzoo.evaluation import Predictor, sample
+from eqzoo.evaluation.metrics import scores
+from eqzoo.finetuning import plan as plans
+from eqzoo.groups import P4M
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "real_sets.json"
+TEST_IMAGES = 1_000  # at most, drawn with a fixed seed
+DATA = ("ucmerced", "pbc", "eurosat", "lc25000", "radio", "chula_rbc12")
+LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
+LITE0 = "tf_efficientnet_lite0"
+# Of each network: its start by data set, the options of eqzoo.finetune, and the sides that are tried.
+NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]] = {
+    "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
+    "p4_resnet29": ({"land": "p4_resnet29.eurosat", "cells": "p4_resnet29.chula_rbc12"}, {}, (32, 64)),
+    "z2_resnet29": (
+        {"land": "z2_resnet29.eurosat", "cells": "z2_resnet29.chula_rbc12"},
+        {"augment": "affine"},
+        (32, 64),
+    ),
+    "EfficientNet-Lite0": (LITE0, {"augment": "affine"}, (96, 128)),
+    "EfficientNet-Lite0, OrbitNet": (LITE0, {"invariant": "p4m"}, (96, 128)),
+    "EfficientNet-Lite0, canonical copy": (LITE0, {"invariant": "p4m", "copies": 1}, (96, 128)),
+    "EfficientNet-Lite0, frozen": (LITE0, {"invariant": "p4m", "freeze": True}, (128,)),
+}
+
+
+def main() -> None:
+    """Makes the rows that are missing, each in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True, metavar="FILE", help="of EfficientNet-Lite0")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the folder of data sets (data)")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0], help="of training (1 and 5)")
+    parser.add_argument("--images", type=int, nargs="+", default=[100], help="training images a class (100)")
+    parser.add_argument("--seeds", type=int, default=1, help="the number of seeds (1)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this text")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.row:
+        key: tuple[str, str, float, int, int] = tuple(json.loads(args.row))
+        print(json.dumps(row(*key, args.data_dir, args.weights)))
+        return
+    found = json.loads(PAGE.read_text(encoding="utf-8"))["rows"] if PAGE.is_file() else {}
+    keys = [
+        (data, network, minutes, images, seed)
+        for minutes in args.minutes
+        for images in args.images
+        for seed in range(args.seeds)
+        for data in DATA
+        for network in NETWORKS
+    ]
+    for key in keys:
+        name = "{}/{}/{:g} minutes/{} a class/seed {}".format(*key)
+        if name in found or args.only not in name:
+            continue
+        command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights]
+        command += ["--row", json.dumps(key)]
+        ran = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+        found[name] = json.loads(ran.stdout.splitlines()[-1])
+        write_json(PAGE, {"rows": found})
+        print(name, f"{found[name]['accuracy']:.1f}", flush=True)
+
+
+def row(data: str, network: str, minutes: float, images: int, seed: int, folder: Path, weights: Path) -> dict[str, Any]:
+    """The results of a network on a data set, at the side that is best on validation images."""
+    torch.set_num_threads(1)
+    # The processor time, which other work on the machine does not change.
+    plans.measure = functools.partial(measure, clock=time.process_time)  # type: ignore[attr-defined]
+    start, options, sides = NETWORKS[network]
+    kind = "land" if data in LAND else "cells" if data in CELLS else ""
+    name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
+    options = options | {"minutes": minutes, "seed": seed, "device": "cpu", "workers": 0}
+    options |= {"weights": weights} if name == LITE0 else {}
+    results = []
+    for side in sides:
+        splits = read(data, folder, side, images)
+        with tempfile.TemporaryDirectory() as output:
+            began = time.process_time()
+            tuned = finetune(name, splits, Path(output) / "run", size=side, **options)
+            taken = (time.process_time() - began) / 60
+        keys = ("start", "epochs", "valid_accuracy", "parameters", "multiply_adds", "throughput", "accuracy_interval")
+        found = {key: tuned.results[key] for key in keys} | evaluated(tuned.model, splits["test"])
+        results.append(found | {"side": side, "cpu_minutes": round(taken, 2)})
+    return max(results, key=lambda result: result["valid_accuracy"])
+
+
+def read(data: str, folder: Path, side: int, images: int) -> dict[str, AnySplit]:
+    """The splits with so many training images a class and at most 1,000 test images, gray ones in three channels."""
+    splits = load_splits(data, folder, input_size=(3, side, side))
+    for name, split in splits.items():
+        if isinstance(split, Split) and split.shape[0] == 1:
+            splits[name] = replace(split, images=split.images.expand(-1, 3, -1, -1))
+    train = splits["train"]
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    labels = train.labels[order]
+    kept = torch.cat([order[labels == label][:images] for label in range(len(train.classes))])
+    return splits | {"train": train[kept], "test": sample(splits["test"], TEST_IMAGES)}  # type: ignore[return-value]
+
+
+def evaluated(model: torch.nn.Module, test: AnySplit) -> dict[str, Any]:
+    """Metrics of single predictions, and of means over the 8 rotated and reflected copies of each image."""
+    logits = Predictor.of(model).copies_logits(test, P4M)
+    single, averaged = logits[0], logits.double().softmax(2).mean(0)
+    found = [scores(test.labels, each.argmax(1), test.classes) for each in (single, averaged)]
+    classes = logits.argmax(2)
+    return {
+        "accuracy": found[0]["accuracy"],
+        "macro_f1": found[0]["macro_f1"],
+        "accuracy_averaged": found[1]["accuracy"],
+        "macro_f1_averaged": found[1]["macro_f1"],
+        "same_class": round(100 * (classes == classes[0]).all(0).double().mean().item(), 2),
+        "test_images": len(test),
+    }
+
+
+if __name__ == "__main__":
+    main()
