@@ -20,7 +20,6 @@ from ..export.onnx_network import OnnxNetwork
 from ..export.programs import export_onnx
 from ..groups import P4M
 from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
-from ..models import EquivariantNet
 
 __all__ = ["write_page"]
 
@@ -107,7 +106,6 @@ def _network(source: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, str
         if isinstance(loaded.network, OnnxNetwork):
             network, file = loaded.network, loaded.network.path
         else:
-            assert isinstance(loaded.network, EquivariantNet)
             export_onnx(loaded.network, file)
             network = OnnxNetwork(file)
         onnx = file.read_bytes()
