@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..groups import Group
+from .onnx_filters import store_filters_once
 from .onnx_translations import translations
 
 __all__ = ["OnnxFile", "need_onnx", "write_onnx"]
@@ -80,7 +82,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         about: The metadata of the file.
 
     Returns:
-        The number of nodes of each operator.
+        The number of nodes of each operator, without those that ONNX Runtime computes as it loads the file.
 
     Raises:
         ValueError: If the exporter wrote another opset or a fixed batch size.
@@ -102,6 +104,10 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         _tidy(written.model, about)
         written.save(path, external_data=False)
     proto = onnx.load(path)
+    operators = Counter(node.op_type for node in proto.graph.node)
+    if "group" in about:
+        store_filters_once(proto, Group.from_name(about["group"]))
+        path.write_bytes(proto.SerializeToString())
     onnx.checker.check_model(proto, full_check=True)
     have = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
@@ -109,7 +115,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         raise ValueError(
             f"opset {opset} and a dynamic batch were requested, the exporter wrote opset {have} and {batch}"
         )
-    return Counter(node.op_type for node in proto.graph.node)
+    return operators
 
 
 def need_onnx(*packages: str) -> None:

@@ -24,6 +24,7 @@ from ..equivariance import element_errors
 from ..groups import Group
 from ..models.canonical import group_of_sides
 from .onnx_file import OnnxFile, need_onnx
+from .onnx_filters import expand_filters, store_filters_once
 from .programs import ExportError, latencies, target
 
 __all__ = ["QuantizationReport", "quantize_onnx"]
@@ -173,6 +174,7 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
     import onnx
 
     model = onnx.load(source)
+    expand_filters(model)
     _as_convolutions(model)
     for i, node in enumerate(model.graph.node):
         node.name = f"{node.op_type}_{i}"
@@ -186,6 +188,8 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
         raise ExportError(_refusal(path, set().union(*rounded)))
     del written.metadata_props[:]
     onnx.helper.set_model_props(written, before.metadata | {"quantized": "int8"})
+    operators = Counter(node.op_type for node in written.graph.node)
+    store_filters_once(written, Group.from_name(before.metadata["group"]))
     onnx.checker.check_model(written, full_check=True)
     temporary.write_bytes(written.SerializeToString())
     after = OnnxFile(temporary)
@@ -206,7 +210,7 @@ def _write(source: Path, before: OnnxFile, images: Tensor, path: Path, temporary
         difference=((found - expected).norm() / expected.norm()).item(),
         group=group.name,
         equivariance=equivariance,
-        operators=dict(Counter(node.op_type for node in written.graph.node).most_common()),
+        operators=dict(operators.most_common()),
         seconds=latencies({"file": after, "float32": before}, images[:1]),
         threads=torch.get_num_threads(),
     )
