@@ -5,13 +5,13 @@ paper's then has the variant ``paper``. The variant ``first`` is the run with wh
 goes on, and ``aug`` has the paper's augmentation.
 """
 
-from . import asc, attentive, e4, gsa, land_and_cells, rotmnist
+from . import asc, attentive, e4, gsa, land_and_cells, rotmnist, tiny_imagenet
 from ._entry import Entry
 
 __all__ = ["RECIPES", "Entry"]
 
 RECIPES: dict[str, Entry] = {}
-for _module in (rotmnist, attentive, asc, e4, gsa, land_and_cells):
+for _module in (rotmnist, attentive, asc, e4, gsa, land_and_cells, tiny_imagenet):
     for _name, _entry in _module.RECIPES.items():
         assert _name not in RECIPES, f"two recipes are named {_name}"
         assert _name.startswith(f"{_entry.recipe.model}.{_entry.recipe.dataset}"), _name
