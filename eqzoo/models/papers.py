@@ -129,6 +129,18 @@ PAPERS = {
   year = {2022}
 }""",
     ),
+    "resnet": Paper(
+        "ResNet",
+        "He et al., 2016",
+        "Deep Residual Learning for Image Recognition",
+        "https://arxiv.org/abs/1512.03385",
+        """@inproceedings{he2016deep,
+  title = {Deep Residual Learning for Image Recognition},
+  author = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
+  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
+  year = {2016}
+}""",
+    ),
     "octic": Paper(
         "octic ViT",
         "Nordström et al., 2025",
@@ -171,6 +183,7 @@ _FAMILIES = {
     "e4net": "e4",
     "gcnn": "gcnn",
     "group_convnext": "convnext",
+    "group_resnet": "resnet",
     "gsanet": "gsa",
     "octic_vit": "octic",
     "pcam_densenet": "attentive",
