@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.load import ModelSource, instantiate, resolve
 from ..models.sizes import blank, refusal, sizes_that_work
 
 __all__ = ["blank", "check_side", "refusal", "sizes_that_work", "weightless"]
 
 
-def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None = None) -> None:
+def check_side(name: str | ModelSource, side: int, model: EquivariantNet | OrbitNet | None = None) -> None:
     """Raises ValueError unless a network accepts square images of a side and is equivariant on them.
 
     Args:
@@ -28,12 +28,12 @@ def check_side(name: str | ModelSource, side: int, model: EquivariantNet | None 
     raise ValueError(f"{said} does not accept images of {side} x {side} pixels; {work} ({reason})")
 
 
-def weightless(name: str | ModelSource, **model_args: Any) -> EquivariantNet:
+def weightless(name: str | ModelSource, **model_args: Any) -> EquivariantNet | OrbitNet:
     """The network, with other arguments of its class if these are given, on the meta device: shapes without values."""
     source = resolve(name) if isinstance(name, str) else name
     with torch.device("meta"):
         model = instantiate(source, **model_args)
-    if not isinstance(model, EquivariantNet):
+    if not isinstance(model, EquivariantNet | OrbitNet):
         raise ValueError(
             f"{source.name} is no network of eqzoo but a {type(model).__name__}; eqzoo.list_models() has all"
         )

@@ -73,7 +73,21 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         "cifar10, EuroSAT or another of torchvision, hf:OWNER/NAME",
     )
     sub.add_argument("--output", required=True, metavar="DIR", help="the folder to write: checkpoint and report")
-    sub.add_argument("--size", type=int, help="the side of the images in pixels (default: the network's own)")
+    sub.add_argument(
+        "--invariant",
+        choices=["p4", "p4m", "z2m"],
+        help="make a network of timm invariant: to rotations by 90°, reflections too, or reflections alone",
+    )
+    sub.add_argument(
+        "--copies",
+        type=int,
+        metavar="N",
+        help="of the rotated and reflected copies of an image, take N, 1 for a canonical one (default: all)",
+    )
+    sub.add_argument("--weights", metavar="FILE", help="weights of a network of timm, .safetensors or .pth")
+    sub.add_argument(
+        "--size", type=int, help="the side of the images in pixels (default: the network's own; 128 for one of timm)"
+    )
     sub.add_argument(
         "--channels",
         type=int,

@@ -11,7 +11,7 @@ from ..data import load_image
 from ..evaluation import Predictor
 from ..groups import Z2, Group
 from ..hub import WeightsNotFoundError
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.load import load_network
 from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(table(rows, flexible={1}), data)
 
 
-def _network(args: argparse.Namespace) -> EquivariantNet:
+def _network(args: argparse.Namespace) -> EquivariantNet | OrbitNet:
     if args.checkpoint and args.untrained:
         raise ValueError("--checkpoint and --untrained exclude each other; give one of them")
     torch.manual_seed(0)

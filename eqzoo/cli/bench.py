@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .._common import interleaved_times
 from ..analysis.cost import machine
 from ..analysis.sizes import check_side
-from ..models import EquivariantNet, list_models
+from ..models import EquivariantNet, OrbitNet, list_models
 from ..models.load import load_network, resolve
 from ._answer import Answer, table
 
@@ -43,11 +43,11 @@ class _Images:
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
 
-    def shape(self, model: EquivariantNet) -> tuple[int, int, int]:
+    def shape(self, model: EquivariantNet | OrbitNet) -> tuple[int, int, int]:
         channels, height, width = model.input_size
         return (channels, self.side, self.side) if self.side else (channels, height, width)
 
-    def batch(self, model: EquivariantNet, size: int) -> Tensor:
+    def batch(self, model: EquivariantNet | OrbitNet, size: int) -> Tensor:
         x = torch.randn(size, *self.shape(model), device=self.device)
         # Not contiguous(), which leaves an image of one channel with strides that no field is taken from.
         return x.to(memory_format=torch.channels_last) if self.channels_last else x
@@ -129,7 +129,7 @@ def _forms(
     notes = []
     for name in names:
         torch.manual_seed(0)
-        model: EquivariantNet = load_network(name, pretrained=False).network.to(images.device)
+        model: EquivariantNet | OrbitNet = load_network(name, pretrained=False).network.to(images.device)
         forms[name, "eager"] = model
         forms[name, "deployed"] = deployed = reparameterize_model(copy.deepcopy(model))
         if not sizes:

@@ -13,7 +13,7 @@ from ..data import preprocess
 from ..data.images import normalized
 from ..export.programs import ExportError, ExportReport, export_onnx, export_pt2, target
 from ..export.quantization import QuantizationReport, quantize_onnx
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.load import load_network, resolve
 from ._answer import Answer
 from ._images import named_images
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _quantized(
-    network: EquivariantNet, images: Sequence[str], output: str, opset: int, size: int | None
+    network: EquivariantNet | OrbitNet, images: Sequence[str], output: str, opset: int, size: int | None
 ) -> QuantizationReport:
     """Exports to a temporary file in float32, and from it to one of 8 bits."""
     target(output, ".onnx")  # before all images are read
@@ -69,7 +69,7 @@ def _quantized(
         return quantize_onnx(exported.path, batch, output)
 
 
-def _read(network: EquivariantNet, images: Sequence[str], size: int | None) -> Tensor:
+def _read(network: EquivariantNet | OrbitNet, images: Sequence[str], size: int | None) -> Tensor:
     """Up to 128 of the images, evenly among them, as the network sees them."""
     found = named_images(images)
     sides = (size, size) if size else network.input_size[1:]

@@ -14,7 +14,7 @@ from ..cards.checkpoint import error_text
 from ..data.hashes import SPLIT_NAMES
 from ..groups import Group
 from ..hub import WEIGHTS_NAME
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.load import ModelSource, load_network, resolve
 from ..models.papers import PAPERS, paper_of, rows
 from ._answer import Answer, table
@@ -61,7 +61,7 @@ def _summary(name: str) -> str:
     )
 
 
-def _sides(model: EquivariantNet) -> dict[str, Any]:
+def _sides(model: EquivariantNet | OrbitNet) -> dict[str, Any]:
     """The sides near the network's own of the square images that it accepts, because it is equivariant on them."""
     own = model.input_size[1]
     taken: list[int] = []
@@ -92,7 +92,7 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
     return found
 
 
-def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
+def _own(model: EquivariantNet | OrbitNet, source: ModelSource) -> dict[str, Any]:
     """A checkpoint that is named by its folder, file or repo: its classes, and the results beside it.
 
     Its name is that of the results. Without results a folder or file has that which it was called by, because the tag
@@ -111,7 +111,7 @@ def _own(model: EquivariantNet, source: ModelSource) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
+def _layers(model: EquivariantNet | OrbitNet, every: bool) -> list[dict[str, Any]]:
     """The stem, the blocks and the head, or every layer with parameters or a group, in order of execution."""
     rows: list[dict[str, Any]] = []
     handles = []
@@ -124,7 +124,7 @@ def _layers(model: EquivariantNet, every: bool) -> list[dict[str, Any]]:
     return _with_parts(rows, model) if every else rows
 
 
-def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet) -> list[dict[str, Any]]:
+def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet | OrbitNet) -> list[dict[str, Any]]:
     """Adds layers that are never called, because another one reads their parameters, each behind that one."""
     found = {row["name"] for row in rows}
     behind: dict[str, list[dict[str, Any]]] = {}
@@ -137,7 +137,7 @@ def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet) -> list[dict[
     return [*behind.get("", []), *(part for row in rows for part in (row, *behind.get(row["name"], [])))]
 
 
-def _is_stage(name: str, model: EquivariantNet) -> bool:
+def _is_stage(name: str, model: EquivariantNet | OrbitNet) -> bool:
     blocks = [f"blocks.{i}" for i in range(len(model.blocks))]
     children = [child for child, _ in model.named_children() if child != "blocks"]
     return name in blocks or name in children

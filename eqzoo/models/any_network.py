@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -10,9 +11,10 @@ from torch import nn
 
 from ..groups import Group
 from .builder import per_channel
+from .load import ModelSource, is_own
 from .orbit import OrbitNet
 
-__all__ = ["orbitnet"]
+__all__ = ["orbit_source", "orbitnet"]
 
 
 @register_model
@@ -62,6 +64,33 @@ def orbitnet(
     cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
     model.pretrained_cfg = cfg  # type: ignore[assignment]
     return model
+
+
+def orbit_source(source: ModelSource, invariant: str | None, copies: int | None, weights: Path | None) -> ModelSource:
+    """A network of the registry in an `OrbitNet`; a network of this package as it is, unless it is to be invariant.
+
+    Args:
+        source: The network.
+        invariant: The name of the group, ``"p4"``, ``"p4m"`` or ``"z2m"``; None for the network's own.
+        copies: The number of copies of each image in a prediction; None for all.
+        weights: A file of weights in timm's names to start from, .safetensors or .pth; None for timm's own.
+
+    Raises:
+        ValueError: If the network is that of a folder, whose config.json says what it is already.
+    """
+    own = source.architecture == "orbitnet" or is_own(source.architecture)
+    if own and invariant is None and copies is None and weights is None:
+        return source
+    if source.config:
+        raise ValueError(
+            f"{source.name} is a folder, which is what its config.json says; invariant, copies and weights are for a "
+            "network by its name in timm"
+        )
+    args: dict[str, Any] = {"network": source.timm_name, "group": invariant or "z2"}
+    # Training on random copies, one of each image at a time, sees as many images as training without a group.
+    args |= {"train_copies": 1} if copies is None else {"copies": copies}
+    config = {"architecture": "orbitnet", "model_args": args}
+    return ModelSource(source.name, "orbitnet", "orbitnet", config, weights, weights is not None or source.has_weights)
 
 
 def _wrapped(network: str, group: Group | str, copies: int | None, train_copies: int | None, **kwargs: Any) -> OrbitNet:

@@ -22,6 +22,7 @@ from ..groups import Group
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config, find_weights, user_folder
 from .base import EquivariantNet
 from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
+from .orbit import OrbitNet
 
 __all__ = [
     "LoadedNetwork",
@@ -349,6 +350,8 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         raise WeightsNotFoundError(f"no weights in {source.folder}: neither {' nor '.join(_TIMM_WEIGHTS)}")
     if isinstance(kwargs.get("group"), Group):  # timm saves the arguments of a network as JSON
         kwargs["group"] = kwargs["group"].name
+    if ":" not in source.timm_name:  # else timm itself reads config.json
+        kwargs = dict(source.config.get("model_args") or {}) | kwargs
     return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
 
 
@@ -362,7 +365,7 @@ class LoadedNetwork:
         trained: Whether it has trained weights; else they are random.
     """
 
-    network: EquivariantNet
+    network: EquivariantNet | OrbitNet
     source: ModelSource
     trained: bool
 
@@ -398,7 +401,7 @@ def load_network(
     found = resolve(text) if model is None else resolve(model, text)
     trained = model is not None or (found.has_weights if pretrained is None else pretrained)
     network = instantiate(found, trained) if model is None else create_model(model, checkpoint_path=text)
-    if not isinstance(network, EquivariantNet):
+    if not isinstance(network, EquivariantNet | OrbitNet):
         raise ValueError(f"{text} is a {type(network).__name__}, which is not a network of this package")
     return LoadedNetwork(network.eval(), found, trained)
 

@@ -74,6 +74,11 @@ class OrbitNet(nn.Module):
     """
 
     network: Any
+    pretrained_cfg: dict[str, Any]
+    num_classes: int
+    in_chans: int
+    input_size: tuple[int, int, int]
+    faster_channels_last: bool
     layers_have_group = False  # those inside are of another network, whatever their groups
 
     def __init__(
