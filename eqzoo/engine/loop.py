@@ -20,7 +20,7 @@ from ..data import AnySplit, Split, batches, draw
 from ..data.hashes import split_digests
 from ..evaluation.predictor import check_device
 from ..evaluation.progress import progress_bar
-from ..models import EquivariantNet
+from ..models import EquivariantNet, OrbitNet
 from ..models.builder import per_channel
 from ..models.config import checkpoint_config
 from ..models.load import weights_file
@@ -132,7 +132,7 @@ def _config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]
         {**cfg, **known, "num_classes": model.num_classes, "input_size": split.shape, "mean": mean, "std": std},
         model_args=recipe.model_args,
         label_names=cfg.get("label_names") or split.classes,
-        group=model.group.name if isinstance(model, EquivariantNet) else None,
+        group=model.group.name if isinstance(model, EquivariantNet | OrbitNet) else None,
     )
 
 

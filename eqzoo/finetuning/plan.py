@@ -19,10 +19,11 @@ from ..engine import Recipe, RunDirectory
 from ..engine.speed import AUTOMATIC, Speed, measure
 from ..engine.state import freeze as freeze_modules
 from ..hub import WeightsNotFoundError, base_model
+from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
 from .checks import check_call, check_values
 from .images import OwnImages, data_label, image_statistics, own_images
-from .rules import fine_tuning_recipe
+from .rules import default_side, fine_tuning_recipe
 
 __all__ = ["Plan", "Request", "make_plan", "with_speed"]
 
@@ -34,6 +35,9 @@ class Request:
     name: str | os.PathLike[str]
     data: str | os.PathLike[str] | Mapping[str, AnySplit]
     output: str | os.PathLike[str]
+    invariant: str | None = None
+    copies: int | None = None
+    weights: str | os.PathLike[str] | None = None
     size: int | None = None
     channels: int | None = None
     pretrained: bool | None = None
@@ -159,9 +163,10 @@ class Plan:
 def make_plan(request: Request) -> Plan:
     """Resolves the network, reads the images, and chooses the recipe but for what is measured on the machine."""
     request.check()
-    source = resolve(request.name)
+    weights = Path(request.weights) if request.weights else None
+    source = orbit_source(resolve(request.name), request.invariant, request.copies, weights)
     blank = weightless(source, **dict(request.recipe.get("model_args") or {}))
-    side = request.size or int(blank.pretrained_cfg["input_size"][1])
+    side = request.size or default_side(blank)
     check_side(source, side, blank)
     names = (request.freeze,) if isinstance(request.freeze, str) else request.freeze
     if not isinstance(names, bool):

@@ -9,11 +9,13 @@ from torch import nn
 from ..data import num_classes
 from ..engine.recipe import Recipe
 from ..groups import P4, Z2, Group
+from ..models import OrbitNet
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 __all__ = [
+    "default_side",
     "fine_tuning_recipe",
     "group_of",
     "keeps_statistics",
@@ -30,6 +32,9 @@ _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 
 # Networks without batch norm take these shares of the rates above, from trained weights and from random ones. That
 # from random weights was measured with ConvNeXt; that from trained ones is usual for transformers, and not measured.
 _WITHOUT_BATCH_NORM = {True: 0.01, False: 0.1}
+# Networks of timm start from weights of many photographs: measured with EfficientNet-Lite0.
+_OF_TIMM = {"lr": 3e-3, "weight_decay": 0.05, "layer_decay": 0.75}
+_SIDE_OF_TIMM = 128  # pixels
 _WARMUP = 0.15  # of the epochs
 _SMOOTHING = 0.1
 _BATCH, _LEAST_BATCH, _BATCHES = 32, 8, 8
@@ -97,6 +102,10 @@ def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[
     batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
+    if isinstance(plan.blank, OrbitNet):
+        values = _OF_TIMM | values
+        if plan.blank.copies is not None:  # a canonical copy is the same for all rotations already
+            values.setdefault("augment", "shifts")
     values.setdefault("augment", suitable_augmentation(group))
     values = with_rules(values, rate_factor(plan.blank, pretrained))
     if values["augment"] == "missing":
@@ -110,6 +119,13 @@ def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[
     sizes = {"num_classes": len(settings["label_names"]), "in_chans": train.shape[0]}
     values["model_args"] = plan.source.model_args | dict(values.get("model_args") or {}) | sizes
     return Recipe(plan.source.architecture, settings["data"], freeze=tuple(freeze), class_weights=weights, **values)
+
+
+def default_side(model: nn.Module) -> int:
+    """The side of the images in pixels: that of the network, but at most 128 where a network of timm takes any."""
+    cfg: Any = model.pretrained_cfg
+    side = int(cfg["input_size"][1])
+    return min(side, _SIDE_OF_TIMM) if isinstance(model, OrbitNet) and not cfg.get("fixed_input_size") else side
 
 
 def group_of(model: nn.Module) -> Group:
@@ -134,6 +150,9 @@ def missing_symmetries(group: Group) -> str:
 def keeps_statistics(model: nn.Module) -> bool:
     """Whether images are normalized by the mean and deviation that the network's weights were trained with.
 
-    Batch norms adapt to the statistics of the images; a network without them keeps those of its weights.
+    Batch norms adapt to the statistics of the images; a network without them keeps those of its weights, and so does
+    one of timm.
     """
-    return not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    return isinstance(model, OrbitNet) or not any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )

@@ -42,6 +42,9 @@ def finetune(
     data: str | os.PathLike[str] | Mapping[str, AnySplit],
     output: str | os.PathLike[str],
     *,
+    invariant: str | None = None,
+    copies: int | None = None,
+    weights: str | os.PathLike[str] | None = None,
     size: int | None = None,
     channels: int | None = None,
     pretrained: bool | None = None,
@@ -62,12 +65,18 @@ def finetune(
     The same call resumes an interrupted run; if the run is finished, nothing is trained.
 
     Args:
-        name: A network, a checkpoint, ``hf-hub:<owner>/<repo>`` or the folder of a checkpoint.
+        name: A network, a checkpoint, ``hf-hub:<owner>/<repo>`` or the folder of a checkpoint; or a classification
+            network of timm, which is trained in an `eqzoo.models.OrbitNet`.
         data: The images, as `eqzoo.data.read_images` takes them; or a mapping with the splits ``train``, and possibly
             ``valid`` and ``test``.
         output: The folder to write: the weights model.safetensors, config.json, results.json, the card README.md, its
             figures if matplotlib is installed, predictions.csv, training.json and log.jsonl.
-        size: The side of the images in pixels; None for the network's own.
+        invariant: ``"p4"``, ``"p4m"`` or ``"z2m"``: the group under which an `eqzoo.models.OrbitNet` makes the
+            network invariant; None for the network as it is.
+        copies: The number of rotated or reflected copies of an image in a prediction, 1 for a canonical one; None for
+            all.
+        weights: A file of weights in timm's names to start from, .safetensors or .pth; None for timm's own.
+        size: The side of the images in pixels; None for the network's own, or 128 for one of timm.
         channels: 1, 3 or 4 channels of image files; None for those that they have.
         pretrained: Whether to start from trained weights; None if there are any. A name with its data set, such as
             ``p4_cnn.rotmnist``, has to have them.
@@ -110,6 +119,9 @@ def finetune(
             name,
             data,
             output,
+            invariant=invariant,
+            copies=copies,
+            weights=weights,
             size=size,
             channels=channels,
             pretrained=pretrained,

@@ -196,6 +196,9 @@ def command(plan: Plan) -> str:
         else:
             more.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     options: dict[str, Any] = {
+        "invariant": request.invariant,
+        "copies": request.copies,
+        "weights": request.weights and Path(request.weights).name,
         "size": request.size,
         "channels": request.channels,
         "no-pretrained": plan.settings["start"] is None,

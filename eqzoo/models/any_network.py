@@ -7,7 +7,6 @@ from typing import Any
 
 import timm
 from timm.models import build_model_with_cfg, register_model
-from torch import nn
 
 from ..groups import Group
 from .builder import per_channel
@@ -62,7 +61,7 @@ def orbitnet(
     overlay = None if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
     model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay, cache_dir=cache_dir, **kwargs)
     cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
-    model.pretrained_cfg = cfg  # type: ignore[assignment]
+    model.pretrained_cfg = cfg
     return model
 
 
@@ -97,9 +96,9 @@ def _wrapped(network: str, group: Group | str, copies: int | None, train_copies:
     return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
 
 
-def _own_cfg(network: nn.Module, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:
+def _own_cfg(network: Any, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:
     """The configuration of a network of timm as that of the ``orbitnet`` around it."""
-    cfg: dict[str, Any] = dict(network.pretrained_cfg)  # type: ignore[arg-type]
+    cfg: dict[str, Any] = dict(network.pretrained_cfg)
     sides = (size, size) if isinstance(size, int) else size or cfg["input_size"][1:]
     prefixed = {key: _prefixed(cfg[key]) for key in ("classifier", "first_conv") if cfg.get(key)}
     per_image = {key: per_channel(cfg[key], channels) for key in ("mean", "std")}

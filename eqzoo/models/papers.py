@@ -199,7 +199,7 @@ def paper_of(model: str) -> Paper | None:
         ('Romero et al., 2020', 'Cohen and Welling, 2016')
     """
     package, _, family = timm.model_entrypoint(model).__module__.rpartition(".")
-    if package != __package__:
+    if package != __package__ or family == "any_network":  # whose network inside has its own
         return None
     return PAPERS["attentive" if "_alpha" in model else _FAMILIES[family]]
 

@@ -1,0 +1,86 @@
+"""`eqzoo finetune` with networks of timm: plain, invariant by all copies, and by a canonical copy."""
+
+import json
+
+import pytest
+import timm
+import torch
+
+import eqzoo
+from eqzoo.cli.main import main
+from eqzoo.data import Split
+
+WEIGHTS = "weights.pth"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Networks that were trained on small images from one file of weights, by the number of their copies."""
+    folder = tmp_path_factory.mktemp("any_network")
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(60, (48, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(48) % 3
+    for image, label in zip(pixels, labels, strict=True):
+        image[label, 4 : 10 + 6 * label, 8:20] += 150
+    splits = {
+        "train": Split(pixels[:24], labels[:24], ("red", "green", "blue")),
+        "valid": Split(pixels[24:36], labels[24:36], ("red", "green", "blue")),
+        "test": Split(pixels[36:], labels[36:], ("red", "green", "blue")),
+    }
+    torch.set_default_dtype(torch.float32)
+    torch.save(timm.create_model("test_efficientnet").state_dict(), folder / WEIGHTS)
+    found = {}
+    for name, options in (("plain", {}), ("mean", {"invariant": "p4m"}), ("one", {"invariant": "p4m", "copies": 1})):
+        given = {"size": 32, "epochs": 2, "precision": "float32", "channels_last": False}
+        found[name] = eqzoo.finetune(
+            "test_efficientnet", splits, folder / name, weights=folder / WEIGHTS, **options, **given
+        )
+    return found, splits
+
+
+def test_the_invariant_ones_give_all_copies_one_class(trained):
+    found, splits = trained
+    for name in ("mean", "one"):
+        assert found[name].results["same_class_at_all_quarter_rotations"] == 100
+        assert eqzoo.check_equivariance(str(found[name].folder)).exact
+        assert eqzoo.evaluate(str(found[name].folder), splits["test"])["same_class_at_all_quarter_rotations"] == 100
+    assert eqzoo.equivariance_error(found["plain"].model, group="p4m") > 1e-3  # negative control
+
+
+def test_the_folder_says_what_it_is(trained):
+    found, _ = trained
+    config = json.loads((found["one"].folder / "config.json").read_text())
+    assert config["architecture"] == "orbitnet"
+    assert config["model_args"] | {"num_classes": 3} == config["model_args"]
+    loaded = timm.create_model(f"local-dir:{found['one'].folder}", pretrained=True).float().eval()
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float32)
+    assert torch.equal(loaded(x), found["one"].model.float()(x))
+    assert (loaded.copies, loaded.group.name, loaded.pretrained_cfg["num_classes"]) == (1, "p4m", 3)
+    command = found["one"].results["command"]
+    assert f"--invariant p4m --copies 1 --weights {WEIGHTS}" in command
+    recipe = json.loads((found["one"].folder / "training.json").read_text())["recipe"]
+    assert recipe["model_args"]["network"] == "test_efficientnet"
+    assert recipe["layer_decay"] == 0.75
+
+
+def test_training_starts_from_the_file(trained):
+    """The statistics of the first batch norm have moved, but not to those of another start."""
+    found, _ = trained
+    start = timm.create_model("test_efficientnet", checkpoint_path="")
+    start.load_state_dict(torch.load(found["one"].folder.parent / WEIGHTS, weights_only=True))
+    own = found["one"].model.network.state_dict()["conv_stem.weight"].float()
+    other = timm.create_model("test_efficientnet").state_dict()["conv_stem.weight"]
+    first = start.state_dict()["conv_stem.weight"].float()
+    assert (own - first).norm() < 0.2 * (other - first).norm()
+
+
+def test_commands_take_the_folder(trained, capsys):
+    folder = str(trained[0]["one"].folder)
+    for command in (["info", folder], ["check", folder, "--json"]):
+        assert main(command) == 0
+    assert "p4m" in capsys.readouterr().out
+
+
+def test_a_folder_cannot_become_another_network(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder, which is what its config\.json says"):
+        eqzoo.finetune(str(trained[0]["one"].folder), trained[1], tmp_path, invariant="p4")
