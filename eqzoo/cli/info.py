@@ -138,8 +138,9 @@ def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet | OrbitNet) ->
 
 
 def _is_stage(name: str, model: EquivariantNet | OrbitNet) -> bool:
-    blocks = [f"blocks.{i}" for i in range(len(model.blocks))]
-    children = [child for child, _ in model.named_children() if child != "blocks"]
+    network, prefix = (model.network, "network.") if isinstance(model, OrbitNet) else (model, "")
+    blocks = [f"{prefix}blocks.{i}" for i in range(len(getattr(network, "blocks", ())))]
+    children = [f"{prefix}{child}" for child, _ in network.named_children() if child != "blocks"]
     return name in blocks or name in children
 
 
