@@ -13,6 +13,7 @@ from ..ops import use_backend
 
 if TYPE_CHECKING:
     from .base import EquivariantNet
+    from .orbit import OrbitNet
 
 __all__ = ["blank", "refusal", "sizes_that_work", "with_image_size"]
 
@@ -41,7 +42,7 @@ def refusal(model: nn.Module, height: int, width: int) -> str | None:
     return None
 
 
-def sizes_that_work(model: "EquivariantNet", height: int, width: int) -> str:
+def sizes_that_work(model: "EquivariantNet | OrbitNet", height: int, width: int) -> str:
     """In words, the sizes nearest to one that a network refuses.
 
     Each side is varied by up to 64 pixels; the other one is then that of the network's own size, where that is

@@ -51,7 +51,8 @@ def test_the_folder_says_what_it_is(trained):
     found, _ = trained
     config = json.loads((found["one"].folder / "config.json").read_text())
     assert config["architecture"] == "orbitnet"
-    assert config["model_args"] | {"num_classes": 3} == config["model_args"]
+    known = {"network": "test_efficientnet", "group": "p4m", "copies": 1}
+    assert config["model_args"] | known == config["model_args"]
     loaded = timm.create_model(f"local-dir:{found['one'].folder}", pretrained=True).float().eval()
     x = torch.rand(2, 3, 32, 32, dtype=torch.float32)
     assert torch.equal(loaded(x), found["one"].model.float()(x))
