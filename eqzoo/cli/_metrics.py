@@ -10,14 +10,14 @@ _WIDTH = 80  # of a terminal, in characters
 
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """What `eqzoo.evaluation.metrics.classifier_metrics` found, a row for each metric of all classes."""
+    """What `eqzoo.evaluation.measure` found, a row for each metric of all classes."""
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
     rows = [
         ["accuracy", f"{found['accuracy']:.2f} %{_interval(found)}"],
         [f"mean recall of {which}", f"{found['balanced_accuracy']:.2f} %"],
         [f"mean F1 of {which}", f"{found['macro_f1']:.2f} %"],
     ]
-    if found.get("macro_auc") is not None:  # reports of before have none
+    if found.get("macro_auc") is not None:
         rows.append([f"mean AUC of {which}", f"{found['macro_auc']:.2f} %"])
     if "rotation_curve" not in found:
         return rows
@@ -31,9 +31,8 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _interval(found: Mapping[str, Any]) -> str:
-    """The confidence interval of the accuracy; reports of before have none."""
-    low, high = found.get("accuracy_interval") or (None, None)
-    return "" if low is None else f" (95 % interval {low:.1f} to {high:.1f} %)"
+    low, high = found["accuracy_interval"]
+    return f" (95 % interval {low:.1f} to {high:.1f} %)"
 
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:

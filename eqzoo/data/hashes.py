@@ -64,14 +64,13 @@ def split_differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iter
 
 
 def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two finetune.json, in words.
+    """What differs between the settings of two fine-tunings, in words.
 
     Images that were scaled to another size, read with other channels or split by another source cannot be compared; how
     they were split matters only where the splits differ.
     """
-    there = {"split_by": here.get("split_by"), **there}  # a run of before has no such entry
     if there.get("data_sha256") == here.get("data_sha256"):
-        there["split_by"] = here.get("split_by")
+        there = {**there, "split_by": here.get("split_by")}
     other = any(there.get(key) != here.get(key) for key in ("input_size", "split_by"))
     for key in here:
         before, now = there.get(key), here[key]

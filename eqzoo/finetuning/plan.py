@@ -232,6 +232,7 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
     cfg: Any = blank.pretrained_cfg
     train = images.splits["train"]
     before = RunDirectory(Path(request.output)).saved()
+    before = before if "data" in before else {}  # of another kind of run, which is refused later
     name = source.timm_name if Path(source.name).is_dir() else source.name
     start = before["start"] if before and request.pretrained is None else _start(source, name, cfg, request.pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(images.splits))))

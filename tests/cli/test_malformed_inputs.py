@@ -243,7 +243,7 @@ def test_arrays(capsys, tmp_path, flag, name):
 def test_runs(capsys, tmp_path, name):
     np.savez(tmp_path / "a.npz", x_train=_X, y_train=_Y)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "finetune.json").write_text(SETTINGS[name])
+    (tmp_path / "out" / "training.json").write_text(SETTINGS[name])
     (tmp_path / "out" / "log.jsonl").write_text("{}\n")
     assert "out" in refused(capsys, "finetune", "p4_cnn", tmp_path / "a.npz", "--output", tmp_path / "out")
 

@@ -1,6 +1,7 @@
 """Validation and test images that are drawn by whole sources: patients, slides, scenes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 import eqzoo
-from eqzoo.cards import render_card
+from eqzoo.cards import read_checkpoint, render_card
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, Streamed, complete_splits, image_sources, labeled_images, source_counts
 from eqzoo.data.held_out import _held_out
@@ -200,30 +201,26 @@ def test_fine_tuning_keeps_patients_apart(folder, tmp_path, capsys):
     line = "he images come from 8 sources (folder), each whole in one split: "
     assert "eqzoo: t" + line in said
     assert "patient or a slide" not in said  # the advice to do so
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert any(note.startswith("T" + line) and note.endswith(".") for note in report["notes"])
-    assert "T" + line in (tmp_path / "out" / "report.md").read_text()
-    results, config = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("results", "config"))
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert any(note.startswith("T" + line) and note.endswith(".") for note in results["notes"])
     assert "--split-by folder" in results["command"]
     counts = results["sources"]
     assert (sum(counts.values()), sorted(counts)) == (8, ["test", "train", "valid"])
+    checkpoint = read_checkpoint(tmp_path / "out")
 
-    def card():
-        return " ".join(render_card(results, config, 1000, None, "out", False).split())
+    def card(**sources):
+        return " ".join(render_card(replace(checkpoint, results=results | {"sources": sources})).split())
 
     train, valid, test = (counts[part] for part in ("train", "valid", "test"))
-    assert "The training, validation and test images share no source, such as a patient or a slide: " in card()
-    assert f"they are of {train}, {valid} and {test}." in card()
-    del counts["test"]
-    said = f"they are of {train} and {valid}; the sources of the test images are not known."
-    assert f"The training and validation images share no source, such as a patient or a slide: {said}" in card()
-    del counts["valid"]
-    assert "share no source" not in card()
+    assert f"share no source, such as a patient or a slide: they are of {train}, {valid} and {test}." in card(**counts)
+    of_two = card(train=train, valid=valid)
+    assert f"they are of {train} and {valid}; the sources of the test images are not known." in of_two
+    assert "share no source" not in card(train=train)
     rows = [row.split(",")[:2] for row in (tmp_path / "out" / "predictions.csv").read_text().splitlines()[1:]]
     patients = {part: {file.split("/")[1] for name, file in rows if name == part} for part, _ in rows}
     assert len(patients) == 2
     assert not set.intersection(*patients.values())
-    assert eqzoo.finetune("p4_cnn", folder, tmp_path / "out", epochs=1, split_by="folder").report["images"]
+    assert eqzoo.finetune("p4_cnn", folder, tmp_path / "out", epochs=1, split_by="folder").results["images"]
     with pytest.raises(ValueError, match="other"):  # the same run on other images
         eqzoo.finetune("p4_cnn", folder, tmp_path / "out", epochs=1)
 
