@@ -334,7 +334,7 @@ class FinishedRun:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return {**json.loads(path.read_text(encoding="utf-8"))}
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is no JSON object ({error}); restore it, or name another folder") from error
 
