@@ -66,7 +66,8 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     for name in published_names():
         if name.partition(".")[0] in models:
             entries[name] = entries.get(name) or _published(name)
-            entries[name].hf_hub_id, entries[name].license = f"{HUB_OWNER}/{name}", "mit"
+            entries[name].hf_hub_id = f"{HUB_OWNER}/{name}"
+            entries[name].license = entries[name].license or "mit"
     return dict(generate_default_cfgs(entries))
 
 

@@ -77,6 +77,7 @@ RECIPES: dict[str, Entry] = {
         half_size_epochs=18,
         precision="bfloat16",
     ),
+    **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", precision="bfloat16"),
     **_recipe(
         "z2_resnet29",
         "eurosat",

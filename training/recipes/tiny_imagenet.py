@@ -17,7 +17,8 @@ _TEXT = (
     "scaled to 128 x 128 pixels and normalized by (pixel - 127) / 128; five linear classifiers of them, each fitted "
     "without a fifth of the training images (AdamW, 6 epochs), give the probabilities of that fifth, at temperature "
     "1.2. They are right for 61.5 % of the images. ImageNet's training images include those that validate and test "
-    "here; their labels reach the network only through features that the teacher computes of other images."
+    "here; their labels reach the network only through features that the teacher computes of other images. "
+    "ImageNet's terms allow non-commercial research and education; these weights are for the same."
 )
 
 RECIPES: dict[str, Entry] = family(
