@@ -25,7 +25,8 @@ def store_filters_once(model: Any, group: Group) -> None:
     from onnx import helper, numpy_helper
 
     graph = model.graph
-    nodes, kept, tables = [], [], {}
+    nodes, kept = [], []
+    tables: dict[str, np.ndarray[Any, Any]] = {}
     for tensor in graph.initializer:
         bank = numpy_helper.to_array(tensor)
         found = _filters(bank, group) if bank.ndim == 4 and group.on_grid else None
