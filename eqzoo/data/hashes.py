@@ -1,4 +1,4 @@
-"""Hashes of images and splits: by which a run recognizes those of another one, and images that are in two splits."""
+"""Hashes of images and splits, by which a run recognizes those of another one."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..groups import P4M, transform
 from .splits import AnySplit, Split
 
 __all__ = [
     "TRAINED_NAME",
     "SPLIT_NAMES",
     "USES",
-    "duplicates",
     "image_codes",
     "settings_differences",
     "split_differences",
@@ -28,7 +24,6 @@ __all__ = [
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 USES = {"train": "train", "valid": "choose the epoch", "test": "test"}  # what the images of a split are for
 TRAINED_NAME = "trained_on.npy"
-_BATCH = 256
 
 
 def split_digest(split: AnySplit) -> str:
@@ -80,58 +75,6 @@ def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> I
             yield from split_differences(before or {}, now)
         elif before != now:
             yield f"{key} was {before!r} and is {now!r}"
-
-
-def duplicates(splits: Mapping[str, AnySplit]) -> list[tuple[str, int]]:
-    """The validation and test images that are equal to a training image or to its rotations by 90° and reflections.
-
-    Args:
-        splits: The images; those that are not in memory are not compared.
-
-    Returns:
-        The split and the index of each.
-    """
-    kept = {name: split for name, split in splits.items() if isinstance(split, Split)}
-    if "train" not in kept:
-        return []
-    # Most images differ in what is quick to compute; the others are compared by all their pixels.
-    sums = {name: _sums(split) for name, split in kept.items()}
-    of_training = set(sums["train"])
-    of_others = {value for name, values in sums.items() if name != "train" for value in values}
-    places, codes = dict[str, list[int]](), dict[str, list[int]]()
-    for name, split in kept.items():
-        known = of_others if name == "train" else of_training
-        places[name] = [i for i, value in enumerate(sums[name]) if value in known]
-        codes[name] = _codes(split[torch.tensor(places[name], dtype=torch.long)])
-    there = set(codes.pop("train"))
-    return [(name, places[name][i]) for name, found in codes.items() for i, code in enumerate(found) if code in there]
-
-
-def _sums(split: Split) -> list[tuple[int, ...]]:
-    """The sum of the pixels of each image and that of their squares, the same for its rotations and reflections."""
-    rows = list[tuple[int, ...]]()
-    for part in split.images.cpu().split(_BATCH):
-        values = part.flatten(1).long()
-        rows += map(tuple, torch.stack([values.sum(1), (values * values).sum(1)], 1).tolist())
-    return rows
-
-
-def _codes(split: Split) -> list[int]:
-    """A number of 64 bits for each image that is the same for its rotations by 90° and reflections."""
-    generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, split.shape, generator=generator)
-    if split.shape[1] != split.shape[2]:
-        moved = factors.flatten()[None]
-    else:
-        moved = torch.stack([transform(factors[None], P4M, g, "trivial").flatten() for g in P4M.elements])
-    # Sums modulo 2^64 of the image times each moved copy of the factors; their least is that of every moved image.
-    parts = [_products(part.flatten(1), moved) for part in split.images.cpu().split(_BATCH)]
-    return torch.cat(parts).tolist() if len(split) else []
-
-
-def _products(images: Tensor, factors: Tensor) -> Tensor:
-    values = images.long()
-    return torch.stack([(values * row).sum(1) for row in factors], 1).min(1).values
 
 
 def trained_images(folder: Path) -> np.ndarray:

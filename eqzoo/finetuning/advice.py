@@ -14,7 +14,8 @@ from ..analysis.cost import multiply_adds
 from ..analysis.sizes import refusal, weightless
 from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
-from ..data.hashes import SPLIT_NAMES, duplicates, image_codes
+from ..data.copies import copies
+from ..data.hashes import SPLIT_NAMES, image_codes
 from ..engine.recipe import Recipe
 from ..evaluation.notes import SOME, cut_off
 from ..models import list_pretrained
@@ -40,8 +41,10 @@ NOT_FITTED = 90.0  # percent of training accuracy
 FEW_EPOCHS, ENOUGH_EPOCHS = 5, 20
 _BATCH = 256
 _SMALL = 0.1  # a small share of images to hold out
-_IN_NAMES = r"([^/]+)[-_ ]\d+\."  # slide12 of slide12_0034.png, as --split-by takes it
+# Up to the first, second or third number of a file's name, as --split-by takes it: slide12 of slide12_0034.png.
+_IN_NAMES = [rf"((?:[^/\d]*\d+[A-Za-z]*){{1,{depth}}}|[^/]+)" for depth in (1, 2, 3)]
 _FEW_SOURCES = 3  # that are not only the classes under other names
+_REPEATED = 0.75  # of the images: at most so many pairs of source and class, else sources are numbers within a class
 # How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
 _STRONGER = {
     "affine": ", or augment them more with --augment affine_color",
@@ -99,7 +102,7 @@ def advice_before(plan: "Plan") -> list[str]:
         *_dark(train),
         *cut_off(plan.native),
         *(_larger(plan.blank, plan.native[0], plan.side) if resized and plan.native else []),
-        *_duplicated(splits),
+        *_copied(splits),
         *_trained_before(splits, plan.trained_before),
         *_not_rotated(plan.blank, None if "augment" in request.given else plan.recipe.augment),
     ]
@@ -225,19 +228,26 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
 
 
 def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
-    """A line where names such as slide12_0034.png tell several images of one source, and more sources than classes."""
-    files = [(label, file) for split in splits for label, file in zip(split.labels.tolist(), split.files, strict=False)]
-    matches = [re.search(_IN_NAMES, file) for _, file in files]
-    sources = [match[1] for match in matches if match and re.search(r"\d", match[1])]
-    if len(sources) < len(files):
-        return
-    names = sorted(set(sources))
-    pairs = {(label, source) for (label, _), source in zip(files, sources, strict=True)}
-    if _FEW_SOURCES <= len(names) <= len(files) / 2 and len(pairs) > len({label for label, _ in files}):
+    """A line where names such as slide12_0034.png tell several images of one source, with each way to read them."""
+    files = [
+        (label, file.rpartition("/")[2])
+        for split in splits
+        for label, file in zip(split.labels.tolist(), split.files, strict=False)
+    ]
+    readings = dict[tuple[int, int], str]()
+    for pattern in _IN_NAMES:
+        pairs = {(label, match[1]) for label, name in files if (match := re.match(pattern, name))}
+        names = sorted({source for _, source in pairs if re.search(r"\d", source)})
+        apart = len(pairs) > len({label for label, _ in files}) and len(pairs) <= _REPEATED * len(files)
+        if apart and _FEW_SOURCES <= len(names) <= len(files) / 2:
+            text = (
+                f"{', '.join(names[:2])}, ...: {len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
+            )
+            readings.setdefault((len(names), len(pairs)), text)
+    if readings:
         yield (
-            f"names of files may tell what the images come from ({', '.join(names[:2])}, ...: {len(names):,} sources "
-            f"of {len(files):,} images): if these are patients, slides or scenes, keep the images of each in one "
-            f"split, --split-by '{_IN_NAMES}'"
+            "names of files may tell what the images come from: if these are patients, slides or scenes, keep the "
+            f"images of each in one split ({'; or '.join(readings.values())})"
         )
 
 
@@ -327,14 +337,26 @@ def _larger(model: Any, native: int, side: int) -> Iterator[str]:
         )
 
 
-def _duplicated(splits: Mapping[str, AnySplit]) -> Iterator[str]:
-    count = len(duplicates(splits))
-    if count:
-        lost = "; if they differ in the files, the lost shades are what makes them equal"
+def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
+    """Lines on held-out images that are copies of training images, and on copies in two classes."""
+    found = copies(splits)
+
+    def named(place: tuple[str, int]) -> str:
+        split, index = place
+        return splits[split].files[index] if splits[split].files else f"{SPLIT_NAMES[split]} image {index}"
+
+    if found.leaked:
         yield (
-            f"{count:,} validation or test images are also among the training images (some of them rotated or "
-            "reflected), so the metrics are too good: remove them, or give folders train, val and test without them"
-            f"{lost * (_bright(splits['train']) < DARK)}"
+            f"at least {len(found.leaked):,} validation or test images are copies of training images, if rotated, "
+            f"reflected, resized, recompressed or of another brightness ({', '.join(map(named, found.leaked[:3]))}"
+            f"{', ...' * (len(found.leaked) > 3)}), so the metrics are too good: remove them, or give folders train, "
+            "val and test without them"
+        )
+    if found.contradictory:
+        one, other = found.contradictory[0]
+        yield (
+            f"{len(found.contradictory):,} pairs of copies are in two classes, such as {named(one)} and {named(other)}"
+            ": look at them, and keep each in its own class"
         )
 
 

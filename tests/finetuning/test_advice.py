@@ -13,7 +13,6 @@ import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.data import Split, native_sides
 from eqzoo.data.brightness import dark_images
-from eqzoo.data.hashes import duplicates
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.speed import Speed
 from eqzoo.finetuning import advice
@@ -95,7 +94,7 @@ def test_advice_on_images():
     dark["test"] = dark["train"][torch.arange(1, 3)]
     stretch, equal = before(dark, native=(28, 28))
     assert "are at most 15 of 255" in stretch
-    assert equal.endswith("; if they differ in the files, the lost shades are what makes them equal")
+    assert "2 validation or test images are copies" in equal
     del dark["test"]
     lighter = {"train": replace(dark["train"], images=dark["train"].images + 17)}
     assert before(lighter, native=(28, 28)) == []
@@ -167,13 +166,23 @@ def test_names_of_files_may_tell_their_sources():
 
     slides = [f"{kind}/slide{n}_{i:03d}.png" for kind in "ab" for n in range(3) for i in range(10)]
     (line,) = said(slides)
-    assert "(slide0, slide1, ...: 3 sources of 60 images)" in line
-    pattern = re.search(r"--split-by '(.*)'$", line)[1]
-    assert {re.search(pattern, name)[1] for name in slides} == {"slide0", "slide1", "slide2"}
+    assert "slide0, slide1, ...: 3 sources of 60 images" in line
+    (pattern,) = re.findall(r"--split-by '(.*?)'", line)
+    assert {re.search(pattern, name.partition("/")[2])[1] for name in slides} == {"slide0", "slide1", "slide2"}
     assert said(slides, split_by=pattern) == []
     assert said(slides, drawn=[]) == []
     assert said(slides, inner=["slide0"]) == []
-    assert said([*slides, "a/other.png"]) == []
+    assert pattern in said([*slides, "a/other.png"])[0]
+    # The slide is the second number, the magnification the third, and one of them may be meant.
+    both = [
+        f"{k}/SOB_{k}-14-{n}AB-{m}-{i:03d}.png" for k in "ab" for n in (22, 23, 24) for m in (40, 100) for i in range(5)
+    ]
+    assert re.findall(r"(\d+) sources", said(both)[0]) == ["6", "12"]
+    for form in ("{p}_idx5_x{x}_y51_class0", "case{p}_x{x}_y{x}", "case{p} [x={x},y=0,w=256]", "UID_{p}_{p}_{i}_all",
+                 "IMG_{p}_jpg.rf.{i}a1b2c3", "clip{p}_frame{x:04d}", "P{p:03d}_2021-03-0{i}_L", "slide{p}.{x:04d}",
+                 "cell{p}_rot{x}", "IMG_{p:04d} ({i})"):  # fmt: skip
+        names = [f"{'ab'[(p + i) % 2]}/{form.format(p=p, i=i, x=50 * i)}.png" for p in range(12) for i in range(1, 7)]
+        assert "12 sources of 72 images" in said(names)[0], form
     for names in (
         [f"{kind}/{i}.png" for kind in "ab" for i in range(30)],
         [f"{kind}/Highway_{i}.jpg" for kind in "ab" for i in range(30)],
@@ -184,16 +193,16 @@ def test_names_of_files_may_tell_their_sources():
         assert said(names) == [], names[0]
 
 
-def test_duplicates_across_splits_are_found_however_they_are_rotated():
+def test_copies_across_splits_and_classes_are_told():
     splits = {"train": split_of(30, 30), "valid": split_of(9, 9), "test": split_of(9, 9)}
-    assert duplicates(splits) == []
+    assert before(splits) == []
     image = splits["train"].images[7]
     splits["valid"].images[3] = image.rot90(1, (1, 2))
-    splits["test"].images[5] = image.flip(2)
-    assert duplicates(splits) == [("valid", 3), ("test", 5)]
-    splits["test"].images[5, 0, 0, 0] ^= 1
-    assert duplicates(splits) == [("valid", 3)]
-    assert "1 validation or test images are also" in before(splits)[0]
+    splits["test"].images[15] = image.flip(2)
+    leaked, classes = before(splits)
+    assert leaked.startswith("at least 2 validation or test images are copies of training images")
+    assert "validation image 3" in leaked
+    assert classes.startswith("2 pairs of copies are in two classes, such as training image 7 and test image 15")
 
 
 def test_advice_on_the_result():
