@@ -104,7 +104,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         nargs="*",
         action="extend",
         metavar="MODULE",
-        help="modules to freeze (without names: all but the classifier)",
+        help="modules to freeze (without names: all but the classifier, fitted at once unless --epochs are given)",
     )
     sub.add_argument("--epochs", type=int, help="the number of epochs (default: by the number of images)")
     sub.add_argument(

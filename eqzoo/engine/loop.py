@@ -32,7 +32,7 @@ from .recipe import Recipe
 from .run import RunDirectory
 from .state import TrainingState
 
-__all__ = ["accelerator_of", "train"]
+__all__ = ["accelerator_of", "run_config", "train"]
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 _EMULATED = (
@@ -108,7 +108,7 @@ def train(
             print(f"eqzoo: {_EMULATED}", file=sys.stderr)
         state = TrainingState(recipe, build, splits, accelerator, workers, resumed)
         if is_main:
-            directory.start(recipe, digests, _config(state.model, recipe, splits["train"]), facts or {})
+            directory.start(recipe, digests, run_config(state.model, recipe, splits["train"]), facts or {})
         try:
             accelerator.wait_for_everyone()
             _train_epochs(directory, state, track)
@@ -122,7 +122,7 @@ def train(
         return state.finished_model(directory.load_weights())
 
 
-def _config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]:
+def run_config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, Any]:
     """The config.json of a network that is trained; what is evaluated later writes a complete one."""
     cfg: dict[str, Any] = model.pretrained_cfg  # type: ignore[assignment]
     mean, std = (list(per_channel(cfg[key], split.shape[0])) for key in ("mean", "std"))

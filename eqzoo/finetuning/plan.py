@@ -144,6 +144,14 @@ class Plan:
         same = sorted(trained) == sorted(self.names)
         return same and (not numbered or bool(self.source.config))
 
+    @property
+    def fits_classifier(self) -> bool:
+        """Whether the classifier alone is fitted, on features that are computed once, instead of trained in epochs."""
+        in_epochs = "epochs" in self.request.given or self.request.minutes is not None
+        classifier: Any = cast(Any, self.blank).get_classifier()
+        affine = isinstance(classifier, nn.Linear) and classifier.bias is not None
+        return self.request.freeze is True and affine and not in_epochs
+
     def build(self) -> nn.Module:
         """The network with its initial weights and a ``pretrained_cfg`` of the user's images and classes."""
         args, started = self.recipe.model_args, self.settings["start"] is not None
@@ -214,7 +222,8 @@ def _recipe(plan: Plan, measured: Mapping[str, Any]) -> Recipe:
     """The recipe by the rules, with what was given and what was measured first."""
     freeze = plan.request.freeze
     modules = trunk(plan.blank) if freeze is True else (freeze,) if isinstance(freeze, str) else tuple(freeze or ())
-    return fine_tuning_recipe(plan, plan.request.given | dict(measured), modules)
+    fixed = {"epochs": 1} if plan.fits_classifier else {}
+    return fine_tuning_recipe(plan, plan.request.given | dict(measured) | fixed, modules)
 
 
 def trunk(model: nn.Module) -> tuple[str, ...]:

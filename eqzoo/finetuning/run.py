@@ -16,6 +16,7 @@ from ..engine import is_finished, train
 from ..engine.device import limited_threads
 from ..models.load import list_pretrained
 from .advice import advice_before, advice_on_time, summary
+from .frozen import train_classifier
 from .plan import Plan, Request, make_plan, with_speed
 from .write import write_checkpoint
 
@@ -80,7 +81,9 @@ def finetune(
         channels: 1, 3 or 4 channels of image files; None for those that they have.
         pretrained: Whether to start from trained weights; None if there are any. A name with its data set, such as
             ``p4_cnn.rotmnist``, has to have them.
-        freeze: What is not trained: True for all but the classifier, or a name or names of modules.
+        freeze: What is not trained: True for all but the classifier, or a name or names of modules. With True and
+            neither epochs nor minutes, the features of each image are computed once, without augmentation, and the
+            classifier is fitted by logistic regression, see `eqzoo.finetuning.frozen`.
         balance: Whether the loss weights classes by the inverse of their number of images.
         minutes: The time to train for: the number of epochs follows from the speed of the first steps. None for a
             number of epochs that depends on the number of images.
@@ -152,7 +155,10 @@ def finetune(
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
         train_splits = {key: split for key, split in plan.splits.items() if key != "test"}
         facts = dict(plan.settings) | {"speed": plan.speed.as_dict()}
-        model = train(plan.recipe, plan.build, train_splits, directory.path, device, workers, facts=facts).eval()
+        if plan.fits_classifier:
+            model = train_classifier(plan, facts)
+        else:
+            model = train(plan.recipe, plan.build, train_splits, directory.path, device, workers, facts=facts).eval()
         codes, before = image_codes(plan.splits["train"]), plan.trained_before
         directory.write_trained(codes if before is None else np.concatenate([codes, before]))
         results = write_checkpoint(plan, model, advice)

@@ -5,10 +5,12 @@ import json
 import pytest
 import timm
 import torch
+from sklearn.linear_model import LogisticRegression
 
 import eqzoo
 from eqzoo.cli.main import main
 from eqzoo.data import Split
+from eqzoo.finetuning.frozen import fit_classifier, pooled_features
 
 WEIGHTS = "weights.pth"
 
@@ -85,3 +87,23 @@ def test_commands_take_the_folder(trained, capsys):
 def test_a_folder_cannot_become_another_network(trained, tmp_path):
     with pytest.raises(ValueError, match=r"is a folder, which is what its config\.json says"):
         eqzoo.finetune(str(trained[0]["one"].folder), trained[1], tmp_path, invariant="p4")
+
+
+def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
+    found, splits = trained
+    torch.set_default_dtype(torch.float32)
+    source = found["mean"].folder
+    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
+    before, after = found["mean"].model.state_dict(), result.model.state_dict()
+    changed = {key for key in after if not torch.equal(before[key].float(), after[key].float())}
+    assert changed == {"network.classifier.weight", "network.classifier.bias"}
+    row = json.loads((tmp_path / "frozen" / "log.jsonl").read_text())
+    assert row["valid_accuracy"] >= 60  # of three classes
+    features = pooled_features(result.model, splits["train"])
+    z = (features - features.mean(0)) / features.std(0)
+    ours = fit_classifier(z, splits["train"].labels, 3, row["penalty"])
+    theirs = LogisticRegression(C=1 / (row["penalty"] * len(z)), tol=1e-10, max_iter=10_000)
+    theirs.fit(z.numpy(), splits["train"].labels.numpy())
+    torch.testing.assert_close(ours[:, :-1], torch.from_numpy(theirs.coef_), rtol=1e-2, atol=1e-3)
+    again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
+    assert again.results["accuracy"] == result.results["accuracy"]
