@@ -390,7 +390,9 @@ The implementation and these weights: eqzoo, https://github.com/eqzoo/eqzoo, fil
 def _paper(architecture: str) -> Paper | None:
     """The paper of a network: of its rows in the papers' tables, whatever the data set, or of its family."""
     keys = [row.paper for name, row in rows().items() if name.partition(".")[0] == architecture]
-    return PAPERS[keys[0]] if keys else paper_of(architecture)
+    if keys:
+        return PAPERS[keys[0]]
+    return None if own_module(architecture) else paper_of(architecture)
 
 
 def wrapped(text: str) -> str:

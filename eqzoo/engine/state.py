@@ -263,8 +263,8 @@ def _load_run(model: nn.Module, recipe: Recipe, folder: Path, splits: Mapping[st
         run = FinishedRun.read(folder)
         if (run.recipe.model, run.recipe.dataset) != (recipe.model, recipe.dataset):
             raise ValueError(
-                f"that is one of {run.recipe.model} on {run.recipe.dataset}; eqzoo publish {folder} --output "
-                "FOLDER writes a checkpoint of it, and start=local-dir:FOLDER adapts its weights"
+                f"that is one of {run.recipe.model} on {run.recipe.dataset}; start=local-dir:{folder} "
+                "adapts its weights"
             )
         for key in ("model_args", "valid_size", "samples_per_class"):
             if getattr(run.recipe, key) != getattr(recipe, key):
