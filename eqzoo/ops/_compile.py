@@ -53,16 +53,16 @@ def cpu_function(
     Args:
         source: The file, such as ``"asc/cpu"``; compiled for each type at its first use, so that
             nobody waits for types that are not used.
-        function: The function, without the suffix of its type, such as ``_float``.
+        function: The function.
         tensors: The tensors that it will read.
-        scalars: The types that it is compiled for, and their suffixes.
+        scalars: The types that it can be compiled for, and their names.
     """
     dtype = tensors[0].dtype
     if without_kernels() or dtype not in scalars or any(not t.is_cpu or t.dtype != dtype for t in tensors):
         return None
     with _building:  # functools.cache alone would let concurrent threads build concurrently
         built = _library(source, scalars[dtype])
-    return None if built is None else getattr(built, f"{function}_{scalars[dtype]}")
+    return None if built is None else getattr(built, function)
 
 
 @torch.compiler.assume_constant_result
@@ -99,7 +99,7 @@ def launch(function: "ctypes._NamedFuncPointer", *arguments: Tensor | int | floa
 
 @functools.cache
 def _library(source: str, scalar: str) -> ctypes.CDLL | None:
-    """A source file compiled for one type: from the user's cache, or built and writable there."""
+    """A source file compiled for one type: from the user's cache, or built and kept there."""
     if os.environ.get("EQZOO_NATIVE") == "0":
         _log.info("EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None

@@ -15,7 +15,7 @@
 #include <omp.h>
 #endif
 
-// The widest vectors of the processor that this is compiled for.
+// The widest vectors of the processor that this is compiled for, in bytes.
 #if defined(__AVX512F__)
 constexpr int vector_bytes = 64;
 #elif defined(__AVX__)
@@ -23,12 +23,6 @@ constexpr int vector_bytes = 32;
 #else
 constexpr int vector_bytes = 16;
 #endif
-
-template <typename T, int Bytes = vector_bytes> struct VectorType {
-    typedef T type __attribute__((vector_size(Bytes)));
-};
-template <typename T, int Bytes = vector_bytes> using Vector = typename VectorType<T, Bytes>::type;
-template <typename T> constexpr int64_t lanes = vector_bytes / sizeof(T);
 
 // The upper half of a float, rounded to even; not-a-number stays so.
 struct bfloat16 {
@@ -49,6 +43,26 @@ inline bfloat16 narrowed(float x) {
     return {uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded)};
 }
 
+// What a type in memory is computed in.
+template <typename T> struct ComputedIn { using type = T; };
+template <> struct ComputedIn<bfloat16> { using type = float; };
+template <typename T> using Computed = typename ComputedIn<T>::type;
+
+#if defined(EQZOO_BFLOAT16)
+using Scalar = bfloat16;  // the type that this is compiled for
+#elif defined(EQZOO_DOUBLE)
+using Scalar = double;
+#else
+using Scalar = float;
+#endif
+using Real = Computed<Scalar>;
+
+// A vector of N numbers, by default as many as the processor's have; a single number for N = 1.
+template <typename T> constexpr int lanes = vector_bytes / int(sizeof(Computed<T>));
+template <typename T, int N> struct VectorOf { typedef T type __attribute__((vector_size(N * sizeof(T)))); };
+template <typename T> struct VectorOf<T, 1> { using type = T; };
+template <typename T, int N = lanes<T>> using Vector = typename VectorOf<T, N>::type;
+
 // Reads a vector or a single number, V, from any address.
 template <typename V, typename T> inline V load_as(const T *from) {
     V value;
@@ -56,19 +70,58 @@ template <typename V, typename T> inline V load_as(const T *from) {
     return value;
 }
 
+template <int N, typename T> inline Vector<Computed<T>, N> load(const T *from) {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        Vector<uint32_t, N> bits;
+        if constexpr (N == 1) {
+            bits = from->bits;
+        } else {
+            bits = __builtin_convertvector((load_as<Vector<uint16_t, N>>(from)), Vector<uint32_t, N>);
+        }
+        bits <<= 16;
+        return load_as<Vector<float, N>>(&bits);
+    } else {
+        return load_as<Vector<T, N>>(from);
+    }
+}
+
 template <typename T> inline Vector<T> load(const T *from) { return load_as<Vector<T>>(from); }
+
+// Rounds to the nearest bfloat16, ties to even; not-a-number stays so.
+template <int N, typename T> inline void store(T *to, Vector<Computed<T>, N> value) {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+        const auto bits = load_as<Vector<uint32_t, N>>(&value);
+        const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const auto upper = value != value ? bits * 0 + 0x7fc0u : rounded;
+        Vector<uint16_t, N> half;
+        if constexpr (N == 1) {
+            half = uint16_t(upper);
+        } else {
+            half = __builtin_convertvector(upper, Vector<uint16_t, N>);
+        }
+        std::memcpy(to, &half, sizeof half);
+    } else {
+        std::memcpy(to, &value, sizeof value);
+    }
+}
 
 template <typename T> inline void store(T *to, Vector<T> v) { std::memcpy(to, &v, sizeof v); }
 
+inline float upcast(float x) { return x; }
+inline double upcast(double x) { return x; }
+inline float upcast(bfloat16 x) { return widened(x); }
+inline void downcast(float x, float *to) { *to = x; }
+inline void downcast(double x, double *to) { *to = x; }
+inline void downcast(float x, bfloat16 *to) { *to = narrowed(x); }
+
 // The sum of the numbers of a vector, by halves.
-template <typename T, int Bytes = vector_bytes> inline T lane_sum(const void *vector) {
-    if constexpr (Bytes == sizeof(T)) {
+template <typename T, int N = lanes<T>> inline T lane_sum(const void *vector) {
+    if constexpr (N == 1) {
         return load_as<T>(static_cast<const char *>(vector));
     } else {
-        using Half = Vector<T, Bytes / 2>;
-        const char *from = static_cast<const char *>(vector);
-        const Half sum = load_as<Half>(from) + load_as<Half>(from + Bytes / 2);
-        return lane_sum<T, Bytes / 2>(&sum);
+        const T *from = static_cast<const T *>(vector);
+        const Vector<T, N / 2> sum = load_as<Vector<T, N / 2>>(from) + load_as<Vector<T, N / 2>>(from + N / 2);
+        return lane_sum<T, N / 2>(&sum);
     }
 }
 

@@ -50,13 +50,9 @@ def forget():
 
 EXPONENTIAL = """
 #include "simd.h"
-#define DEFINE(T) extern "C" void exponential_##T(const T *x, T *y, int64_t n, double scale, int64_t threads) { \\
-    for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<T>(scale) * x[i]); }
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" void exponential(const Scalar *x, Scalar *y, int64_t n, double scale, int64_t threads) {
+    for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<Scalar>(scale) * x[i]);
+}
 """
 
 

@@ -15,9 +15,7 @@
 #pragma GCC optimize("no-associative-math")
 #endif
 
-#include <algorithm>
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 #if defined(__AVX512F__)
@@ -36,16 +34,12 @@ constexpr int64_t BLOCK_BYTES = 1024 * 1024;
 
 constexpr double LOG_2 = 0.69314718055994530942;
 
-template <class T> inline void convert(const T *from, T *to, int64_t count) {
-    std::memcpy(to, from, count * sizeof(T));
-}
-
-inline void convert(const bfloat16 *__restrict from, float *__restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = widened(from[i]);
-}
-
-inline void convert(const float *__restrict from, bfloat16 *__restrict to, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = narrowed(from[i]);
+template <class S, class T> inline void convert(const S *__restrict from, T *__restrict to, int64_t count) {
+    if constexpr (std::is_same_v<S, T>) {
+        std::memcpy(to, from, count * sizeof(T));
+    } else {
+        for (int64_t i = 0; i < count; i++) downcast(upcast(from[i]), to + i);
+    }
 }
 
 // Zero-initialized memory, aligned to a cache line.
@@ -729,49 +723,39 @@ template <class T, class F> void with_order(const Sizes<T> &s, F function) {
 } // namespace
 
 // S: the type of the fields in memory, T: what they are computed in; last: whether their layout is (pixels, R, C).
-#define DEFINE(S, T)                                                                                                   \
-    extern "C" void affine_attention_##S(                                                                              \
-        S *query, S *key, S *value, const T *query_psi, const T *query_beta, const T *key_psi, const T *key_beta,      \
-        const T *value_psi, const T *value_beta, S *out, int64_t batch, int64_t channels, int64_t order,               \
-        int64_t height, int64_t width, int64_t k, int64_t heads, double scale, int64_t last, int64_t threads           \
-    ) {                                                                                                                \
-        const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
-        const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
-        const Map<T> keys(key_psi, key_beta, channels, order, k * k);                                                  \
-        const Map<T> values(value_psi, value_beta, channels, order, k * k);                                            \
-        with_order(s, [&](auto n) {                                                                                    \
-            forward<T, decltype(n)::value>(s, query, key, value, queries, keys, values, scale, out, last, threads);    \
-        });                                                                                                            \
-    }                                                                                                                  \
-    extern "C" void affine_attention_backward_##S(                                                                     \
-        S *grad, S *query, S *key, S *value, const T *query_psi, const T *query_beta, const T *key_psi,                \
-        const T *key_beta, const T *value_psi, const T *value_beta, S *grad_query, S *grad_key, S *grad_value,         \
-        T *grad_query_psi, T *grad_query_beta, T *grad_key_psi, T *grad_key_beta, T *grad_value_psi,                   \
-        T *grad_value_beta, int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k,  \
-        int64_t heads, double scale, int64_t last, int64_t threads                                                     \
-    ) {                                                                                                                \
-        const Sizes<T> s(batch, channels, order, height, width, k, heads);                                             \
-        const Map<T> queries(query_psi, query_beta, channels, order, 1);                                               \
-        const Map<T> keys(key_psi, key_beta, channels, order, k * k);                                                  \
-        const Map<T> values(value_psi, value_beta, channels, order, k * k);                                            \
-        const int64_t parts = std::max<int64_t>(1, std::min(batch, (4 * threads + heads - 1) / heads));                \
-        Parts<T> query_parts(parts, channels, order, 1), key_parts(parts, channels, order, k * k);                     \
-        Parts<T> value_parts(parts, value ? channels : 0, order, k * k);                                               \
-        with_order(s, [&](auto n) {                                                                                    \
-            backward<T, decltype(n)::value>(                                                                           \
-                s, grad, query, key, value, queries, keys, values, scale, grad_query, grad_key, grad_value,            \
-                query_parts, key_parts, value_parts, parts, last, threads                                              \
-            );                                                                                                         \
-        });                                                                                                            \
-        query_parts.sum(grad_query_psi, grad_query_beta);                                                              \
-        key_parts.sum(grad_key_psi, grad_key_beta);                                                                    \
-        if (value) value_parts.sum(grad_value_psi, grad_value_beta);                                                   \
-    }
 
-#if defined(EQZOO_FLOAT)
-DEFINE(float, float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double, double)
-#elif defined(EQZOO_BFLOAT16)
-DEFINE(bfloat16, float)
-#endif
+extern "C" void affine_attention(Scalar *query, Scalar *key, Scalar *value, const Real *query_psi,
+        const Real *query_beta, const Real *key_psi, const Real *key_beta, const Real *value_psi,
+        const Real *value_beta, Scalar *out, int64_t batch, int64_t channels, int64_t order, int64_t height,
+        int64_t width, int64_t k, int64_t heads, double scale, int64_t last, int64_t threads) {
+    const Sizes<Real> s(batch, channels, order, height, width, k, heads);
+    const Map<Real> queries(query_psi, query_beta, channels, order, 1);
+    const Map<Real> keys(key_psi, key_beta, channels, order, k * k);
+    const Map<Real> values(value_psi, value_beta, channels, order, k * k);
+    with_order(s, [&](auto n) {
+        forward<Real, decltype(n)::value>(s, query, key, value, queries, keys, values, scale, out, last, threads);
+    });
+}
+extern "C" void affine_attention_backward(Scalar *grad, Scalar *query, Scalar *key, Scalar *value,
+        const Real *query_psi, const Real *query_beta, const Real *key_psi, const Real *key_beta, const Real *value_psi,
+        const Real *value_beta, Scalar *grad_query, Scalar *grad_key, Scalar *grad_value, Real *grad_query_psi,
+        Real *grad_query_beta, Real *grad_key_psi, Real *grad_key_beta, Real *grad_value_psi, Real *grad_value_beta,
+        int64_t batch, int64_t channels, int64_t order, int64_t height, int64_t width, int64_t k, int64_t heads,
+        double scale, int64_t last, int64_t threads) {
+    const Sizes<Real> s(batch, channels, order, height, width, k, heads);
+    const Map<Real> queries(query_psi, query_beta, channels, order, 1);
+    const Map<Real> keys(key_psi, key_beta, channels, order, k * k);
+    const Map<Real> values(value_psi, value_beta, channels, order, k * k);
+    const int64_t parts = std::max<int64_t>(1, std::min(batch, (4 * threads + heads - 1) / heads));
+    Parts<Real> query_parts(parts, channels, order, 1), key_parts(parts, channels, order, k * k);
+    Parts<Real> value_parts(parts, value ? channels : 0, order, k * k);
+    with_order(s, [&](auto n) {
+        backward<Real, decltype(n)::value>(
+            s, grad, query, key, value, queries, keys, values, scale, grad_query, grad_key, grad_value,
+            query_parts, key_parts, value_parts, parts, last, threads
+        );
+    });
+    query_parts.sum(grad_query_psi, grad_query_beta);
+    key_parts.sum(grad_key_psi, grad_key_beta);
+    if (value) value_parts.sum(grad_value_psi, grad_value_beta);
+}

@@ -3,20 +3,16 @@
 // A lane is an output plane o: filters, attention, and sums and maxima over pixels, poses and channels stay in their
 // lanes, whatever the size of the image, and a value of the input is one factor for all lanes. Only the gradient of the
 // input is a sum over lanes.
-#include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "simd.h"
 
 namespace {
 
-template <typename T> using Vec = Vector<T>;
 template <typename T> using IntOf = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 template <typename T> using Int = Vector<IntOf<T>>;
 // The same number in all lanes.
 template <typename T> Int<T> all_lanes(int64_t i) { return Int<T>{} + static_cast<IntOf<T>>(i); }
-template <typename T> constexpr int N = vector_bytes / sizeof(T);
 // Calls f(J, j) for J columns from column j on, with J of 8, 4, 2 and 1: eight where vectors are narrow, because with
 // fewer sums the processor would wait for each.
 template <typename F> inline void neighbors(int64_t columns, F &&f) {
@@ -37,38 +33,38 @@ struct Shape {
     int64_t padded_height() const { return height + 2 * padding; }
     int64_t padded_width() const { return width + 2 * padding; }
     int64_t pixels() const { return rows * columns; }
-    template <typename T> int64_t blocks() const { return (out + N<T> - 1) / N<T>; }
+    template <typename T> int64_t blocks() const { return (out + lanes<T> - 1) / lanes<T>; }
 };
 
 // Vectors in memory, which new aligns to their size.
-template <typename T> using Vectors = std::vector<Vec<T>>;
+template <typename T> using Vectors = std::vector<Vector<T>>;
 
-template <typename T> Vec<T> load(const T *from, int64_t n) {
-    Vec<T> v = {};
-    if (n >= N<T>)
+template <typename T> Vector<T> load(const T *from, int64_t n) {
+    Vector<T> v = {};
+    if (n >= lanes<T>)
         std::memcpy(&v, from, sizeof v);
     else
         std::memcpy(&v, from, n * sizeof(T));
     return v;
 }
 
-template <typename T> void store(T *to, const Vec<T> &v, int64_t n) {
-    if (n >= N<T>)
+template <typename T> void store(T *to, const Vector<T> &v, int64_t n) {
+    if (n >= lanes<T>)
         std::memcpy(to, &v, sizeof v);
     else
         std::memcpy(to, &v, n * sizeof(T));
 }
 
-template <typename T> Vec<T> sigmoid(const Vec<T> &z) {
+template <typename T> Vector<T> sigmoid(const Vector<T> &z) {
     const T most = sizeof(T) == 4 ? 80 : 700;
-    T parts[N<T>];
+    T parts[lanes<T>];
     std::memcpy(parts, &z, sizeof z);
 #pragma omp simd
-    for (int l = 0; l < N<T>; l++) {
+    for (int l = 0; l < lanes<T>; l++) {
         T y = -parts[l] > most ? most : -parts[l];
         parts[l] = 1 / (1 + fast_exp(y));
     }
-    Vec<T> s;
+    Vector<T> s;
     std::memcpy(&s, parts, sizeof s);
     return s;
 }
@@ -90,7 +86,7 @@ template <typename T> Vectors<T> pack_filters(const T *w, const Shape &s) {
         for (int64_t c = 0; c < s.channels; c++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < taps; t++)
-                    to[(((p * blocks + o / N<T>)*s.channels + c) * taps + t) * N<T> + o % N<T>] = *w++;
+                    to[(((p * blocks + o / lanes<T>)*s.channels + c) * taps + t) * lanes<T> + o % lanes<T>] = *w++;
     return packed;
 }
 
@@ -103,7 +99,7 @@ template <typename T> Vectors<T> pack_spatial(const T *psi, const Shape &s) {
         for (int64_t statistic = 0; statistic < 2; statistic++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < taps; t++)
-                    to[(((p * blocks + o / N<T>)*taps + t) * 2 + statistic) * N<T> + o % N<T>] =
+                    to[(((p * blocks + o / lanes<T>)*taps + t) * 2 + statistic) * lanes<T> + o % lanes<T>] =
                         statistic ? *psi++ : *psi++ / s.channels;
     return packed;
 }
@@ -111,20 +107,20 @@ template <typename T> Vectors<T> pack_spatial(const T *psi, const Shape &s) {
 // The responses of J neighbors in a row, for all lanes. K is the side of the filter and UNIT a stride of 1, where
 // the compiler may know them; K = 0 reads the side from the shape.
 template <int K, bool UNIT, int J, typename T>
-inline void respond(const T *x, const Vec<T> *w, const Shape &s, Vec<T> *r) {
+inline void respond(const T *x, const Vector<T> *w, const Shape &s, Vector<T> *r) {
     const int64_t k = K ? K : s.k, stride = UNIT ? 1 : s.stride, row = s.dilation * s.padded_width();
-    for (int j = 0; j < J; j++) r[j] = Vec<T>{};
+    for (int j = 0; j < J; j++) r[j] = Vector<T>{};
     for (int64_t u = 0; u < k; u++)
         for (int64_t v = 0; v < k; v++) {
             const T *from = x + u * row + v * s.dilation;
-            const Vec<T> tap = w[u * k + v];
+            const Vector<T> tap = w[u * k + v];
             for (int j = 0; j < J; j++) r[j] += tap * from[j * stride];
         }
 }
 
 template <int K, bool UNIT, int J, typename T>
-inline void peak_of(const T *x, const Vec<T> *w, const Shape &s, int64_t place, Vec<T> &best, Int<T> &where) {
-    Vec<T> r[J];
+inline void peak_of(const T *x, const Vector<T> *w, const Shape &s, int64_t place, Vector<T> &best, Int<T> &where) {
+    Vector<T> r[J];
     respond<K, UNIT, J, T>(x, w, s, r);
     for (int j = 0; j < J; j++) {
         const Int<T> more = r[j] > best;
@@ -143,8 +139,8 @@ void peak(const T *x, const T *w, T *peaks, int32_t *places, const Shape &s, int
             const int64_t b = task / s.planes(), c = task % s.planes() / s.poses, p = task % s.poses;
             const T *plane = pad(x + task * s.height * s.width, room.data(), s);
             for (int64_t block = 0; block < blocks; block++) {
-                const Vec<T> *taps = &filters[((p * blocks + block) * s.channels + c) * s.taps()];
-                Vec<T> best = Vec<T>{} - std::numeric_limits<T>::infinity();
+                const Vector<T> *taps = &filters[((p * blocks + block) * s.channels + c) * s.taps()];
+                Vector<T> best = Vector<T>{} - std::numeric_limits<T>::infinity();
                 Int<T> where = {};
                 for (int64_t i = 0; i < s.rows; i++) {
                     const T *row = plane + i * stride * s.padded_width();
@@ -153,7 +149,7 @@ void peak(const T *x, const T *w, T *peaks, int32_t *places, const Shape &s, int
                                                                     where);
                     });
                 }
-                const int64_t first = block * N<T>, valid = std::min<int64_t>(N<T>, s.out - first);
+                const int64_t first = block * lanes<T>, valid = std::min<int64_t>(lanes<T>, s.out - first);
                 const int64_t at = ((b * s.poses + p) * s.channels + c) * s.out + first;
                 store(peaks + at, best, valid);
                 for (int64_t l = 0; l < valid; l++) places[at + l] = static_cast<int32_t>(where[l]);
@@ -219,12 +215,12 @@ struct Maps {
 
 // z = psi * [U, M], at all pixels.
 template <typename T>
-void spatial_logits(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *psi, const Maps &m, Vec<T> *z) {
+void spatial_logits(const Vector<T> *sums, const Vector<T> *peaks, const Vector<T> *psi, const Maps &m, Vector<T> *z) {
     for (int64_t i = 0; i < m.rows; i++)
         for (int64_t j = 0; j < m.columns; j += 4) {
-            Vec<T> a[4] = {}, b[4] = {};
+            Vector<T> a[4] = {}, b[4] = {};
             m.meet(i, [&](int64_t u, int64_t from) {
-                const Vec<T> *p = psi + u * m.n * 2, *x = sums + from * m.width + j, *y = peaks + from * m.width + j;
+                const Vector<T> *p = psi + u * m.n * 2, *x = sums + from * m.width + j, *y = peaks + from * m.width + j;
                 for (int64_t v = 0; v < m.n; v++, p += 2, x += m.step, y += m.step)
                     for (int l = 0; l < 4; l++) {
                         a[l] += p[0] * x[l];
@@ -237,12 +233,12 @@ void spatial_logits(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *psi, 
 
 // The gradients of U and M from that of z: a correlation with the flipped filters.
 template <typename T>
-void spatial_backward(const Vec<T> *grad_z, const Vec<T> *psi, const Maps &m, Vec<T> *grad_sums, Vec<T> *grad_peaks) {
+void spatial_backward(const Vector<T> *grad_z, const Vector<T> *psi, const Maps &m, Vector<T> *grad_sums, Vector<T> *grad_peaks) {
     for (int64_t i = 0; i < m.rows; i++)
         for (int64_t j = 0; j < m.columns; j += 4) {
-            Vec<T> a[4] = {}, b[4] = {};
+            Vector<T> a[4] = {}, b[4] = {};
             m.meet(i, [&](int64_t u, int64_t from) {
-                const Vec<T> *p = psi + ((m.n - u) * m.n - 1) * 2, *x = grad_z + from * m.width + j;
+                const Vector<T> *p = psi + ((m.n - u) * m.n - 1) * 2, *x = grad_z + from * m.width + j;
                 for (int64_t v = 0; v < m.n; v++, p -= 2, x += m.step)
                     for (int l = 0; l < 4; l++) {
                         a[l] += p[0] * x[l];
@@ -257,18 +253,18 @@ void spatial_backward(const Vec<T> *grad_z, const Vec<T> *psi, const Maps &m, Ve
 }
 
 template <typename T>
-void spatial_filter_gradient(const Vec<T> *sums, const Vec<T> *peaks, const Vec<T> *grad_z, const Maps &m,
-                             Vec<T> *grad_psi) {
+void spatial_filter_gradient(const Vector<T> *sums, const Vector<T> *peaks, const Vector<T> *grad_z, const Maps &m,
+                             Vector<T> *grad_psi) {
     for (int64_t u = 0; u < m.n; u++)
         for (int64_t first = 0; first < m.n; first += 4) {
             const int64_t some = std::min<int64_t>(4, m.n - first);
-            Vec<T> a[4] = {}, b[4] = {};
+            Vector<T> a[4] = {}, b[4] = {};
             for (int64_t i = 0; i < m.rows; i++) {
                 const int64_t from = i + u * m.step - m.reach;
                 if (from < 0 || from >= m.rows) continue;
-                const Vec<T> *g = grad_z + m.at(i, 0);
-                const Vec<T> *x = sums + from * m.width + first * m.step;
-                const Vec<T> *y = peaks + from * m.width + first * m.step;
+                const Vector<T> *g = grad_z + m.at(i, 0);
+                const Vector<T> *x = sums + from * m.width + first * m.step;
+                const Vector<T> *y = peaks + from * m.width + first * m.step;
                 if (some == 4)
                     for (int64_t j = 0; j < m.columns; j++)
                         for (int l = 0; l < 4; l++) {
@@ -291,13 +287,13 @@ void spatial_filter_gradient(const Vec<T> *sums, const Vec<T> *peaks, const Vec<
 
 // Sum and maximum over channels of J neighbors' responses, times attention, and the channel of the maximum.
 template <int K, bool UNIT, int J, typename T>
-inline void reduce_of(const T *x, int64_t size, const Vec<T> *w, const Vec<T> *alpha, const Shape &s, Vec<T> *sums,
-                      Vec<T> *peaks, Int<T> *which) {
-    Vec<T> r[J], total[J], best[J];
+inline void reduce_of(const T *x, int64_t size, const Vector<T> *w, const Vector<T> *alpha, const Shape &s, Vector<T> *sums,
+                      Vector<T> *peaks, Int<T> *which) {
+    Vector<T> r[J], total[J], best[J];
     Int<T> where[J];
     for (int j = 0; j < J; j++) {
-        total[j] = Vec<T>{};
-        best[j] = Vec<T>{} - std::numeric_limits<T>::infinity();
+        total[j] = Vector<T>{};
+        best[j] = Vector<T>{} - std::numeric_limits<T>::infinity();
         where[j] = Int<T>{};
     }
     for (int64_t c = 0; c < s.channels; c++) {
@@ -329,19 +325,19 @@ void attend(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T 
         Vectors<T> sums(maps.size()), peaks(maps.size()), z(maps.size()), total(pixels), weights(s.channels);
         std::vector<Int<T>> where(maps.size());
         for (int64_t task = begin; task < end; task++) {
-            const int64_t b = task / blocks, block = task % blocks, first = block * N<T>;
-            const int64_t valid = std::min<int64_t>(N<T>, s.out - first);
+            const int64_t b = task / blocks, block = task % blocks, first = block * lanes<T>;
+            const int64_t valid = std::min<int64_t>(lanes<T>, s.out - first);
             const T *own = x + b * s.planes() * s.height * s.width;
             if (s.padding && (task == begin || block == 0))
                 for (int64_t plane = 0; plane < s.planes(); plane++)
                     pad(own + plane * s.height * s.width, &room[plane * size], s);
             const T *image = s.padding ? room.data() : own;
-            std::fill(total.begin(), total.end(), Vec<T>{});
+            std::fill(total.begin(), total.end(), Vector<T>{});
             for (int64_t p = 0; p < s.poses; p++) {
-                const Vec<T> *taps = &filters[(p * blocks + block) * s.channels * s.taps()];
+                const Vector<T> *taps = &filters[(p * blocks + block) * s.channels * s.taps()];
                 for (int64_t c = 0; c < s.channels; c++)
                     weights[c] = alpha ? load(alpha + ((b * s.poses + p) * s.channels + c) * s.out + first, valid)
-                                       : Vec<T>{} + T(1);
+                                       : Vector<T>{} + T(1);
                 for (int64_t i = 0; i < s.rows; i++) {
                     const T *row = image + p * size + i * stride * s.padded_width();
                     neighbors(s.columns, [&](auto count, int64_t j) {
@@ -383,15 +379,15 @@ struct Spread {
 
 // grad_filters(t) = sum over pixels of x(p + t) g(p)
 template <int K, bool UNIT, typename T>
-inline void correlate(const T *x, const Vec<T> *g, const Spread &to, const Shape &s, Vec<T> *grad_filters) {
+inline void correlate(const T *x, const Vector<T> *g, const Spread &to, const Shape &s, Vector<T> *grad_filters) {
     const int64_t k = K ? K : s.k, stride = UNIT ? 1 : s.stride, across = s.padded_width();
     constexpr int64_t most = K ? K : 4;
     for (int64_t u = 0; u < k; u++)
         for (int64_t first = 0; first < k; first += most) {
             const int64_t some = std::min(most, k - first);
-            Vec<T> a[2][most] = {};
+            Vector<T> a[2][most] = {};
             for (int64_t i = 0; i < s.rows; i++) {
-                const Vec<T> *from = g + to.at(i);
+                const Vector<T> *from = g + to.at(i);
                 const T *row = x + (i * stride + u * s.dilation) * across + first * s.dilation;
                 int64_t j = 0;
                 if (some == most) {
@@ -415,17 +411,17 @@ inline void correlate(const T *x, const Vec<T> *g, const Spread &to, const Shape
 
 // sums(q) += sum over taps of w(t) g(q - t), for the pixels q inside the border
 template <int K, typename T>
-inline void correlate_flipped(const Vec<T> *g, const Vec<T> *w, const Spread &from, const Shape &s, Vec<T> *sums,
+inline void correlate_flipped(const Vector<T> *g, const Vector<T> *w, const Spread &from, const Shape &s, Vector<T> *sums,
                               int64_t across) {
     const int64_t k = K ? K : s.k;
     const auto some = [&](auto count, int64_t i, int64_t j) {
         constexpr int J = decltype(count)::value;
-        Vec<T> a[J], *to = sums + i * across + j;
+        Vector<T> a[J], *to = sums + i * across + j;
         for (int l = 0; l < J; l++) a[l] = to[l];
-        const Vec<T> *corner = g + (i + s.padding + from.edge) * from.width + j + s.padding + from.edge;
+        const Vector<T> *corner = g + (i + s.padding + from.edge) * from.width + j + s.padding + from.edge;
         for (int64_t u = 0; u < k; u++)
             for (int64_t v = 0; v < k; v++) {
-                const Vec<T> tap = w[u * k + v], *row = corner - u * s.dilation * from.width - v * s.dilation;
+                const Vector<T> tap = w[u * k + v], *row = corner - u * s.dilation * from.width - v * s.dilation;
                 for (int l = 0; l < J; l++) a[l] += tap * row[l];
             }
         for (int l = 0; l < J; l++) to[l] = a[l];
@@ -440,11 +436,11 @@ inline void correlate_flipped(const Vec<T> *g, const Vec<T> *w, const Spread &fr
 
 // The gradients of U, M and psi from that of the output, for one pose of one image.
 template <typename T>
-void spatial_attention_backward(const T *u, const T *m, const Vec<T> *grad_y, const Vec<T> *psi, const Maps &maps,
-                                const Shape &s, int64_t first, Vec<T> *room, Vec<T> *grad_sums, Vec<T> *grad_peaks,
-                                Vec<T> *grad_psi) {
-    const int64_t valid = std::min<int64_t>(N<T>, s.out - first), size = maps.size();
-    Vec<T> *sums = room, *peaks = room + size, *z = room + 2 * size, *grad_z = room + 3 * size;
+void spatial_attention_backward(const T *u, const T *m, const Vector<T> *grad_y, const Vector<T> *psi, const Maps &maps,
+                                const Shape &s, int64_t first, Vector<T> *room, Vector<T> *grad_sums, Vector<T> *grad_peaks,
+                                Vector<T> *grad_psi) {
+    const int64_t valid = std::min<int64_t>(lanes<T>, s.out - first), size = maps.size();
+    Vector<T> *sums = room, *peaks = room + size, *z = room + 2 * size, *grad_z = room + 3 * size;
     for (int64_t i = 0; i < s.rows; i++)
         for (int64_t j = 0; j < s.columns; j++) {
             const int64_t from = (i * s.columns + j) * s.out + first;
@@ -455,7 +451,7 @@ void spatial_attention_backward(const T *u, const T *m, const Vec<T> *grad_y, co
     for (int64_t i = 0; i < s.rows; i++)
         for (int64_t j = 0; j < s.columns; j++) {
             const int64_t at = maps.at(i, j), pixel = i * s.columns + j;
-            const Vec<T> a = sigmoid<T>(z[at]);
+            const Vector<T> a = sigmoid<T>(z[at]);
             grad_sums[pixel] = grad_y[pixel] * a;
             grad_z[at] = grad_sums[pixel] * (T(1) - a) * sums[at];
         }
@@ -486,9 +482,9 @@ void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const
             T *values = reinterpret_cast<T *>(grad_out.data());
             for (int64_t o = 0; o < s.out; o++)
                 for (int64_t pixel = 0; pixel < pixels; pixel++)
-                    values[(o / N<T> * pixels + pixel) * N<T> + o % N<T>] = grad_y[(b * s.out + o) * pixels + pixel];
+                    values[(o / lanes<T> * pixels + pixel) * lanes<T> + o % lanes<T>] = grad_y[(b * s.out + o) * pixels + pixel];
             for (int64_t block = 0; block < blocks && psi; block++) {
-                const int64_t first = block * N<T>, valid = std::min<int64_t>(N<T>, s.out - first);
+                const int64_t first = block * lanes<T>, valid = std::min<int64_t>(lanes<T>, s.out - first);
                 const int64_t from = task * pixels * s.out, own = p * blocks + block;
                 spatial_attention_backward<T>(u + from, m + from, &grad_out[block * pixels], &spatial[own * area], maps,
                                               s, first,
@@ -498,25 +494,25 @@ void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const
                     for (int64_t l = 0; l < valid; l++)
                         where[block * pixels + pixel][l] = which[from + pixel * s.out + first + l];
             }
-            const Vec<T> *grad_total = psi ? grad_sums.data() : grad_out.data();
+            const Vector<T> *grad_total = psi ? grad_sums.data() : grad_out.data();
             for (int64_t c = 0; c < s.channels; c++) {
                 const int64_t plane = b * s.planes() + c * s.poses + p;
                 const T *from = pad(x + plane * s.height * s.width, room.data(), s);
-                std::fill(sums.begin(), sums.end(), Vec<T>{});
+                std::fill(sums.begin(), sums.end(), Vector<T>{});
                 for (int64_t block = 0; block < blocks; block++) {
-                    const int64_t own = ((p * blocks + block) * s.channels + c) * taps, first = block * N<T>;
-                    const int64_t valid = std::min<int64_t>(N<T>, s.out - first);
+                    const int64_t own = ((p * blocks + block) * s.channels + c) * taps, first = block * lanes<T>;
+                    const int64_t valid = std::min<int64_t>(lanes<T>, s.out - first);
                     const int64_t at = ((b * s.poses + p) * s.channels + c) * s.out + first;
                     for (int64_t i = 0; i < s.rows; i++)
                         for (int64_t j = 0; j < s.columns; j++) {
                             const int64_t pixel = block * pixels + i * s.columns + j;
-                            Vec<T> grad_response = grad_total[pixel];
-                            if (psi) grad_response += where[pixel] == all_lanes<T>(c) ? grad_peaks[pixel] : Vec<T>{};
+                            Vector<T> grad_response = grad_total[pixel];
+                            if (psi) grad_response += where[pixel] == all_lanes<T>(c) ? grad_peaks[pixel] : Vector<T>{};
                             g[grid.at(i) + j * grid.stride] = grad_response;
                         }
                     correlate<K, UNIT, T>(from, g.data(), grid, s, q.data());
-                    const Vec<T> weight = alpha ? load(alpha + at, valid) : Vec<T>{} + T(1);
-                    Vec<T> of_alpha = {};
+                    const Vector<T> weight = alpha ? load(alpha + at, valid) : Vector<T>{} + T(1);
+                    Vector<T> of_alpha = {};
                     for (int64_t t = 0; t < taps; t++) {
                         of_alpha += filters[own + t] * q[t];
                         grad_filters[slot][own + t] += weight * q[t];
@@ -540,14 +536,14 @@ void attend_backward(const T *x, const T *w, const T *alpha, const T *psi, const
         for (int64_t c = 0; c < s.channels; c++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < taps; t++)
-                    *grad_w++ = from[(((p * blocks + o / N<T>)*s.channels + c) * taps + t) * N<T> + o % N<T>];
+                    *grad_w++ = from[(((p * blocks + o / lanes<T>)*s.channels + c) * taps + t) * lanes<T> + o % lanes<T>];
     if (!psi) return;
     from = reinterpret_cast<const T *>(grad_spatial[0].data());
     for (int64_t o = 0; o < s.out; o++)
         for (int64_t statistic = 0; statistic < 2; statistic++)
             for (int64_t p = 0; p < s.poses; p++)
                 for (int64_t t = 0; t < s.n * s.n; t++) {
-                    const T grad = from[((p * blocks + o / N<T>)*area + t * 2 + statistic) * N<T> + o % N<T>];
+                    const T grad = from[((p * blocks + o / lanes<T>)*area + t * 2 + statistic) * lanes<T> + o % lanes<T>];
                     *grad_psi++ = statistic ? grad : grad / s.channels;
                 }
 }
@@ -573,34 +569,28 @@ template <typename F> void with_constants(const Shape &s, F call) {
 #define SHAPE                                                                                                          \
     const Shape s{batch, channels, poses, out, k, height, width, rows, columns, stride, padding, dilation, n,          \
                   attention_dilation}
-#define DEFINE(T)                                                                                                      \
-    extern "C" void response_peak_##T(const T *x, const T *w, T *peaks, int32_t *places, SIZES) {                      \
-        SHAPE;                                                                                                         \
-        with_constants(s, [&](auto side, auto unit) { peak<side(), unit()>(x, w, peaks, places, s, threads); });       \
-    }                                                                                                                  \
-    extern "C" void response_peak_backward_##T(const T *x, const T *w, const int32_t *places, const T *g, T *grad_x,   \
-                                               T *grad_w, SIZES) {                                                     \
-        SHAPE;                                                                                                         \
-        peak_backward(x, w, places, g, grad_x, grad_w, s, threads);                                                    \
-    }                                                                                                                  \
-    extern "C" void response_sum_##T(const T *x, const T *w, const T *alpha, const T *psi, T *y, T *u, T *m,           \
-                                     int16_t *which, SIZES) {                                                          \
-        SHAPE;                                                                                                         \
-        with_constants(s, [&](auto side, auto unit) {                                                                  \
-            attend<side(), unit()>(x, w, alpha, psi, y, u, m, which, s, threads);                                      \
-        });                                                                                                            \
-    }                                                                                                                  \
-    extern "C" void response_sum_backward_##T(const T *x, const T *w, const T *alpha, const T *psi, const T *u,        \
-                                              const T *m, const int16_t *which, const T *g, T *grad_x, T *grad_w,      \
-                                              T *grad_alpha, T *grad_psi, SIZES) {                                     \
-        SHAPE;                                                                                                         \
-        with_constants(s, [&](auto side, auto unit) {                                                                  \
-            attend_backward<side(), unit()>(x, w, alpha, psi, u, m, which, g, grad_x, grad_w, grad_alpha,              \
-                grad_psi, s, threads);                                                                                 \
-        });                                                                                                            \
-    }
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" void response_peak(const Scalar *x, const Scalar *w, Scalar *peaks, int32_t *places, SIZES) {
+    SHAPE;
+    with_constants(s, [&](auto side, auto unit) { peak<side(), unit()>(x, w, peaks, places, s, threads); });
+}
+extern "C" void response_peak_backward(const Scalar *x, const Scalar *w, const int32_t *places, const Scalar *g,
+        Scalar *grad_x, Scalar *grad_w, SIZES) {
+    SHAPE;
+    peak_backward(x, w, places, g, grad_x, grad_w, s, threads);
+}
+extern "C" void response_sum(const Scalar *x, const Scalar *w, const Scalar *alpha, const Scalar *psi, Scalar *y,
+        Scalar *u, Scalar *m, int16_t *which, SIZES) {
+    SHAPE;
+    with_constants(s, [&](auto side, auto unit) {
+        attend<side(), unit()>(x, w, alpha, psi, y, u, m, which, s, threads);
+    });
+}
+extern "C" void response_sum_backward(const Scalar *x, const Scalar *w, const Scalar *alpha, const Scalar *psi,
+        const Scalar *u, const Scalar *m, const int16_t *which, const Scalar *g, Scalar *grad_x, Scalar *grad_w,
+        Scalar *grad_alpha, Scalar *grad_psi, SIZES) {
+    SHAPE;
+    with_constants(s, [&](auto side, auto unit) {
+        attend_backward<side(), unit()>(x, w, alpha, psi, u, m, which, g, grad_x, grad_w, grad_alpha,
+            grad_psi, s, threads);
+    });
+}

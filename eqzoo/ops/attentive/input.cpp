@@ -101,24 +101,17 @@ static void suppress_backward(const T *x, const T *alpha, const T *w, const T *g
 }
 
 #define SIZES int64_t batch, int64_t channels, int64_t poses, int64_t pixels, int64_t threads
-#define DEFINE(T)                                                                                                      \
-    extern "C" void field_statistics_##T(const T *x, const T *alpha, T *stats, int32_t *which, SIZES) {                \
-        statistics(x, alpha, stats, which, batch, channels, poses, pixels, threads);                                   \
-    }                                                                                                                  \
-    extern "C" void field_statistics_backward_##T(const T *x, const T *alpha, const int32_t *which, const T *g,        \
-                                                  T *grad_x, T *grad_alpha, SIZES) {                                   \
-        statistics_backward(x, alpha, which, g, grad_x, grad_alpha, batch, channels, poses, pixels, threads);          \
-    }                                                                                                                  \
-    extern "C" void suppress_##T(const T *x, const T *alpha, const T *w, T *y, SIZES) {                                \
-        suppress(x, alpha, w, y, batch, channels, poses, pixels, threads);                                             \
-    }                                                                                                                  \
-    extern "C" void suppress_backward_##T(const T *x, const T *alpha, const T *w, const T *g, T *grad_x,               \
-        T *grad_alpha,                                                                                                 \
-                                          T *grad_w, SIZES) {                                                          \
-        suppress_backward(x, alpha, w, g, grad_x, grad_alpha, grad_w, batch, channels, poses, pixels, threads);        \
-    }
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" void field_statistics(const Scalar *x, const Scalar *alpha, Scalar *stats, int32_t *which, SIZES) {
+    statistics(x, alpha, stats, which, batch, channels, poses, pixels, threads);
+}
+extern "C" void field_statistics_backward(const Scalar *x, const Scalar *alpha, const int32_t *which, const Scalar *g,
+        Scalar *grad_x, Scalar *grad_alpha, SIZES) {
+    statistics_backward(x, alpha, which, g, grad_x, grad_alpha, batch, channels, poses, pixels, threads);
+}
+extern "C" void suppress(const Scalar *x, const Scalar *alpha, const Scalar *w, Scalar *y, SIZES) {
+    suppress(x, alpha, w, y, batch, channels, poses, pixels, threads);
+}
+extern "C" void suppress_backward(const Scalar *x, const Scalar *alpha, const Scalar *w, const Scalar *g,
+        Scalar *grad_x, Scalar *grad_alpha, Scalar *grad_w, SIZES) {
+    suppress_backward(x, alpha, w, g, grad_x, grad_alpha, grad_w, batch, channels, poses, pixels, threads);
+}

@@ -2,9 +2,6 @@
 //
 // Place i draws 32 bits of SplitMix64 (Steele et al., 2014) at counter i / 2, so that any thread can start anywhere, and
 // the backward pass draws the same bits again.
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
 
 #include "simd.h"
 
@@ -17,10 +14,6 @@ inline uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
     return z ^ (z >> 31);
 }
-
-inline float scaled(float x, float scale) { return x * scale; }
-inline double scaled(double x, double scale) { return x * scale; }
-inline bfloat16 scaled(bfloat16 x, float scale) { return narrowed(widened(x) * scale); }
 
 template <typename T, typename A>
 void dropout(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold, double factor, int64_t threads) {
@@ -36,26 +29,20 @@ void dropout(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold,
         uint32_t drawn[step];
         std::memcpy(drawn, pairs, sizeof drawn);
         const int64_t start = block * step;
+        const auto draw = [&](int64_t i) {
+            downcast(drawn[i] >= least ? upcast(x[start + i]) * scale : A(0), y + start + i);
+        };
         if (start + step <= numbers) {
-            for (int64_t i = 0; i < step; i++) y[start + i] = drawn[i] >= least ? scaled(x[start + i], scale) : T{};
+            for (int64_t i = 0; i < step; i++) draw(i);
         } else {
-            for (int64_t i = 0; start + i < numbers; i++)
-                y[start + i] = drawn[i] >= least ? scaled(x[start + i], scale) : T{};
+            for (int64_t i = 0; start + i < numbers; i++) draw(i);
         }
     }
 }
 
 }  // namespace
 
-#define DEFINE(NAME, T, A)                                                                                       \
-    extern "C" void dropout_##NAME(const T *x, T *y, int64_t numbers, int64_t seed, int64_t threshold, double factor, \
-                                   int64_t threads) {                                                            \
-        dropout<T, A>(x, y, numbers, seed, threshold, factor, threads);                                          \
-    }
-#if defined(EQZOO_FLOAT)
-DEFINE(float, float, float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double, double, double)
-#elif defined(EQZOO_BFLOAT16)
-DEFINE(bfloat16, bfloat16, float)
-#endif
+extern "C" void dropout(const Scalar *x, Scalar *y, int64_t numbers, int64_t seed, int64_t threshold, double factor,
+        int64_t threads) {
+    dropout<Scalar, Real>(x, y, numbers, seed, threshold, factor, threads);
+}

@@ -3,9 +3,7 @@
 // All loops run over flattened pixels: the neighbor at offset (i, j) is i·width + j pixels on. Where that crosses a side
 // of the image it is a pixel of another row, and a mask sets its factor to zero; above and below are zeros, in a copy of
 // the planes that share a filter. So no loop has a branch for the borders.
-#include <algorithm>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "simd.h"
@@ -433,32 +431,25 @@ void generated_backward(const T *grad, const T *hidden, const T *map, const T *v
 
 }  // namespace
 
-#define DEFINE(T)                                                                                                      \
-    extern "C" {                                                                                                       \
-    void dynamic_depthwise_##T(const T *kernel, const T *value, T *out, SIZES, int64_t threads) {                      \
-        forward<T>(kernel, value, out, SHAPE, threads);                                                                \
-    }                                                                                                                  \
-    void dynamic_depthwise_kernel_##T(const T *grad, const T *value, T *out, SIZES, int64_t threads) {                 \
-        backward_kernel<T>(grad, value, out, SHAPE, threads);                                                          \
-    }                                                                                                                  \
-    void dynamic_depthwise_value_##T(const T *kernel, const T *grad, T *out, SIZES, int64_t threads) {                 \
-        backward_value<T>(kernel, grad, out, SHAPE, threads);                                                          \
-    }                                                                                                                  \
-    void generated_depthwise_##T(const T *hidden, const T *map, const T *value, T *out, SIZES, int64_t fields,         \
-                                 int64_t threads) {                                                                    \
-        generated_forward<T>(hidden, map, value, out, SHAPE, fields, threads);                                         \
-    }                                                                                                                  \
-    void generated_depthwise_backward_##T(const T *grad, const T *hidden, const T *map, const T *value,                \
-                                          T *grad_hidden, T *grad_maps, T *grad_value, SIZES, int64_t fields,          \
-                                          int64_t threads) {                                                           \
-        generated_backward<T>(grad, hidden, map, value, grad_hidden, grad_maps, grad_value, SHAPE, fields, threads);   \
-    }                                                                                                                  \
-    }
 #define SIZES                                                                                                          \
     int64_t batch, int64_t channels, int64_t order, int64_t slices, int64_t height, int64_t width, int64_t side
 #define SHAPE Shape{batch, channels, order, slices, height, width, side, height * width}
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" {
+void dynamic_depthwise(const Scalar *kernel, const Scalar *value, Scalar *out, SIZES, int64_t threads) {
+    forward<Scalar>(kernel, value, out, SHAPE, threads);
+}
+void dynamic_depthwise_kernel(const Scalar *grad, const Scalar *value, Scalar *out, SIZES, int64_t threads) {
+    backward_kernel<Scalar>(grad, value, out, SHAPE, threads);
+}
+void dynamic_depthwise_value(const Scalar *kernel, const Scalar *grad, Scalar *out, SIZES, int64_t threads) {
+    backward_value<Scalar>(kernel, grad, out, SHAPE, threads);
+}
+void generated_depthwise(const Scalar *hidden, const Scalar *map, const Scalar *value, Scalar *out, SIZES,
+        int64_t fields, int64_t threads) {
+    generated_forward<Scalar>(hidden, map, value, out, SHAPE, fields, threads);
+}
+void generated_depthwise_backward(const Scalar *grad, const Scalar *hidden, const Scalar *map, const Scalar *value,
+        Scalar *grad_hidden, Scalar *grad_maps, Scalar *grad_value, SIZES, int64_t fields, int64_t threads) {
+    generated_backward<Scalar>(grad, hidden, map, value, grad_hidden, grad_maps, grad_value, SHAPE, fields, threads);
+}
+}

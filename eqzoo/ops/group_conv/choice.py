@@ -32,7 +32,7 @@ _LEAST_OF_AVX2 = {
 # The numbers of a large contiguous image, field and output.
 _LARGE = 192 * 1024
 # In bfloat16: of k x k and of 1 x 1 filters, with channels last in inference and in training, and contiguous in both.
-# From group_convolution_shapes_cpu_bfloat16.md there.
+# Measured in the same way.
 _LEAST_IN_BFLOAT16 = {
     2: ((32, 24, 32, 24), (128, 64, 128, 64)),
     4: ((16, 8.7, 9.7, 9.7), (38, 19.5, 6, 6)),

@@ -56,19 +56,19 @@ template <typename T, int LEADING, int MR, int NV>
 void multiply(const T *a, int64_t a_part, const T *b, int64_t b_part, int parts, int64_t rows, T *c, int64_t step,
               bool first, Run ahead) {
     constexpr int L = lanes<T>;
-    using V = Vec<T, L>;
+    using V = Vector<T, L>;
     V acc[MR][NV];
 #pragma GCC unroll 32
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) acc[i][j] = first ? V{} : load<T, L>(c + i * step + j * L);
+        for (int j = 0; j < NV; j++) acc[i][j] = first ? V{} : load<L>(c + i * step + j * L);
     for (int part = 0; part < parts; part++) {
         const T *pa = a + part * a_part, *pb = b + part * b_part;
         for (int64_t k = 0; k < rows; k++, pa++, pb += NV * L, ahead.from += ahead.bytes) {
             __builtin_prefetch(ahead.from);
             V right[NV];
 #pragma GCC unroll 2
-            for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
+            for (int j = 0; j < NV; j++) right[j] = load<L>(pb + j * L);
 #pragma GCC unroll 32
             for (int i = 0; i < MR; i++) {
                 const V left = V{} + pa[i * LEADING];
@@ -88,12 +88,12 @@ template <typename T, int LEADING, int MR, int NV>
 void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy, int copies, int64_t step,
                          int64_t pixels, T *c, Run ahead) {
     constexpr int L = lanes<T>;
-    using V = Vec<T, L>;
+    using V = Vector<T, L>;
     V acc[MR][NV];
 #pragma GCC unroll 32
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 2
-        for (int j = 0; j < NV; j++) acc[i][j] = load<T, L>(c + (i * NV + j) * L);
+        for (int j = 0; j < NV; j++) acc[i][j] = load<L>(c + (i * NV + j) * L);
     for (int copy = 0; copy < copies; copy++) {
         const T *pa = a + copy * a_copy, *pb = b + copy * b_copy;
         const T *following = c + MR * NV * L;  // the sums of the next product
@@ -102,7 +102,7 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
             __builtin_prefetch(following + p * (16 / int64_t(sizeof(T))));
             V right[NV];
 #pragma GCC unroll 2
-            for (int j = 0; j < NV; j++) right[j] = load<T, L>(pb + j * L);
+            for (int j = 0; j < NV; j++) right[j] = load<L>(pb + j * L);
 #pragma GCC unroll 32
             for (int i = 0; i < MR; i++) {
                 const V left = V{} + pa[i];
@@ -121,7 +121,7 @@ void multiply_transposed(const T *a, int64_t a_copy, const T *b, int64_t b_copy,
 template <typename S, typename T, typename I>
 void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, I> &panels, T *packed, int threads) {
     constexpr int L = lanes<T>;
-    using V = Vec<T, L>;
+    using V = Vector<T, L>;
     const int64_t entries = I::order * s.taps(), blocks = (s.out + L - 1) / L;
     const int64_t out_step = swapped ? entries : s.in * entries, in_step = swapped ? s.out * entries : entries;
 #pragma omp parallel num_threads(threads)
@@ -137,7 +137,7 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, I> &pa
                 for (int64_t e = 0; e < s.taps(); e++) {
                     V v[I::components];
                     for (int j = 0; j < I::order; j++)
-                        v[j] = load<T, L>(rotated.data() + s.places[e * I::order + j] * L);
+                        v[j] = load<L>(rotated.data() + s.places[e * I::order + j] * L);
                     I::filters(v);
                     const int64_t row = e * s.in + c;
                     for (int b = 0; b < I::count; b++)
@@ -165,7 +165,7 @@ void pack(const S *filters, const Shape &s, bool swapped, const Panels<T, I> &pa
 template <typename S, typename T, typename I>
 void unpack(const T *packed, const Shape &s, const Panels<T, I> &panels, S *filters, int threads) {
     constexpr int L = lanes<T>;
-    using V = Vec<T, L>;
+    using V = Vector<T, L>;
     const int64_t entries = I::order * s.taps(), blocks = (s.out + L - 1) / L;
 #pragma omp parallel num_threads(threads)
     {
@@ -185,7 +185,7 @@ void unpack(const T *packed, const Shape &s, const Panels<T, I> &panels, S *filt
                                 V value{};
                                 const int64_t first = j * s.out + n0;
                                 if (count == L && first % L == 0) {
-                                    value = load<T, L>(packed + panels.at(b, i, first) +
+                                    value = load<L>(packed + panels.at(b, i, first) +
                                                        row * panels.wide(b, first / (2 * L) * (2 * L)));
                                 } else {
                                     for (int64_t l = 0; l < count; l++) {
@@ -224,8 +224,8 @@ void gather(const S *const *places, const Shape &s, int64_t count, int64_t first
             for (int g = 0; g < I::order; g++) from[g] = places[p * taps + reads[g]] + g * s.in + c;
             spans<L>(n, [&](auto size, int64_t i) {
                 constexpr int N = decltype(size)::value;
-                Vec<T, N> v[I::components];
-                for (int g = 0; g < I::order; g++) v[g] = load<T, N>(from[g] + i);
+                Vector<T, N> v[I::components];
+                for (int g = 0; g < I::order; g++) v[g] = load<N>(from[g] + i);
                 I::factors(v);
                 for (int j = 0; j < I::components; j++) store<N>(to + j * component + i, v[j]);
             });
@@ -320,9 +320,9 @@ void correlate(const S *field, const T *packed, const S *bias, const S *zeros, c
                 S *to = out + (begin + p) * I::order * s.out;
                 spans<L>(s.out, [&](auto size, int64_t i) {
                     constexpr int N = decltype(size)::value;
-                    Vec<T, N> v[I::components];
-                    for (int j = 0; j < I::components; j++) v[j] = load<T, N>(from[j] + p * steps[j] + i);
-                    if (bias) v[0] += load<T, N>(bias + i);
+                    Vector<T, N> v[I::components];
+                    for (int j = 0; j < I::components; j++) v[j] = load<N>(from[j] + p * steps[j] + i);
+                    if (bias) v[0] += load<N>(bias + i);
                     I::outputs(v);
                     for (int g = 0; g < I::order; g++) store<N>(to + g * s.out + i, v[g]);
                 });
@@ -357,8 +357,8 @@ void correlate_filters(const S *field, const S *grad, const S *zeros, const Shap
                 const S *from = grad + (begin + p) * I::order * s.out;
                 spans<L>(s.out, [&](auto size, int64_t i) {
                     constexpr int N = decltype(size)::value;
-                    Vec<T, N> v[I::components];
-                    for (int g = 0; g < I::order; g++) v[g] = load<T, N>(from + g * s.out + i);
+                    Vector<T, N> v[I::components];
+                    for (int g = 0; g < I::order; g++) v[g] = load<N>(from + g * s.out + i);
                     I::gradients(v);
                     for (int j = 0; j < I::components; j++) store<N>(to[j] + p * steps[j] + i, v[j]);
                 });
@@ -468,38 +468,33 @@ void by_order(int64_t order, F f) {
 
 }  // namespace
 
-#define DEFINE(name, S, T, form)                                                                                     \
-    extern "C" void group_conv2d_##name(const S *field, const S *filters, const S *bias, S *out,                    \
-                                        const int64_t *reads, const int64_t *places, int64_t order, int64_t batch,  \
-                                        int64_t in, int64_t outs, int64_t height, int64_t width, int64_t out_height, \
-                                        int64_t out_width, int64_t side, int64_t stride, int64_t padding,           \
-                                        int64_t dilation, int64_t last, int64_t swapped, int64_t threads) {         \
-        const Shape s{batch, in, outs, height, width, out_height, out_width, side, stride, padding, dilation,       \
-                      reads, places};                                                                               \
-        by_order(order, [&](auto n) {                                                                               \
-            form run<S, T, decltype(n)::value>(field, filters, bias, out, s, last, swapped, int(threads));          \
-        });                                                                                                         \
-    }                                                                                                               \
-    extern "C" void group_conv2d_filters_##name(const S *field, const S *grad, S *filters, const int64_t *reads,    \
-                                                const int64_t *places, int64_t order, int64_t batch, int64_t in,    \
-                                                int64_t outs, int64_t height, int64_t width, int64_t out_height,    \
-                                                int64_t out_width, int64_t side, int64_t stride, int64_t padding,   \
-                                                int64_t dilation, int64_t last, int64_t threads) {                  \
-        const Shape s{batch, in, outs, height, width, out_height, out_width, side, stride, padding, dilation,       \
-                      reads, places};                                                                               \
-        by_order(order, [&](auto n) {                                                                               \
-            form run_filters<S, T, decltype(n)::value>(field, grad, filters, s, last, int(threads));                \
-        });                                                                                                         \
-    }
-
-#if defined(EQZOO_FLOAT)
-DEFINE(float, float, float, )
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double, double, double, )
-#elif defined(EQZOO_BFLOAT16) && defined(EQZOO_MULTIPLIES_BFLOAT16)
-DEFINE(bfloat16, bfloat16, float, halves::)
-extern "C" int group_conv2d_multiplies_bfloat16() { return 1; }
-#elif defined(EQZOO_BFLOAT16)
-DEFINE(bfloat16, bfloat16, float, )
-extern "C" int group_conv2d_multiplies_bfloat16() { return 0; }
+#if defined(EQZOO_BFLOAT16) && defined(EQZOO_MULTIPLIES_BFLOAT16)
+#define IN halves::
+#define MULTIPLIES 1  // in bfloat16
+#else
+#define IN
+#define MULTIPLIES 0
 #endif
+
+extern "C" void group_conv2d(const Scalar *field, const Scalar *filters, const Scalar *bias, Scalar *out,
+        const int64_t *reads, const int64_t *places, int64_t order, int64_t batch, int64_t in, int64_t outs,
+        int64_t height, int64_t width, int64_t out_height, int64_t out_width, int64_t side, int64_t stride,
+        int64_t padding, int64_t dilation, int64_t last, int64_t swapped, int64_t threads) {
+    const Shape s{batch, in, outs, height, width, out_height, out_width, side, stride, padding, dilation,
+                  reads, places};
+    by_order(order, [&](auto n) {
+        IN run<Scalar, Real, decltype(n)::value>(field, filters, bias, out, s, last, swapped, int(threads));
+    });
+}
+extern "C" void group_conv2d_filters(const Scalar *field, const Scalar *grad, Scalar *filters, const int64_t *reads,
+        const int64_t *places, int64_t order, int64_t batch, int64_t in, int64_t outs, int64_t height, int64_t width,
+        int64_t out_height, int64_t out_width, int64_t side, int64_t stride, int64_t padding, int64_t dilation,
+        int64_t last, int64_t threads) {
+    const Shape s{batch, in, outs, height, width, out_height, out_width, side, stride, padding, dilation,
+                  reads, places};
+    by_order(order, [&](auto n) {
+        IN run_filters<Scalar, Real, decltype(n)::value>(field, grad, filters, s, last, int(threads));
+    });
+}
+
+extern "C" int group_conv2d_multiplies() { return MULTIPLIES; }

@@ -1,6 +1,5 @@
 // What group convolutions through irreps share: vectors, the transforms over a group, the layout of fields.
 #pragma once
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -19,60 +18,6 @@ constexpr int64_t tile = 96;         // pixels at a time, a multiple of all numb
 constexpr int64_t depth = 240;       // the most rows of the filters at a time, a multiple of all numbers of rows
 constexpr int64_t near = 600000;     // bytes of filters that a cache holds beside a tile
 constexpr int64_t slack = 64;        // numbers behind each buffer that a vector may touch
-
-template <typename T, int L>
-struct VectorOf {
-    typedef T type __attribute__((vector_size(sizeof(T) * L)));
-};
-template <typename T, int L>
-using Vec = typename VectorOf<T, L>::type;
-template <typename T>
-constexpr int lanes = vector_bytes / sizeof(T);
-
-// Loads and stores of L numbers.
-template <typename T, int L>
-inline Vec<T, L> load(const T *from) {
-    Vec<T, L> value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-template <typename T, int L>
-inline Vec<float, L> load(const bfloat16 *from) {
-    Vec<uint16_t, L> half;
-    std::memcpy(&half, from, sizeof half);
-    Vec<uint32_t, L> bits = __builtin_convertvector(half, Vec<uint32_t, L>) << 16;
-    Vec<float, L> value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-template <int L>
-inline void store(float *to, Vec<float, L> value) {
-    std::memcpy(to, &value, sizeof value);
-}
-template <int L>
-inline void store(double *to, Vec<double, L> value) {
-    std::memcpy(to, &value, sizeof value);
-}
-template <int L>
-inline void store(uint16_t *to, Vec<uint16_t, L> value) {
-    std::memcpy(to, &value, sizeof value);
-}
-template <int L>
-inline void store(bfloat16 *to, Vec<float, L> value) {
-    Vec<uint32_t, L> bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const Vec<uint32_t, L> rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const Vec<uint32_t, L> nan = (Vec<uint32_t, L>)((bits & 0x7fffffff) > 0x7f800000);
-    const Vec<uint16_t, L> half = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), Vec<uint16_t, L>);
-    std::memcpy(to, &half, sizeof half);
-}
-
-inline float upcast(float x) { return x; }
-inline double upcast(double x) { return x; }
-inline float upcast(bfloat16 x) { return widened(x); }
-inline void downcast(float x, float *to) { *to = x; }
-inline void downcast(double x, double *to) { *to = x; }
-inline void downcast(float x, bfloat16 *to) { *to = narrowed(x); }
 
 // Calls f.template operator()<L>(i) for blocks of L of n numbers, the last one overlapping the one before: f must assign.
 template <int L, typename F>
@@ -257,11 +202,11 @@ template <typename T, int L = std::min(lanes<T>, 16), typename A, typename B>
 void transpose(const A *from, int64_t from_step, int64_t rows, int64_t columns, B *to, int64_t to_step) {
     if constexpr (L > 1) {
         if (rows < L || columns < L) return transpose<T, L / 2>(from, from_step, rows, columns, to, to_step);
-        using V = Vec<T, L>;
+        using V = Vector<T, L>;
         const auto block = [&](int64_t i, int64_t j) {
             V r[L];
 #pragma GCC unroll 16
-            for (int l = 0; l < L; l++) r[l] = load<T, L>(from + (i + l) * from_step + j);
+            for (int l = 0; l < L; l++) r[l] = load<L>(from + (i + l) * from_step + j);
             exchange<1>(r);
             if constexpr (L > 2) exchange<2>(r);
             if constexpr (L > 4) exchange<4>(r);
@@ -276,7 +221,7 @@ void transpose(const A *from, int64_t from_step, int64_t rows, int64_t columns, 
             blocks<L>(columns, [&](int64_t j) { blocks<L>(rows, [&](int64_t i) { block(i, j); }); });
     } else {
         for (int64_t i = 0; i < rows; i++)
-            for (int64_t j = 0; j < columns; j++) store<1>(to + j * to_step + i, load<T, 1>(from + i * from_step + j));
+            for (int64_t j = 0; j < columns; j++) store<1>(to + j * to_step + i, load<1>(from + i * from_step + j));
     }
 }
 

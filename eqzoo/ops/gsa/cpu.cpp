@@ -10,9 +10,7 @@
 //
 // The sum over g and m of a E value is taken over g first, which is |H|^3 products for each neighbor, or over m first
 // where there are more poses than channels: then nothing grows faster than |H|^2.
-#include <algorithm>
 #include <new>
-#include <type_traits>
 
 #include "simd.h"
 
@@ -265,7 +263,7 @@ template <class T> struct Worker {
 
     // Keeps or drops each pose and neighbor for the pixel of each lane, by a hash of their numbers.
     void drop(int64_t head) {
-        using Bits = Vector<uint32_t, L * 4>;
+        using Bits = Vector<uint32_t, L>;
         using Mask = Vector<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>;
         int64_t GG = n.poses * n.poses, row = (head * n.neighbors() + first) * GG;
         T inverse = T(1 / (1 - n.dropout));
@@ -557,31 +555,22 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
 
 }  // namespace
 
-#define DEFINE(T)                                                                                                      \
-    extern "C" void local_group_attention_##T(                                                                         \
-        const T *qkv, const T *position, const T *pose, const T *log_measure,                                          \
-                                        const int64_t *seed, T *out, int64_t batch, int64_t heads, int64_t channels,   \
-                                        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height,  \
-                                        int64_t width, int64_t rows, int64_t columns, double scale,                    \
-                                        double dropout, int64_t threads) {                                             \
-        forward<T>(qkv, position, pose, log_measure, seed, out,                                                        \
-                   {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,                \
-                    scale, dropout},                                                                                   \
-                   threads);                                                                                           \
-    }                                                                                                                  \
-    extern "C" void local_group_attention_backward_##T(                                                                \
-        const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed,      \
-        T *grad_qkv, T *grad_position, T *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses,    \
-        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns,   \
-        double scale, double dropout, int64_t threads) {                                                               \
-        backward<T>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose,                  \
-                    {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,               \
-                     scale, dropout},                                                                                  \
-                    threads);                                                                                          \
-    }
-
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" void local_group_attention(const Scalar *qkv, const Scalar *position, const Scalar *pose,
+        const Scalar *log_measure, const int64_t *seed, Scalar *out, int64_t batch, int64_t heads, int64_t channels,
+        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows,
+        int64_t columns, double scale, double dropout, int64_t threads) {
+    forward<Scalar>(qkv, position, pose, log_measure, seed, out,
+               {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,
+                scale, dropout},
+               threads);
+}
+extern "C" void local_group_attention_backward(const Scalar *grad, const Scalar *qkv, const Scalar *position,
+        const Scalar *pose, const Scalar *log_measure, const int64_t *seed, Scalar *grad_qkv, Scalar *grad_position,
+        Scalar *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses, int64_t outputs,
+        int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns, double scale,
+        double dropout, int64_t threads) {
+    backward<Scalar>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose,
+                {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,
+                 scale, dropout},
+                threads);
+}

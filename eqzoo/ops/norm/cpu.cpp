@@ -4,12 +4,7 @@
 // pixel is a row of all planes; a few pixels make one longer row of whole vectors, and each place of that row (a lane)
 // has a factor of its own. Sums are taken in blocks that stay in the cache: first the mean of a block, then the squares
 // around it, and blocks are joined in double precision, so that a large mean costs no digits of the variance.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 #include "simd.h"
@@ -19,78 +14,10 @@ namespace {
 constexpr int64_t block_numbers = 4096;  // numbers of a block: with its residual and gradient it stays in the L1 cache
 constexpr int group = 4;                 // vectors that are summed side by side, in registers
 
-// What a type in memory is computed in, and a vector of so many numbers.
-template <typename T>
-struct Compute {
-    using type = T;
-};
-template <>
-struct Compute<bfloat16> {
-    using type = float;
-};
-
-template <typename T, int N>
-struct Pack {
-    typedef T type __attribute__((vector_size(N * sizeof(T))));
-};
-template <typename T>
-struct Pack<T, 1> {
-    using type = T;
-};
-template <typename T, int N>
-using pack = typename Pack<T, N>::type;
-
-template <typename T>
-using if_number = std::enable_if_t<std::is_floating_point_v<T>>;
-
-template <int N, typename T, typename = if_number<T>>
-inline pack<T, N> load(const T *from) {
-    pack<T, N> value;
-    std::memcpy(&value, from, sizeof value);
-    return value;
-}
-template <int N>
-inline pack<float, N> load(const bfloat16 *from) {
-    pack<uint16_t, N> half;
-    std::memcpy(&half, from, sizeof half);
-    pack<uint32_t, N> bits;
-    if constexpr (N == 1) {
-        bits = static_cast<uint32_t>(half) << 16;
-    } else {
-        bits = __builtin_convertvector(half, pack<uint32_t, N>) << 16;
-    }
-    pack<float, N> value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-template <int N, typename T, typename = if_number<T>>
-inline void store(T *to, pack<T, N> value) {
-    std::memcpy(to, &value, sizeof value);
-}
-// Rounds to the nearest, ties to even; not-a-number stays so.
-template <int N>
-inline void store(bfloat16 *to, pack<float, N> value) {
-    pack<uint32_t, N> bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const auto rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const auto wide = value != value ? bits * 0 + 0x7fc0u : rounded;
-    pack<uint16_t, N> half;
-    if constexpr (N == 1) {
-        half = static_cast<uint16_t>(wide);
-    } else {
-        half = __builtin_convertvector(wide, pack<uint16_t, N>);
-    }
-    std::memcpy(to, &half, sizeof half);
-}
-
 template <typename V>
 inline V positive(V value) {  // not-a-number passes, as it does through torch's
     return value < 0 ? V() : value;
 }
-
-template <typename T>
-constexpr int lanes = vector_bytes / static_cast<int>(sizeof(typename Compute<T>::type));
 
 // Calls f(N, i) for vectors of N numbers at i, and for the numbers that are left one by one.
 template <typename T, typename F>
@@ -193,10 +120,10 @@ inline void over(int64_t first, int64_t rows, int64_t width, F body) {
 // Sums K values a number over the rows of a block, lane by lane, and gives them to take(part, lane, sums).
 template <int K, typename T, typename F, typename G>
 inline void lane_sums(int64_t first, int64_t rows, int64_t width, F values, G take) {
-    using A = typename Compute<T>::type;
+    using A = Computed<T>;
     constexpr int N = lanes<T>;
     const auto some = [&](auto count, int64_t lane) {
-        pack<A, N> sums[count][K] = {};
+        Vector<A, N> sums[count][K] = {};
         for (int64_t row = 0; row < rows; row++)
             for (int v = 0; v < count; v++) {
                 const int64_t at = lane + v * N;
@@ -224,23 +151,12 @@ struct Values {
     V operator[](int k) const { return of[k]; }
 };
 
-template <typename V>
-inline auto total(V sums) {
-    if constexpr (std::is_arithmetic_v<V>) {
-        return sums;
-    } else {
-        auto all = sums[0] - sums[0];
-        for (size_t i = 0; i < sizeof(V) / sizeof(sums[0]); i++) all += sums[i];
-        return all;
-    }
-}
-
 // Sums K values a number over a run of numbers with one factor.
 template <int K, typename T, typename F>
-inline void run_sums(int64_t first, int64_t numbers, F values, typename Compute<T>::type *sums) {
-    using A = typename Compute<T>::type;
+inline void run_sums(int64_t first, int64_t numbers, F values, Computed<T> *sums) {
+    using A = Computed<T>;
     constexpr int N = lanes<T>, U = 4;
-    pack<A, N> parts[K][U] = {};
+    Vector<A, N> parts[K][U] = {};
     int64_t i = 0;
     for (; i + U * N <= numbers; i += U * N)
         for (int u = 0; u < U; u++) {
@@ -251,7 +167,10 @@ inline void run_sums(int64_t first, int64_t numbers, F values, typename Compute<
         const auto value = values(std::integral_constant<int, N>{}, first + i);
         for (int k = 0; k < K; k++) parts[k][0] += value[k];
     }
-    for (int k = 0; k < K; k++) sums[k] = total((parts[k][0] + parts[k][1]) + (parts[k][2] + parts[k][3]));
+    for (int k = 0; k < K; k++) {
+        const auto all = (parts[k][0] + parts[k][1]) + (parts[k][2] + parts[k][3]);
+        sums[k] = lane_sum<A>(&all);
+    }
     for (; i < numbers; i++) {
         const auto value = values(std::integral_constant<int, 1>{}, first + i);
         for (int k = 0; k < K; k++) sums[k] += value[k];
@@ -271,7 +190,7 @@ struct Found {
 
 template <typename T>
 void moments(const Cut<T> &cut, const T *x, Found &found) {
-    using A = typename Compute<T>::type;
+    using A = Computed<T>;
     if (!cut.shape.last) {
         cut.blocks(false, [&](int64_t first, int64_t, int64_t width) {
             const int64_t plane = cut.plane(first);
@@ -280,13 +199,13 @@ void moments(const Cut<T> &cut, const T *x, Found &found) {
                 const int64_t numbers = std::min(block_numbers, width - i);
                 A sum, both[2];
                 run_sums<1, T>(first + i, numbers, [=](auto n, int64_t at) {
-                    return Values<pack<A, n>, 1>{load<n>(x + at)};
+                    return Values<Vector<A, n>, 1>{load<n>(x + at)};
                 }, &sum);
                 const A mean = sum / static_cast<A>(numbers);
                 // What the mean lost to rounding is taken back: the mean of the differences is added to it.
                 run_sums<2, T>(first + i, numbers, [=](auto n, int64_t at) {
                     const auto apart = load<n>(x + at) - mean;
-                    return Values<pack<A, n>, 2>{apart, apart * apart};
+                    return Values<Vector<A, n>, 2>{apart, apart * apart};
                 }, both);
                 const double left = static_cast<double>(both[0]) / numbers;
                 all.join(numbers, mean + left, std::max(0.0, both[1] - numbers * left * left));
@@ -299,11 +218,11 @@ void moments(const Cut<T> &cut, const T *x, Found &found) {
     cut.blocks(false, [&](int64_t first, int64_t rows, int64_t width) {
         const A share = 1 / static_cast<A>(rows);
         lane_sums<1, T>(first, rows, width, [&](auto n, int64_t at, int64_t) {
-            return Values<pack<A, n>, 1>{load<n>(x + at)};
+            return Values<Vector<A, n>, 1>{load<n>(x + at)};
         }, [&](auto n, int64_t lane, const auto *sums) { store<n>(&mean[lane], sums[0] * share); });
         lane_sums<2, T>(first, rows, width, [&](auto n, int64_t at, int64_t lane) {
             const auto apart = load<n>(x + at) - load<n>(&mean[lane]);
-            return Values<pack<A, n>, 2>{apart, apart * apart};
+            return Values<Vector<A, n>, 2>{apart, apart * apart};
         }, [&](auto n, int64_t lane, const auto *sums) {
             store<n>(&left[lane], sums[0] * share), store<n>(&squares[lane], sums[1]);
         });
@@ -367,7 +286,7 @@ void forward(const T *x, const T *residual, T *y, const A *weight, const A *bias
             const A own_mean = mean[plane], own_scale = scale[plane], own_shift = shift[plane];
             const A *means = mean.data(), *scales = scale.data(), *shifts = shift.data();
             over<T>(first, rows, width, [=](auto n, int64_t at, int64_t lane) {
-                pack<A, n> value = load<n>(x + at);
+                Vector<A, n> value = load<n>(x + at);
                 if constexpr (last) {
                     value = (value - load<n>(means + lane)) * load<n>(scales + lane) + load<n>(shifts + lane);
                 } else {
@@ -422,10 +341,10 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
         auto &mine = found[thread()];
         mine.resize(width);
         const auto values = [=](auto n, int64_t at, auto from) {
-            pack<A, n> g = load<n>(grad + at);
-            if constexpr (with_relu) g = load<n>(y + at) > 0 ? g : pack<A, n>{};
+            Vector<A, n> g = load<n>(grad + at);
+            if constexpr (with_relu) g = load<n>(y + at) > 0 ? g : Vector<A, n>{};
             if constexpr (keeps) store<n>(grad_residual + at, g);
-            return Values<pack<A, n>, 2>{g, g * (load<n>(x + at) - from)};
+            return Values<Vector<A, n>, 2>{g, g * (load<n>(x + at) - from)};
         };
         cut.blocks(false, [&](int64_t first, int64_t rows, int64_t width) {
             if (shape.last) {
@@ -443,7 +362,7 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
             for (int64_t i = 0; i < width; i += block_numbers) {
                 A both[2];
                 run_sums<2, T>(first + i, std::min(block_numbers, width - i), [=](auto n, int64_t at) {
-                    return values(n, at, pack<A, n>{} + own_mean);
+                    return values(n, at, Vector<A, n>{} + own_mean);
                 }, both);
                 mine[plane].grad += both[0], mine[plane].product += both[1];
             }
@@ -480,16 +399,16 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
             const A own_slope = slope[plane], own_offset = offset[plane];
             const A *means = mean.data(), *scales = scale.data(), *slopes = slope.data(), *offsets = offset.data();
             over<T>(first, rows, width, [=](auto n, int64_t at, int64_t lane) {
-                pack<A, n> g = load<n>(from + at);
-                if constexpr (with_relu) g = load<n>(y + at) > 0 ? g : pack<A, n>{};
+                Vector<A, n> g = load<n>(from + at);
+                if constexpr (with_relu) g = load<n>(y + at) > 0 ? g : Vector<A, n>{};
                 if constexpr (last) {
                     g = g * load<n>(scales + lane);
                     if (training)
-                        g = g + ((pack<A, n>(load<n>(x + at)) - load<n>(means + lane)) * load<n>(slopes + lane) +
+                        g = g + ((Vector<A, n>(load<n>(x + at)) - load<n>(means + lane)) * load<n>(slopes + lane) +
                                  load<n>(offsets + lane));
                 } else {
                     g = g * own_scale;
-                    if (training) g = g + ((pack<A, n>(load<n>(x + at)) - own_mean) * own_slope + own_offset);
+                    if (training) g = g + ((Vector<A, n>(load<n>(x + at)) - own_mean) * own_slope + own_offset);
                 }
                 store<n>(grad_x + at, g);
             });
@@ -515,26 +434,16 @@ void backward(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual
 
 }  // namespace
 
-#define DEFINE(NAME, T, A)                                                                                            \
-    extern "C" void batch_norm_##NAME(const T *x, const T *residual, T *y, const A *weight, const A *bias,            \
-                                      const A *running_mean, const A *running_var, A *stats, int64_t outer,           \
-                                      int64_t fields, int64_t order, int64_t inner, int64_t last,                     \
-                                      int64_t poses_fastest, int64_t relu, double eps, int64_t threads) {             \
-        forward<T, A>(x, residual, y, weight, bias, running_mean, running_var, stats,                                 \
-                      {outer, fields, order, inner, last, poses_fastest}, relu, eps, threads);                        \
-    }                                                                                                                 \
-    extern "C" void batch_norm_backward_##NAME(const T *grad, const T *x, const T *y, T *grad_x, T *grad_residual,    \
-                                               const A *weight, const A *stats, A *grad_weight, A *grad_bias,         \
-                                               int64_t outer, int64_t fields, int64_t order, int64_t inner,           \
-                                               int64_t last, int64_t poses_fastest, int64_t training,                 \
-                                               int64_t threads) {                                                     \
-        backward<T, A>(grad, x, y, grad_x, grad_residual, weight, stats, grad_weight, grad_bias,                      \
-                       {outer, fields, order, inner, last, poses_fastest}, training, threads);                        \
-    }
-#if defined(EQZOO_FLOAT)
-DEFINE(float, float, float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double, double, double)
-#elif defined(EQZOO_BFLOAT16)
-DEFINE(bfloat16, bfloat16, float)
-#endif
+extern "C" void batch_norm(const Scalar *x, const Scalar *residual, Scalar *y, const Real *weight, const Real *bias,
+        const Real *running_mean, const Real *running_var, Real *stats, int64_t outer, int64_t fields, int64_t order,
+        int64_t inner, int64_t last, int64_t poses_fastest, int64_t relu, double eps, int64_t threads) {
+    forward<Scalar, Real>(x, residual, y, weight, bias, running_mean, running_var, stats,
+                  {outer, fields, order, inner, last, poses_fastest}, relu, eps, threads);
+}
+extern "C" void batch_norm_backward(const Scalar *grad, const Scalar *x, const Scalar *y, Scalar *grad_x,
+        Scalar *grad_residual, const Real *weight, const Real *stats, Real *grad_weight, Real *grad_bias, int64_t outer,
+        int64_t fields, int64_t order, int64_t inner, int64_t last, int64_t poses_fastest, int64_t training,
+        int64_t threads) {
+    backward<Scalar, Real>(grad, x, y, grad_x, grad_residual, weight, stats, grad_weight, grad_bias,
+                   {outer, fields, order, inner, last, poses_fastest}, training, threads);
+}

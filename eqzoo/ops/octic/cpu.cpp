@@ -3,7 +3,6 @@
 // A field is two arrays: A1, A2, B1, B2 in `ab` (4, rows, c), and the two components of E in `e` (2, rows, 2c), where a
 // row is a token. E counts as four parts of c channels, the halves of its components: 4 and 5 are the first halves of
 // components 0 and 1, 6 and 7 the second halves.
-#include <algorithm>
 
 #include "simd.h"
 
@@ -259,36 +258,29 @@ void heads_copy(T *ab, T *e, T *stacked, int64_t count, int64_t batch, int64_t h
 
 }  // namespace
 
-#define DEFINE(T) \
-    extern "C" void octic_gelu_##T(const T *ab, const T *e, T *out_ab, T *out_e, int64_t rows, int64_t c, \
-                                   int64_t threads) { \
-        gelu_forward<T>(ab, e, out_ab, out_e, rows, c, threads); \
-    } \
-    extern "C" void octic_gelu_backward_##T(const T *grad_ab, const T *grad_e, const T *ab, const T *e, T *out_ab, \
-                                            T *out_e, int64_t rows, int64_t c, int64_t threads) { \
-        gelu_backward<T>(grad_ab, grad_e, ab, e, out_ab, out_e, rows, c, threads); \
-    } \
-    extern "C" void octic_norm_##T(const T *ab, const T *e, const T *weight, const T *bias, T *out_ab, T *out_e, \
-                                   int64_t rows, int64_t c, double eps, int64_t threads) { \
-        norm_forward<T>(ab, e, weight, bias, out_ab, out_e, rows, c, T(eps), threads); \
-    } \
-    extern "C" void octic_norm_backward_##T(const T *grad_ab, const T *grad_e, const T *ab, const T *e, \
-                                            const T *weight, T *out_ab, T *out_e, T *grad_weights, T *grad_biases, \
-                                            int64_t rows, int64_t c, double eps, int64_t threads) { \
-        norm_backward<T>(grad_ab, grad_e, ab, e, weight, out_ab, out_e, grad_weights, grad_biases, rows, c, T(eps), \
-                         threads); \
-    } \
-    extern "C" void octic_stack_heads_##T(T *ab, T *e, T *joined, int64_t count, int64_t batch, int64_t heads, \
-                                   int64_t tokens, int64_t c, int64_t threads) { \
-        heads_copy<true, T>(ab, e, joined, count, batch, heads, tokens, c, threads); \
-    } \
-    extern "C" void octic_split_heads_##T(T *ab, T *e, T *joined, int64_t count, int64_t batch, int64_t heads, \
-                                   int64_t tokens, int64_t c, int64_t threads) { \
-        heads_copy<false, T>(ab, e, joined, count, batch, heads, tokens, c, threads); \
-    }
-
-#if defined(EQZOO_FLOAT)
-DEFINE(float)
-#elif defined(EQZOO_DOUBLE)
-DEFINE(double)
-#endif
+extern "C" void octic_gelu(const Scalar *ab, const Scalar *e, Scalar *out_ab, Scalar *out_e, int64_t rows, int64_t c,
+        int64_t threads) {
+    gelu_forward<Scalar>(ab, e, out_ab, out_e, rows, c, threads);
+}
+extern "C" void octic_gelu_backward(const Scalar *grad_ab, const Scalar *grad_e, const Scalar *ab, const Scalar *e,
+        Scalar *out_ab, Scalar *out_e, int64_t rows, int64_t c, int64_t threads) {
+    gelu_backward<Scalar>(grad_ab, grad_e, ab, e, out_ab, out_e, rows, c, threads);
+}
+extern "C" void octic_norm(const Scalar *ab, const Scalar *e, const Scalar *weight, const Scalar *bias, Scalar *out_ab,
+        Scalar *out_e, int64_t rows, int64_t c, double eps, int64_t threads) {
+    norm_forward<Scalar>(ab, e, weight, bias, out_ab, out_e, rows, c, Scalar(eps), threads);
+}
+extern "C" void octic_norm_backward(const Scalar *grad_ab, const Scalar *grad_e, const Scalar *ab, const Scalar *e,
+        const Scalar *weight, Scalar *out_ab, Scalar *out_e, Scalar *grad_weights, Scalar *grad_biases, int64_t rows,
+        int64_t c, double eps, int64_t threads) {
+    norm_backward<Scalar>(grad_ab, grad_e, ab, e, weight, out_ab, out_e, grad_weights, grad_biases, rows, c, Scalar(eps),
+                     threads);
+}
+extern "C" void octic_stack_heads(Scalar *ab, Scalar *e, Scalar *joined, int64_t count, int64_t batch, int64_t heads,
+        int64_t tokens, int64_t c, int64_t threads) {
+    heads_copy<true, Scalar>(ab, e, joined, count, batch, heads, tokens, c, threads);
+}
+extern "C" void octic_split_heads(Scalar *ab, Scalar *e, Scalar *joined, int64_t count, int64_t batch, int64_t heads,
+        int64_t tokens, int64_t c, int64_t threads) {
+    heads_copy<false, Scalar>(ab, e, joined, count, batch, heads, tokens, c, threads);
+}
