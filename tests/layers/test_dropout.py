@@ -1,7 +1,5 @@
 """Dropout without a mask: torch's law, from torch's seed, and the same draws in both passes."""
 
-import math
-
 import pytest
 import torch
 from functorch.compile import aot_module_simplified, make_boxed_func
@@ -183,16 +181,3 @@ def test_networks_draw_no_other_dropout(monkeypatch):
             patched.setattr(torch, "dropout", drawn)
             patched.setattr(nn.functional, "dropout", drawn)
             model(torch.randn(2, *model.input_size))
-
-
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [
-        ("p4_asc_resnet29", {"drop_rate": 2.0}),
-        ("p4_convnext_atto", {"drop_path_rate": -1.0}),
-        ("r4_gsanet_t", {"attn_drop_rate": math.nan}),
-    ],
-)
-def test_rates_that_are_no_probabilities_are_refused(name, rate):
-    with pytest.raises(ValueError, match=f"{next(iter(rate))} is a probability"):
-        create_model(name, **rate)
