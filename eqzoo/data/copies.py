@@ -84,6 +84,7 @@ def near_copies(images: Tensor) -> Tensor:
             similar = codes[first : first + _BLOCK] @ codes[second : second + _BLOCK].T > 1 - _DISTANCE**2 / 2
             pairs = (similar.triu(1) if first == second else similar).nonzero() + torch.tensor([first, second])
             for part in pairs.split(_BLOCK):
+                part = part[_possible(grids, *part.T)]
                 one, other = part.T
                 part = part[(details[one] * details[other]).sum(1) > _CORRELATION]
                 found.append(part[_same(images, grids, *part.T)])
@@ -108,19 +109,24 @@ class _Grids(NamedTuple):
     sums: Tensor
 
 
+def _possible(grids: _Grids, one: Tensor, other: Tensor) -> Tensor:
+    """Which pairs have the same mean color or, where one of them is plain, the same sum of pixels."""
+    plain = grids.plain[one] | grids.plain[other]
+    color = (grids.color[one] * grids.color[other]).sum(1) > _COLOR
+    return torch.where(plain, grids.sums[one] == grids.sums[other], color)
+
+
 def _same(images: Tensor, grids: _Grids, one: Tensor, other: Tensor) -> Tensor:
     """Which pairs are copies in one of the eight orientations, ``(pairs,)`` bool."""
     plain = grids.plain[one] | grids.plain[other]
-    color = (grids.color[one] * grids.color[other]).sum(1) > _COLOR
-    possible = torch.where(plain, grids.sums[one] == grids.sums[other], color)
     same = torch.zeros(len(one), dtype=torch.bool)
     for g in P4M.elements:
-        place = (possible & ~same).nonzero()[:, 0]
+        place = (~same).nonzero()[:, 0]
         a, b = one[place], other[place]
         turned = [transform(grid[b], P4M, g, "trivial") for grid in (grids.coarse, grids.added)]
         near = (grids.coarse[a] - turned[0]).flatten(1).norm(dim=1) < _DISTANCE
         near &= (grids.added[a] * turned[1]).flatten(1).sum(1) > _CORRELATION
-        for k in (plain[place]).nonzero()[:, 0].tolist():
+        for k in plain[place].nonzero()[:, 0].tolist():
             near[k] = torch.equal(images[a[k]], transform(images[b[k]][None], P4M, g, "trivial")[0])
         same[place] = near
     return same

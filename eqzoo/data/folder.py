@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,13 +34,6 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
-# What archivers and drives leave in folders, copies, thumbnails and waste; in lower case.
-_LEFT_BEHIND = {"__macosx", "@eadir", "#recycle", "$recycle.bin", "system volume information", "lost+found"}
-HDF5 = (".h5", ".hdf5")
-HDF5_WAY = (
-    "PatchCamelyon's files are read as the data set pcam, with --data-dir the folder that holds their folder pcam; "
-    "other arrays go into a .npz file (numpy.savez with x_train and y_train)"
-)
 SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -61,52 +55,58 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
 
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
-        ValueError: If there are images but no classes, a class has no images, the splits differ in their classes, there
+        ValueError: If there are images but no classes, the splits differ in the classes that they have images of, there
             is a folder ``train``, ``val`` or ``test`` beside class folders or in each of them, or files cannot be read.
             Of a streamed split, only the headers of the files are checked.
     """
     folders = _split_folders(path, flat)
-    classes = class_names(folders["train"])
-    listed = {name: _listed(folder, classes) for name, folder in folders.items()}
+    found = {name: _class_files(folder) for name, folder in folders.items()}
+    classes = tuple(found["train"])
+    for name, files in found.items():
+        if not classes or files.keys() != set(classes):
+            raise ValueError(_of_other_classes(folders[name], classes, tuple(files)))
+    listed = {}
+    for name, files in found.items():
+        labels = [label for label, own in enumerate(files.values()) for _ in own]
+        listed[name] = [*chain(*files.values())], torch.tensor(labels)
     return read_files(path, listed, classes, input_size)
+
+
+def _of_other_classes(folder: Path, classes: tuple[str, ...], here: tuple[str, ...]) -> str:
+    """The error of a split without classes, or with others than the training images."""
+    if not here and (images := images_below(folder)):
+        return (
+            f"{folder} holds images ({images[0].name} ...) without a folder for each class: sort them into such "
+            "folders, or move the folder away and classify its images with eqzoo predict"
+        )
+    lacking, more = [name for name in classes if name not in here], [name for name in here if name not in classes]
+    parts = [
+        f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
+        for verb, names in (("lacks images of", lacking), ("has the additional folders", more))
+        if names
+    ]
+    return (
+        f"{folder} {' and '.join(parts) or 'has no folders of images'}; the class folders have to be the same in every "
+        "split, with images in each: add or rename them, or leave a class out of all splits"
+    )
 
 
 def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
     """The folders of the splits that there are, ``train`` among them; it raises what `image_folder` says of layouts."""
-    folders = {name: _first(path, names) for name, names in _NAMES.items()}
-    if folders["train"] is None and flat and class_names(path):
-        if others := [folder.name for folder in folders.values() if folder]:
-            raise ValueError(
-                f"{path} has {' and '.join(others)} but no folder train; the layout is train/<class>/<image>, val/..., "
-                "test/..., or <class>/<image>; if these are classes, rename them"
-            )
+    folders = {name: folder for name, names in _NAMES.items() if (folder := _first(path, names))}
+    others = [name for name in _class_files(path) if path / name not in folders.values()] if flat else []
+    layout = "the layout is train/<class>/<image>, val/..., test/..." + ", or <class>/<image>" * flat
+    if others and not folders:
         _check_order(path)
-        folders = {"train": path}
-    elif (
-        flat
-        and (train := folders["train"])
-        and not folders["valid"]
-        and not folders["test"]
-        and (beside := _class_beside(path, train))
-    ):
-        raise ValueError(
-            f"{path} has the folder {train.name} and, beside it, {beside} with images; the layout is "
-            "train/<class>/<image>, val/..., test/..., or <class>/<image>; if all of these are classes, rename "
-            f"{train.name}, else move {beside} away"
-        )
-    if not any(folders.values()) and path.is_dir() and not class_names(path) and (images := images_below(path)):
-        raise ValueError(
-            f"{path} holds images ({images[0].name} ...) and no folders of classes: give a folder with one folder for "
-            "each class; where a table has the labels, sort the images into such folders"
-        )
-    if folders["train"] is None and path.is_dir() and any(file.suffix.lower() in HDF5 for file in path.iterdir()):
-        raise ValueError(f"{path} holds HDF5 files and no folders of classes: {HDF5_WAY}")
-    if folders["train"] is None:
-        alone = " or, without train, <class>/<image>" if flat else ""
-        raise FileNotFoundError(
-            f"{path} has no folder train; the layout is train/<class>/<image>, val/..., test/...{alone}"
-        )
-    return {name: folder for name, folder in folders.items() if folder}
+        return {"train": path}
+    if "train" not in folders or (others and len(folders) == 1):
+        names = [folder.name for folder in folders.values()]
+        if not names and path.is_dir() and images_below(path):
+            raise ValueError(_of_other_classes(path, (), ()))
+        beside = f" has {' and '.join(names)} beside {others[0]};" if names and others else " has no folder train;"
+        error = ValueError if names else FileNotFoundError
+        raise error(f"{path}{beside} {layout}")
+    return folders
 
 
 def folder_colors(path: Path) -> tuple[int, list[str]]:
@@ -194,13 +194,7 @@ def _below(folder: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise error
 
-    seen = set()
     for root, folders, files in os.walk(folder, followlinks=True, onerror=fail):
-        status = Path(root).stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link to a folder above, or a second one to the same
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not _hidden(name)]
         yield from (Path(root, name) for name in files if not _hidden(name))
 
@@ -228,8 +222,8 @@ def split_folder(path: Path, split: str) -> Path | None:
 
 
 def _hidden(name: str) -> bool:
-    """Whether a file or folder is hidden, or left behind by an archiver or a network drive."""
-    return name.startswith(".") or name.casefold() in _LEFT_BEHIND
+    """Whether a file or folder is hidden, or left behind by macOS's archiver."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _first(path: Path, names: tuple[str, ...]) -> Path | None:
@@ -244,21 +238,15 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
 
 def _check_order(path: Path) -> None:
     """Raises ValueError if the folders of splits are inside of the class folders, or in a single folder."""
+    inner = _inner(path)
+    names, parents = {folder.name for folder in inner}, sorted({folder.parent.name for folder in inner})
     known = {name for names in _NAMES.values() for name in names}
-    inner, classes = _inner(path), class_names(path)
-    names = sorted({folder.name for folder in inner})
-    if not inner or not known.issuperset(map(str.casefold, names)):
-        return
-    parents = sorted({folder.parent.name for folder in inner})
-    if len(parents) == 1 < len(classes):  # a folder of that name in one class of several
-        return
-    shown = ", ".join(names)
-    if len(classes) == 1:
-        raise ValueError(f"{path} holds the single folder {classes[0]}, in which are {shown}: give {path / classes[0]}")
-    raise ValueError(
-        f"{path} has folders {shown} inside of the folders {', '.join(parents[:SHOWN])}; the layout is "
-        "train/<class>/<image>, val/..., test/...: the other way round"
-    )
+    # A folder of that name in one class of several is one of its sources.
+    if inner and known.issuperset(map(str.casefold, names)) and len(parents) >= min(2, len(class_names(path))):
+        raise ValueError(
+            f"{path} has folders {', '.join(sorted(names))} inside of {', '.join(parents[:SHOWN])}; the layout is "
+            "train/<class>/<image>, val/..., test/...: the other way round, or give the folder inside"
+        )
 
 
 def composed(name: str) -> str:
@@ -266,9 +254,10 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def _class_beside(path: Path, train: Path) -> str | None:
-    """The name of a folder with images beside the one that is named as that of training images."""
-    return next((name for name in class_names(path) if name != train.name and images_below(path / name)), None)
+def _class_files(folder: Path) -> dict[str, list[Path]]:
+    """The image files of each class of a split; empty class folders count as missing."""
+    found = {name: images_below(folder / name) for name in class_names(folder)} if folder.is_dir() else {}
+    return {name: files for name, files in found.items() if files}
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -283,47 +272,6 @@ def class_names(folder: Path) -> tuple[str, ...]:
 def _shown(name: str) -> str:
     """The name of a file or folder as text that can be printed: bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _listed(folder: Path, classes: tuple[str, ...]) -> tuple[list[Path], Tensor]:
-    """The image files of a split and their labels."""
-    if not classes:
-        raise ValueError(f"{folder} has no class folders; it needs one for each class")
-    here = class_names(folder)
-    if not here and (images := images_below(folder)):
-        raise ValueError(
-            f"{folder} holds images ({images[0].name} ...) without class folders, so that they have no labels; move it "
-            "away, and classify its images with eqzoo predict"
-        )
-    if here != classes and sorted(map(composed, here)) == sorted(map(composed, classes)):
-        differ = ", ".join(name for name in here if name not in classes)
-        raise ValueError(
-            f"the names {differ} in {folder} are those of another split in another Unicode form, such as macOS writes: "
-            "rename the folders by copying the names of one split"
-        )
-    said = [
-        f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-        for verb, names in (
-            ("lacks the folders", [name for name in classes if name not in here]),
-            ("has the additional folders", [name for name in here if name not in classes]),
-        )
-        if names
-    ]
-    if said:
-        raise ValueError(
-            f"{folder} {' and '.join(said)}; the class folders have to be the same in every split: add or rename "
-            "them, or leave a class out of all splits"
-        )
-    files, labels = list[Path](), list[int]()
-    for label, name in enumerate(classes):
-        found = images_below(folder / name)
-        if not found:
-            from torchvision.datasets.folder import IMG_EXTENSIONS
-
-            raise ValueError(f"the class folder {folder / name} contains no images ({', '.join(IMG_EXTENSIONS)})")
-        files += found
-        labels += [label] * len(found)
-    return files, torch.tensor(labels)
 
 
 def read_files(

@@ -39,6 +39,7 @@ _ANIMATED = (
 _FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolation adds at edges
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT")  # what pixels depend on
+_MISREAD_APART = ("LA", "PA", "LAB", "YCbCr")  # with the bands of a TIFF one behind the other
 # Tags of a TIFF and some of their values.
 _SUBFILE, _REDUCED, _MASK = 254, 1, 4
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _UNCOMPRESSED = 256, 257, 258, 259, 1
@@ -182,7 +183,7 @@ def _misread(image: Image.Image) -> str | None:
     if _tag(image, _SIGN) == _SIGNED:
         return _unknown_range(f"{bits}-bit numbers with a sign")
     deep = bits > 8 and _tag(image, _COMPRESSION) == _UNCOMPRESSED
-    if _tag(image, _PLANES) == _APART and (deep or bands == 2):
+    if _tag(image, _PLANES) == _APART and (deep or image.mode in _MISREAD_APART):
         return (
             f"its bands of {bits} bits lie one behind the other, which Pillow misreads; save it with the numbers of a "
             "pixel side by side (gdal_translate -co INTERLEAVE=PIXEL), or in color with 8 bits"

@@ -10,8 +10,6 @@ from .catalog import CATALOG
 from .datasets import named_set, stand_in
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import (
-    HDF5,
-    HDF5_WAY,
     folder_colors,
     folder_sides,
     image_folder,
@@ -74,12 +72,10 @@ def read_images(
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
         splits = torchvision_set(name, data_dir, side, channels, download)
-    elif path.is_file() and path.suffix.lower() in HDF5:
-        raise ValueError(f"{name} is an HDF5 file: {HDF5_WAY}")
     elif path.is_file():
         raise ValueError(
-            f"{name} is no folder and no .npz file; numpy.savez writes x_train and y_train into a .npz file, and where "
-            "a table has the labels, the images go into a folder for each class"
+            f"{name} is no folder and no .npz file: arrays, as of HDF5 files, go into one (numpy.savez with x_train "
+            "and y_train), and where a table has the labels, the images go into a folder for each class"
         )
     else:
         raise FileNotFoundError(

@@ -238,9 +238,7 @@ def test_incomplete_folders_are_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder train"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     Image.new("L", (8, 8)).save(tmp_path / "mine" / "a.png")
-    with pytest.raises(
-        ValueError, match=r"mine holds images \(a\.png \.\.\.\) and no folders of classes: give a folder"
-    ):
+    with pytest.raises(ValueError, match=r"mine holds images \(a\.png \.\.\.\) without a folder for each class"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "mine" / "a.png").unlink()
     save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
@@ -248,17 +246,15 @@ def test_incomplete_folders_are_errors(tmp_path):
     assert {name: len(split) for name, split in splits.items()} == {"train": 15, "valid": 3, "test": 6}
     with pytest.raises(ValueError, match="pass input_size"):
         load_splits("mine", tmp_path)
-    (tmp_path / "mine" / "train" / "class 9").mkdir()
-    with pytest.raises(ValueError, match="class 9 contains no images"):
+    for part in ("train", "test"):  # an empty class folder is none
+        (tmp_path / "mine" / part / "class 9").mkdir()
+        assert load_splits("mine", tmp_path, input_size=(3, 8, 8))["train"].classes == splits["train"].classes
+    Image.new("L", (8, 8)).save(tmp_path / "mine" / "test" / "class 9" / "a.png")
+    with pytest.raises(ValueError, match="test has the additional folders 'class 9'; the class folders have to be the"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
-    (tmp_path / "mine" / "train" / "class 9").rename(tmp_path / "mine" / "test" / "class 9")
-    with pytest.raises(
-        ValueError, match="test has the additional folders 'class 9'; the class folders have to be the same in every"
-    ):
-        load_splits("mine", tmp_path, input_size=(3, 8, 8))
-    (tmp_path / "mine" / "test" / "class 9").rmdir()
+    shutil.rmtree(tmp_path / "mine" / "test" / "class 9")
     (tmp_path / "mine" / "test" / "class 1").rename(tmp_path / "mine" / "test" / "class one")
-    with pytest.raises(ValueError, match="test lacks the folders 'class 1' and has the additional folders 'class one'"):
+    with pytest.raises(ValueError, match="test lacks images of 'class 1' and has the additional folders 'class one'"):
         load_splits("mine", tmp_path, input_size=(3, 8, 8))
 
 
@@ -283,7 +279,7 @@ def test_split_folders_by_other_names(tmp_path):
     assert {name: len(split) for name, split in splits.items()} == {"train": 18, "valid": 6, "test": 6}
     assert splits["train"].classes == ("class 0", "class 1", "class 2")
     (tmp_path / "mine" / "Training").rename(tmp_path / "mine" / "development")
-    with pytest.raises(ValueError, match="has VALIDATION and Testing but no folder train"):
+    with pytest.raises(ValueError, match="has VALIDATION and Testing beside development; the layout"):
         read_images(tmp_path / "mine", 8)
 
 
@@ -293,14 +289,12 @@ def test_splits_inside_of_class_folders_are_an_error(tmp_path):
         for part in ("train", "Test"):
             (tmp_path / "pets" / name / part).mkdir(parents=True)
             Image.new("L", (8, 8)).save(tmp_path / "pets" / name / part / "0.png")
-    message = (
-        r"has folders Test, train inside of the folders cat, dog; the layout is train/<class>/<image>, .* other way"
-    )
+    message = r"has folders Test, train inside of cat, dog; the layout is train/<class>/<image>, .* other way"
     with pytest.raises(ValueError, match=message):
         read_images(tmp_path / "pets", 8)
     (tmp_path / "pets" / "bird").mkdir()  # a class without them, or masks
     Image.new("L", (8, 8)).save(tmp_path / "pets" / "bird" / "0.png")
-    with pytest.raises(ValueError, match="has folders Test, train inside of the folders cat, dog;"):
+    with pytest.raises(ValueError, match="has folders Test, train inside of cat, dog;"):
         read_images(tmp_path / "pets", 8)
     shutil.rmtree(tmp_path / "pets" / "bird")
     for name in ("cat", "dog"):
@@ -319,7 +313,7 @@ def test_splits_inside_of_class_folders_are_an_error(tmp_path):
 
 def test_a_folder_too_high_is_an_error_that_names_the_one_below(tmp_path):
     save_folder(tmp_path / "above" / "mine", [("train", 18), ("test", 6)])
-    with pytest.raises(ValueError, match=r"above holds the single folder mine, in which are test, train: give .*mine$"):
+    with pytest.raises(ValueError, match=r"above has folders test, train inside of mine;"):
         read_images(tmp_path / "above", 8)
 
 
@@ -361,17 +355,8 @@ def test_images_without_labels_beside_others_with_labels(tmp_path):
     save_folder(tmp_path / "mine", [("train", 18)])
     (tmp_path / "mine" / "test").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "mine" / "test" / "0.png")
-    message = r"test holds images \(0\.png \.\.\.\) without class folders, .* move it away, and classify"
+    message = r"test holds images \(0\.png \.\.\.\) without a folder for each class"
     with pytest.raises(ValueError, match=message):
-        read_images(tmp_path / "mine", 8)
-
-
-def test_names_of_classes_in_two_unicode_forms(tmp_path):
-    for part, name in (("train", "mu\u0308de"), ("test", "m\u00fcde")):
-        for folder in (name, "wach"):
-            (tmp_path / "mine" / part / folder).mkdir(parents=True)
-            Image.new("L", (8, 8)).save(tmp_path / "mine" / part / folder / "0.png")
-    with pytest.raises(ValueError, match="are those of another split in another Unicode form"):
         read_images(tmp_path / "mine", 8)
 
 
@@ -379,7 +364,7 @@ def test_a_class_that_is_named_as_the_folder_of_training_images(tmp_path):
     for name in ("bus", "car", "train"):  # a train is a vehicle too
         (tmp_path / "vehicles" / name / "north").mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "vehicles" / name / "north" / "0.png")
-    with pytest.raises(ValueError, match=r"has the folder train and, beside it, bus with images; .* rename train"):
+    with pytest.raises(ValueError, match=r"has train beside bus; the layout"):
         read_images(tmp_path / "vehicles", 8)
     (tmp_path / "vehicles" / "train").rename(tmp_path / "vehicles" / "trains")
     assert read_images(tmp_path / "vehicles", 8)["train"].classes == ("bus", "car", "trains")
@@ -483,15 +468,7 @@ def test_too_little_memory_is_no_fault_of_the_files(tmp_path, monkeypatch):
 def test_hidden_folders_are_ignored(tmp_path):
     save_folder(tmp_path / "mine", [("train", 18)])
     image = tmp_path / "mine" / "train" / "class 0" / "000.png"
-    places = (
-        "class 0/.ipynb_checkpoints",
-        "class 0/__MACOSX/deeper",
-        "__MACOSX/class 0",
-        ".trash",
-        "@eaDir",
-        "#recycle",
-    )
-    for place in (*places, "class 0/@eaDir/000.png"):  # thumbnails of a network drive
+    for place in ("class 0/.ipynb_checkpoints", "class 0/__MACOSX/deeper", "__MACOSX/class 0", ".trash"):
         (folder := tmp_path / "mine" / "train" / place).mkdir(parents=True)
         shutil.copy(image, folder)
     (named := tmp_path / ".hidden").mkdir()
@@ -947,18 +924,6 @@ def test_augmentation_of_numbers_of_any_range():
     ):
         with pytest.raises(ValueError, match=said):
             augment(name, x, rows)
-
-
-def test_images_behind_links_are_read_once(tmp_path):
-    torch.set_default_dtype(torch.float64)
-    image = Image.fromarray(np.zeros((8, 8), np.uint8))
-    for name in ("set/train/a/p1", "set/train/b/p1", "elsewhere/p2"):
-        (tmp_path / name).mkdir(parents=True)
-        image.save(tmp_path / name / "1.png")
-    (tmp_path / "set/train/a/p2").symlink_to(tmp_path / "elsewhere/p2")
-    (tmp_path / "set/train/a/p1/again").symlink_to(tmp_path / "set/train/a")  # a loop
-    found = image_folder(tmp_path / "set", (1, 8, 8))["train"]
-    assert found.files == ("train/a/p1/1.png", "train/a/p2/1.png", "train/b/p1/1.png")
 
 
 def test_two_folders_for_one_split_are_an_error(tmp_path):

@@ -695,9 +695,8 @@ def test_wrong_calls_say_what_would_work(tmp_path):
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
         "no images at": {"data": tmp_path / "nothing"},
-        "x.h5 is an HDF5 file: PatchCamelyon's files are read as the data set pcam, with --data-dir": {"data": hdf5},
-        "own holds HDF5 files and no folders of classes: .*; other arrays go into a .npz file": {"data": hdf5.parent},
-        "labels.csv is no folder and no .npz file; .* a folder for each class": {"data": tmp_path / "labels.csv"},
+        "x.h5 is no folder and no .npz file: arrays, as of HDF5 files, go into one": {"data": hdf5},
+        "labels.csv is no folder and no .npz file: .* a folder for each class": {"data": tmp_path / "labels.csv"},
         "class 'bar' has 2 images, and one each is needed for training, validation and test: .* --test 0": {
             "data": tmp_path / "few"
         },
