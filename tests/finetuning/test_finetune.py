@@ -701,7 +701,7 @@ def test_wrong_calls_say_what_would_work(tmp_path):
             "data": tmp_path / "few"
         },
         "images are uint8, .* got float32 .* scale the values: .*astype": {"data": tmp_path / "deep.npz"},
-        "no folder train; .* or, without train, <class>/<image>": {"data": tmp_path / "bare"},
+        "no folder train; .* or <class>/<image>": {"data": tmp_path / "bare"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
         "augment should be one of": {"augment": "spin"},
         "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
