@@ -16,10 +16,8 @@ _COARSE, _FINE = 8, 16  # the sides of the grids of mean values that are compare
 _DISTANCE = 0.3  # between two coarse grids of norm 1: a correlation of 0.955
 _CORRELATION = 0.85  # of what the fine grid adds to the coarse one
 _SYMMETRIC = 0.5  # the same correlation of an image with its own rotations and reflections: discs, straight edges
-_CELLS, _CELLS_GRAY = (
-    40,
-    50,
-)  # of 256, in which an image has its details: strokes and single edges, which look alike, have fewer
+_CELLS = 40  # of 256, in which an image has its details: strokes and single edges, which look alike, have fewer
+_CELLS_GRAY = 70  # the same without colors: above all rotated digits
 _COLOR = 0.99  # the cosine between the mean colors
 _FLAT = 2.0  # of 255, the deviation of a coarse grid: noise decides what flatter images look like
 _FLAT_ADDED = 0.5  # the same of what the fine grid adds
