@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
+from timm.optim import list_optimizers
 from timm.scheduler.cosine_lr import CosineLRScheduler
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler import Scheduler
@@ -163,6 +164,7 @@ class Recipe:
         return [
             ("epochs", self.epochs >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("optimizer", self.optimizer in list_optimizers(), "one of timm.optim.list_optimizers()"),
             ("lr", 0 < self.lr < infinity, "a finite number above 0"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"0 to less than the {self.epochs} epochs"),

@@ -404,7 +404,7 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
         ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
         ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),
         ({"augment": "nonesuch"}, "augment should be one of"),
-        ({"optimizer": "nonesuch"}, "optimizer 'nonesuch' cannot be used here"),
+        ({"optimizer": "nonesuch"}, "optimizer should be one of"),
         ({"freeze": ["nonesuch"]}, "freeze names modules"),
         ({"device": "tpu"}, "device is"),
     ):

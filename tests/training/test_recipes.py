@@ -122,6 +122,7 @@ def test_networks_are_built_for_their_data_set():
         {"lr": float("nan")},
         {"lr": float("inf")},
         {"warmup_epochs": 3},
+        {"optimizer": "adamm"},
         {"augment": "shift"},
         {"precision": "float16"},
         {"label_smoothing": 1.0},
