@@ -73,12 +73,11 @@ def test_a_network_is_equivariant_under_the_subgroup_alone(subgroup):
     assert report.exact
     assert report.group == subgroup.name
     report = eqzoo.check_equivariance(network(subgroup), group="p4m")
-    said = "the layer 3 (GroupRestriction) has the group {} and {} p4m; {} has not all elements of p4m"
     assert not report.exact
-    assert report.diagnosis == (said.format(subgroup.name, "the layer 0", subgroup.name),)
-    wrong = eqzoo.check_equivariance(network(subgroup, own=P4M))
-    assert wrong.diagnosis == (said.format(subgroup.name, "the network", subgroup.name),)
-    assert "Layers were not measured" in wrong.notes[-1]
+    for wrong in (report, eqzoo.check_equivariance(network(subgroup, own=P4M))):
+        (line,) = wrong.diagnosis
+        assert "(GroupRestriction)" in line
+        assert f"has the group {subgroup.name}" in line
 
 
 def test_a_harmless_layer_of_another_group_is_not_blamed():
