@@ -114,7 +114,7 @@ def test_files_of_images_that_are_not_square_are_checked_without_rotations_by_90
     report = check_equivariance(tmp_path / "net.onnx")
     assert (report.exact, report.group) == (True, "r2")
     assert any("not square" in note for note in report.notes)
-    with pytest.raises(ValueError, match="takes images of .*28, 32"):
+    with pytest.raises(ValueError, match=r"takes images of .*28, 32"):
         check_equivariance(tmp_path / "net.onnx", size=30)
 
 

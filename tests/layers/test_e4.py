@@ -94,7 +94,7 @@ def test_gradcheck_of_the_operation_twice():
 def test_the_operation_refuses_shapes_that_do_not_belong_together():
     kernel, value = op_arguments()
     for wrong in ((kernel, value[0]), (kernel, value[:, :3]), (kernel[:1], value)):
-        with pytest.raises(ValueError, match="has shape|channels"):
+        with pytest.raises(ValueError, match=r"has shape|channels"):
             dynamic_depthwise(*wrong)
     with pytest.raises(ValueError, match="k must be odd"):
         dynamic_depthwise(kernel[:, :, :, :4], value)
