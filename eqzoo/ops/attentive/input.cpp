@@ -59,7 +59,7 @@ static void statistics_backward(const T *x, const T *alpha, const int32_t *which
 
 // y = x (1 - alpha(b, c, s) w(b, s, p)); without alpha its weight is 1.
 template <typename T>
-static void suppress(const T *x, const T *alpha, const T *w, T *y, int64_t batch, int64_t channels, int64_t poses,
+static void suppressed(const T *x, const T *alpha, const T *w, T *y, int64_t batch, int64_t channels, int64_t poses,
                      int64_t pixels, int64_t threads) {
     parallel_for(batch * channels, threads, [=](int64_t task) {
         for (int64_t s = 0; s < poses; s++) {
@@ -75,7 +75,7 @@ static void suppress(const T *x, const T *alpha, const T *w, T *y, int64_t batch
 }
 
 template <typename T>
-static void suppress_backward(const T *x, const T *alpha, const T *w, const T *g, T *grad_x, T *grad_alpha, T *grad_w,
+static void suppressed_backward(const T *x, const T *alpha, const T *w, const T *g, T *grad_x, T *grad_alpha, T *grad_w,
                               int64_t batch, int64_t channels, int64_t poses, int64_t pixels, int64_t threads) {
     parallel_for(batch * poses, threads, [=](int64_t task) {
         const int64_t b = task / poses, s = task % poses;
@@ -109,9 +109,9 @@ extern "C" void field_statistics_backward(const Scalar *x, const Scalar *alpha, 
     statistics_backward(x, alpha, which, g, grad_x, grad_alpha, batch, channels, poses, pixels, threads);
 }
 extern "C" void suppress(const Scalar *x, const Scalar *alpha, const Scalar *w, Scalar *y, SIZES) {
-    suppress(x, alpha, w, y, batch, channels, poses, pixels, threads);
+    suppressed(x, alpha, w, y, batch, channels, poses, pixels, threads);
 }
 extern "C" void suppress_backward(const Scalar *x, const Scalar *alpha, const Scalar *w, const Scalar *g,
         Scalar *grad_x, Scalar *grad_alpha, Scalar *grad_w, SIZES) {
-    suppress_backward(x, alpha, w, g, grad_x, grad_alpha, grad_w, batch, channels, poses, pixels, threads);
+    suppressed_backward(x, alpha, w, g, grad_x, grad_alpha, grad_w, batch, channels, poses, pixels, threads);
 }
