@@ -21,17 +21,25 @@ def network_results(model: nn.Module, x: Tensor | None = None, timed_batch: int 
 
     Args:
         model: The network with its weights, in evaluation mode.
-        x: The images on which the equivariance error is measured; None for noise.
+        x: Normalized images, ``(B, C, height, width)``, on which the equivariance error is measured where noise gives
+            no features, and so no error relative to them; None for noise alone.
         timed_batch: The number of images in a batch whose throughput is measured.
     """
     predictor = Predictor.of(model)
     size = predictor.input_size
+    try:
+        report = equivariance_report(model)
+        x = None
+    except ValueError:
+        if x is None:
+            raise
+        report = equivariance_report(model, x)
     return {
         "group": predictor.group.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "multiply_adds": multiply_adds(model, size),
         "throughput": throughput(model, size, timed_batch),
-        "equivariance_error": equivariance_report(model, x).largest,
+        "equivariance_error": report.largest,
         "equivariance_error_p4": equivariance_error(model, x, P4),
     }
 

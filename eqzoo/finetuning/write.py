@@ -15,7 +15,6 @@ from ..data import AnySplit
 from ..data.hashes import SPLIT_NAMES
 from ..data.user_data import FOLDERS
 from ..engine.speed import AUTOMATIC
-from ..equivariance import equivariance_report
 from ..evaluation import Predictor, Results, measure, sample, top1
 from ..evaluation.metrics import DIGITS
 from ..evaluation.predictions_file import each_prediction, write_predictions
@@ -65,7 +64,7 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
     seconds = max(_SECONDS, _SHARE * training["training_seconds"])
     split = plan.splits[plan.evaluated_on]
     found = measure(predictor, split, seconds=seconds, workers=plan.request.workers)
-    x, ties = _with_logits(plan, predictor)
+    with_features, ties = _with_features(plan, predictor)
     some = sample(plan.splits["train"], _TRAINING_SAMPLE)
     training_accuracy = top1(predictor.logits(some, plan.request.workers).argmax(1), some.labels.cpu())
     results = {
@@ -77,7 +76,7 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
         **({"sources": dict(plan.images.sources)} if plan.images.sources else {}),
         **training,
         "training_accuracy": round(training_accuracy, DIGITS),
-        **network_results(model, x, _timed_batch(plan)),
+        **network_results(model, with_features, _timed_batch(plan)),
         "start": plan.settings["start"],
         "base_model": plan.settings["base_model"],
         **({"distilled": True} if plan.recipe.teachers or plan.recipe.soft_labels else {}),
@@ -144,8 +143,8 @@ def _write_predictions(plan: Plan, predictor: Predictor, found: Results) -> None
 
 
 @torch.no_grad()
-def _with_logits(plan: Plan, predictor: Predictor) -> tuple[Tensor | None, list[str]]:
-    """Images for the equivariance error where noise gives zeros, and a line on images whose logits are all equal.
+def _with_features(plan: Plan, predictor: Predictor) -> tuple[Tensor, list[str]]:
+    """Two normalized images with features other than 0, ``(2, C, height, width)``, and a line on those without any.
 
     The head of some networks, such as p4_cnn, has no bias: where all features are 0, as after too high a learning rate,
     so are all logits.
@@ -166,19 +165,11 @@ def _with_logits(plan: Plan, predictor: Predictor) -> tuple[Tensor | None, list[
                 "trained for too short a time or with too high a learning rate."
             )
         if not equal.all():
-            return (None if _works_on_noise(predictor.network) else images[~equal][:2]), notes
+            return images[~equal][:2], notes
     raise ValueError(
         f"all classes have the same logit on all of {len(equal):,} training images: the network has collapsed in "
         f"training; train it anew in another folder, with a lower lr than {plan.recipe.lr:g}"
     )
-
-
-def _works_on_noise(model: nn.Module) -> bool:
-    try:
-        equivariance_report(model)
-    except ValueError:
-        return False
-    return True
 
 
 def command(plan: Plan) -> str:
