@@ -10,12 +10,12 @@ from typing import Any
 
 from ..data import DataSet, dataset
 from ..data.hashes import SPLIT_NAMES
+from ..engine.run import TRAINING_NAME
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, sha256_of, shipped_folder
 
 __all__ = [
     "CARD_NAME",
     "FIGURES",
-    "TRAINING_NAME",
     "Checkpoint",
     "check_name",
     "counts_of",
@@ -26,7 +26,7 @@ __all__ = [
     "read_checkpoint",
 ]
 
-CARD_NAME, TRAINING_NAME = "README.md", "training.json"
+CARD_NAME = "README.md"
 FIGURES = ("rotation_curve.png", "training_curve.png", "confusion.png")
 
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._common import write_json, write_text
+from ..engine.run import LOG_NAME, TRAINING_NAME
 from ..export.programs import export_onnx, metadata
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push
 from ..models.load import load_network
 from .card import render_card
-from .checkpoint import CARD_NAME, FIGURES, TRAINING_NAME, Checkpoint, check_name, read_checkpoint
+from .checkpoint import CARD_NAME, FIGURES, Checkpoint, check_name, read_checkpoint
 
 __all__ = ["ONNX_NAME", "REPO_FILES", "edited_card", "export_beside", "push_folder", "restate", "write_card"]
 
@@ -19,7 +20,7 @@ REPO_FILES = (
     CONFIG_NAME,
     RESULTS_NAME,
     TRAINING_NAME,
-    "log.jsonl",
+    LOG_NAME,
     CARD_NAME,
     *FIGURES,
     ONNX_NAME,

@@ -1,4 +1,4 @@
-"""The epochs of a run, by the rows of its record: which one is kept, and when the run has ended."""
+"""The epochs of a run, by the rows of its log: which one is kept, and when the run has ended."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +34,7 @@ def selection_key(row: Mapping[str, Any]) -> tuple[bool, float, float, int]:
 
 
 def is_finished(recipe: Recipe, rows: list[dict[str, Any]]) -> bool:
-    """Whether a record is that of a run that has ended, by its recipe or early."""
+    """Whether a log is that of a run that has ended, by its recipe or early."""
     return bool(rows) and (
         len(rows) >= recipe.epochs or patience_is_over(recipe, best_row(rows)["epoch"], rows[-1]["epoch"])
     )

@@ -258,10 +258,7 @@ class RunDirectory:
     def check_is_free(self) -> None:
         """Raises ValueError if the folder holds other files, and no run."""
         if not self.training.exists() and not self.is_unused():
-            raise self._occupied()
-
-    def _occupied(self) -> ValueError:
-        return ValueError(f"{self.path} holds other files ({', '.join(self._files()[:5])}); name a new folder")
+            raise ValueError(f"{self.path} holds other files ({', '.join(self._files()[:5])}); name a new folder")
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a run that ended before its first epoch."""
