@@ -17,9 +17,9 @@ from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.copies import copies
 from ..data.hashes import SPLIT_NAMES, image_codes
 from ..engine.recipe import Recipe
+from ..evaluation import Predictor
 from ..evaluation.notes import SOME, cut_off
 from ..models import list_pretrained
-from .rules import group_of
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -155,7 +155,7 @@ def advice_after(
         valid_accuracy: The accuracy of the kept epoch on validation images, in percent; None without any.
     """
     recipe, minutes = plan.recipe, plan.request.minutes
-    reflections = group_of(plan.blank).reflections
+    reflections = Predictor.of(plan.blank).group.reflections
     found = []
     length, twice = ("epochs", 2 * recipe.epochs) if minutes is None else ("minutes", 2 * minutes)
     longer = f"train for longer with --{length} {twice:g} and another --output"
@@ -252,7 +252,7 @@ def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
 
 
 def _not_rotated(model: nn.Module, augment: str | None) -> Iterator[str]:
-    if augment is not None and group_of(model).rotations == 1:
+    if augment is not None and Predictor.of(model).group.rotations == 1:
         yield (
             f"a network without rotations sees no rotated images in training (augment {augment}): if rotated and "
             "reflected images mean the same, --augment affine"

@@ -8,7 +8,8 @@ from torch import nn
 
 from ..data import num_classes
 from ..engine.recipe import Recipe
-from ..groups import P4, Z2, Group
+from ..evaluation import Predictor
+from ..groups import P4, Group
 from ..models import OrbitNet
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = [
     "default_side",
     "fine_tuning_recipe",
-    "group_of",
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
@@ -95,7 +95,7 @@ def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[
         given: The keys of a recipe that the user gives, and what was measured; None for what is chosen here.
         freeze: The modules that are not trained.
     """
-    settings, splits, group = plan.settings, plan.splits, group_of(plan.blank)
+    settings, splits, group = plan.settings, plan.splits, Predictor.of(plan.blank).group
     train, pretrained = splits["train"], settings["start"] is not None
     values = {key: value for key, value in given.items() if value is not None or key == "patience"}
     # With few images batches are smaller, so that an epoch has some steps.
@@ -126,12 +126,6 @@ def default_side(model: nn.Module) -> int:
     cfg: Any = model.pretrained_cfg
     side = int(cfg["input_size"][1])
     return min(side, _SIDE_OF_TIMM) if isinstance(model, OrbitNet) and not cfg.get("fixed_input_size") else side
-
-
-def group_of(model: nn.Module) -> Group:
-    """The group under which a network promises to be invariant; translations alone if it promises none."""
-    group = getattr(model, "group", None)
-    return group if isinstance(group, Group) else Z2
 
 
 def suitable_augmentation(group: Group) -> str:
