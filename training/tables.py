@@ -212,18 +212,6 @@ def starts(root: Path) -> str:
     return table(header, sorted(rows, key=lambda row: row[0].partition(".")[2], reverse=True))
 
 
-def real_sets(root: Path) -> str:
-    """Networks fine-tuned for minutes of the processor on real images, with the less kind columns beside."""
-    header = ["images", "network", "side", "accuracy", "macro F1", "8 copies averaged", "same class", "a second"]
-    rows = []
-    for name, row in json.loads((root / "docs/benchmarks/real_sets.json").read_text(encoding="utf-8"))["rows"].items():
-        data, network, minutes, images, _ = name.split("/")
-        scores = (row[key] for key in ("accuracy", "macro_f1", "accuracy_averaged", "same_class"))
-        rate = f"{row['throughput']['images_per_second']:.0f}"
-        rows.append((f"{data}, {images}, {minutes}", network, row["side"], *(f"{score:.1f}" for score in scores), rate))
-    return table(header, rows)
-
-
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
     "checkpoints": lambda root: render_table(list(results(root).values())),
@@ -232,7 +220,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "pays": partial(pays, network="p4_resnet29"),
     "pays-p4m": partial(pays, network="p4m_resnet29"),
     "planes": planes,
-    "real-sets": real_sets,
     "results": lambda root: render_summary(list(results(root).values())),
     "starts": starts,
     "tiles": tiles,
