@@ -13,6 +13,7 @@ from torch import Tensor
 from ..cards import read_checkpoint
 from ..data.user_data import FOLDERS
 from ..evaluation.metrics import scores
+from .write import PREDICTIONS_NAME
 
 __all__ = ["compare"]
 
@@ -69,7 +70,7 @@ def _read(folder: Path) -> _Predictions:
     """The predictions for the split that the results are of."""
     results = read_checkpoint(folder).results
     part = FOLDERS[results["evaluated_on"]]
-    with (folder / "predictions.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
     names = sorted(row["name"] for row in results["classes"])
     numbers = {name: number for number, name in enumerate(names)}

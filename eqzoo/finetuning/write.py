@@ -25,7 +25,7 @@ from .advice import advice_after
 from .images import data_argument
 from .plan import Plan
 
-__all__ = ["command", "write_checkpoint"]
+__all__ = ["PREDICTIONS_NAME", "command", "write_checkpoint"]
 
 PREDICTIONS_NAME = "predictions.csv"
 _SECONDS = 18.0  # that the metrics may take, or 6 % of the training if that is more

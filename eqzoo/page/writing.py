@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .._common import write_text
+from ..cards.checkpoint import CARD_NAME
 from ..data.images import MODES
 from ..evaluation.predictor import load_predictor
 from ..evaluation.thresholds import check_thresholds
@@ -133,10 +134,10 @@ def _described(folder: Path) -> Iterator[tuple[str, str]]:
     """What a checkpoint's folder says of its training, accuracy, use and license, as far as it says so."""
     texts = {
         name: file.read_text(encoding="utf-8") if (file := folder / name).is_file() else ""
-        for name in (RESULTS_NAME, CONFIG_NAME, "README.md")
+        for name in (RESULTS_NAME, CONFIG_NAME, CARD_NAME)
     }
     results, config = (json.loads(texts[name] or "{}") for name in (RESULTS_NAME, CONFIG_NAME))
-    card = texts["README.md"]
+    card = texts[CARD_NAME]
     if opening := re.search(r"^# .*\n+((?:[^\n#].*\n)+)", card, re.MULTILINE):
         yield "training", _plain(opening[1])
     if "accuracy" in results:
