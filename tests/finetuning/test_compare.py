@@ -25,7 +25,7 @@ def test_differences_are_counted_by_hand_and_lie_in_their_intervals():
     assert found["accuracy_difference"] == 40
     low, high = found["accuracy_difference_interval"]
     deviation = 100 * (0.4 * 0.6 / 100) ** 0.5  # of the share of images that the second alone classifies correctly
-    assert (low, high) == pytest.approx((40 - 1.96 * deviation, 40 + 1.96 * deviation), abs=2)
+    assert (low, high) == pytest.approx((40 - 1.96 * deviation, 40 + 1.96 * deviation), abs=1)
     assert found["p_value"] == pytest.approx(2 * 0.5**40)
     assert found["macro_f1_difference_interval"][0] > 0
     same = _difference(first, first)

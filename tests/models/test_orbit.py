@@ -282,9 +282,9 @@ def test_commands_average_what_is_not_invariant(capsys, tmp_path):
     assert found["network"] == "z2_cnn (mean of 4)"
     assert found["same_class_at_all_quarter_rotations"] == 100
     assert found["predictions"] != single["predictions"]
-    for name in ("p4_cnn", "p4m_cnn"):
-        with pytest.raises(ValueError, match=f"{name} is invariant under p4, so that a mean .* leave tta"):
-            eqzoo.evaluate(name, digits, tta="p4")
+    for name, group in (("p4_cnn", "p4"), ("p4m_cnn", "p4"), ("p4m_cnn", "p4m")):
+        with pytest.raises(ValueError, match=f"{name} is invariant under {group}, so that a mean .* leave tta"):
+            eqzoo.evaluate(name, digits, tta=group)
     # A network that is invariant to rotations is averaged over the reflection alone, with the same result.
     found = eqzoo.evaluate("p4_cnn", digits, tta="p4m", predictions=True)
     assert found["network"] == "p4_cnn (mean of 2)"
