@@ -63,6 +63,38 @@ def test_others_are_not_copies():
     assert near_copies(torch.cat([flat, flat[3:4].flip(3)])).tolist() == [[3, 20]]
 
 
+def of_cells(coarse, added):
+    """Images of 8 x 8 cells and of details, both ``(n, cells, cells)``, without a mean in each cell."""
+    added = added - added.reshape(-1, 8, 2, 8, 2).mean((2, 4)).repeat_interleave(2, 1).repeat_interleave(2, 2)
+    image = coarse.repeat_interleave(4, 1).repeat_interleave(4, 2) + added.repeat_interleave(2, 1).repeat_interleave(
+        2, 2
+    )
+    return image.round().clamp(0, 255).byte()[:, None].repeat(1, 3, 1, 1)
+
+
+def test_each_rule_tells_images_apart():
+    generator = torch.Generator().manual_seed(0)
+    coarse = 100 + 30 * torch.randn(1, 8, 8, generator=generator)
+    details, others = (10 * torch.randn(1, 16, 16, generator=generator) for _ in range(2))
+
+    def found(coarse, details, share=0.95, brighter=3.0):
+        """The pairs of an image and of one whose details are the same in this share."""
+        different = share * details + (1 - share**2) ** 0.5 * details.abs().mean() / 8 * others
+        return near_copies(torch.cat([of_cells(coarse, details), of_cells(coarse + brighter, different)])).tolist()
+
+    assert found(coarse, details) == [[0, 1]]
+    assert not found(coarse, details, share=0.75)
+    tinted = of_cells(coarse, details)
+    tinted[:, 2] += 40
+    assert not len(near_copies(torch.cat([of_cells(coarse, details), tinted])))
+    assert not found(100 + 0.04 * (coarse - 100), details)  # nearly flat
+    assert not found(coarse, 0.05 * details, share=1)
+    assert not found(coarse + coarse.rot90(2, (1, 2)), details + details.rot90(2, (1, 2)))  # symmetric
+    stroke = torch.zeros(1, 16, 16)
+    stroke[:, 3:13, 5] = details[:, 3:13, 5]
+    assert not found(coarse, 3 * stroke)  # simple
+
+
 def test_copies_of_splits():
     images = tensor(scenes(30))
     labels = torch.arange(30) % 3
