@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 import eqzoo
 from eqzoo.cli.main import main
 from eqzoo.data import Split
-from eqzoo.finetuning.frozen import fit_classifier, pooled_features
+from eqzoo.finetuning.frozen import _PENALTIES, fit_classifier, pooled_features
 
 WEIGHTS = "weights.pth"
 
@@ -105,5 +105,18 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     theirs = LogisticRegression(C=1 / (row["penalty"] * len(z)), tol=1e-10, max_iter=10_000)
     theirs.fit(z.numpy(), splits["train"].labels.numpy())
     torch.testing.assert_close(ours[:, :-1], torch.from_numpy(theirs.coef_), rtol=1e-2, atol=1e-3)
+    # The network's classifier is this one on features that are not standardized.
+    classifier = result.model.get_classifier().double()
+    torch.testing.assert_close(classifier(features), z @ ours[:, :-1].T + ours[:, -1], rtol=1e-2, atol=1e-2)
+    # No other penalty does better on the validation images.
+    valid = (pooled_features(result.model, splits["valid"]) - features.mean(0)) / features.std(0)
+    scores = {}
+    for penalty in _PENALTIES:
+        fitted = fit_classifier(z, splits["train"].labels, 3, penalty)
+        logits, labels = valid @ fitted[:, :-1].T + fitted[:, -1], splits["valid"].labels
+        hits = (logits.argmax(1) == labels).double().mean().item()
+        scores[penalty] = hits, -torch.nn.functional.cross_entropy(logits, labels).item()
+    assert max(scores, key=scores.__getitem__) == row["penalty"]
+    assert len(set(scores.values())) > 1
     again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
     assert again.results["accuracy"] == result.results["accuracy"]
