@@ -11,8 +11,6 @@ __all__ = ["keep_freed_memory"]
 _MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2
 _SETTINGS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**28}
 
-_PROBE = 2**26  # bytes of a block that nobody writes to; other threads take less in the microseconds of the question
-
 _lock = threading.Lock()
 _done = False
 
@@ -50,54 +48,15 @@ def keep_freed_memory() -> bool:
 def _wanted() -> bool:
     tuned = any(key.startswith("MALLOC_") and key.endswith("_") for key in os.environ)
     tuned |= "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    return os.environ.get("EQZOO_MALLOC") != "0" and not tuned and _is_glibc()
+    replaced = "malloc" in os.environ.get("LD_PRELOAD", "")  # tcmalloc, jemalloc and mimalloc
+    return os.environ.get("EQZOO_MALLOC") != "0" and not tuned and not replaced and _has_glibc()
 
 
-class _Statistics(ctypes.Structure):
-    """glibc's ``struct mallinfo``: counters of bytes and blocks that wrap around at 2³²."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_uint)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    )
-
-
-def _is_glibc() -> bool:
-    """Whether glibc serves what this process allocates, and not an allocator that was loaded before it.
-
-    It takes a block as the process does, and looks whether glibc's statistics grow by its size. An address would not
-    say it: in a program that is not position-independent, such as Debian's Python, that of malloc is a stub's.
-    """
+def _has_glibc() -> bool:
     try:
-        if not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
-            return False
-        glibc, process = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
-        glibc.mallinfo.restype = _Statistics
-        process.malloc.restype = ctypes.c_void_p
-        before = _served(glibc)
-        block = process.malloc(ctypes.c_size_t(_PROBE))
-        grown = (_served(glibc) - before) % 2**32
-        process.free(ctypes.c_void_p(block))
-    except (AttributeError, OSError, ValueError):  # no such name, library or function: not Linux with glibc
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (AttributeError, ValueError):  # neither on Windows nor on macOS
         return False
-    return _PROBE <= grown < 2 * _PROBE
-
-
-def _served(glibc: ctypes.CDLL) -> int:
-    """The bytes that glibc has given out, modulo 2³²."""
-    statistics = glibc.mallinfo()
-    return statistics.hblkhd + statistics.uordblks
 
 
 def _mallopt(parameter: int, value: int) -> bool:
