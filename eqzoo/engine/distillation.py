@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..analysis.sizes import blank, refusal
 from ..data.images import normalized
 from ..models import create_model
 from .recipe import Recipe
@@ -27,31 +26,21 @@ class Teachers:
     Args:
         recipe: The recipe.
         classes: The names of the classes, or () where they have none.
-        size: The channels, height and width of the images.
-        num_classes: The number of classes of the network that learns.
         device: Where the teachers run.
 
     Raises:
-        ValueError: If a teacher cannot be created, has other classes or channels, or does not
-            accept the images. Where the teacher or the images have no names of classes, their numbers are compared.
+        ValueError: If a teacher cannot be created, or the names of its classes are others.
 
     References:
         Distilling the Knowledge in a Neural Network (Hinton, Vinyals and Dean, 2015), section 2, at temperature 1
         https://arxiv.org/abs/1503.02531
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        classes: Sequence[str],
-        size: tuple[int, int, int],
-        num_classes: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, recipe: Recipe, classes: Sequence[str], device: torch.device) -> None:
         self.weight = recipe.teacher_weight
         self._teachers = []
         for name in recipe.teachers:
-            network = _teacher(name, recipe.model, classes, size, num_classes).to(device)
+            network = _teacher(name, classes).to(device)
             dtype, cfg = next(network.parameters()).dtype, network.pretrained_cfg
             mean, std = (torch.tensor(cfg[key], dtype=dtype, device=device) for key in ("mean", "std"))
             self._teachers.append((network, mean, std))
@@ -99,21 +88,12 @@ def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
     return found
 
 
-def _teacher(name: str, student: str, classes: Sequence[str], size: tuple[int, int, int], num_classes: int) -> Any:
+def _teacher(name: str, classes: Sequence[str]) -> Any:
     """A teacher in evaluation mode, without gradients."""
-    try:
-        network: Any = create_model(name, pretrained=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"the teacher {name!r} cannot be created: {error}") from error
-    if network.num_classes != num_classes:
-        raise ValueError(f"{student} has {num_classes} classes, and the teacher {name} {network.num_classes}")
+    network: Any = create_model(name, pretrained=True)
     names = network.pretrained_cfg.get("label_names") or ()
     if names and classes and list(names) != list(classes):
         raise ValueError(
             f"a teacher has the classes of the images, {', '.join(classes)}; {name} has {', '.join(names)}"
         )
-    channels = getattr(network, "in_chans", size[0])
-    reason = None if channels == size[0] else f"it takes {channels} channels"
-    if reason := reason or refusal(blank(network), *size[1:]):
-        raise ValueError(f"the teacher {name} refuses images of {size[0]} x {size[1]} x {size[2]}: {reason}")
     return network.eval().requires_grad_(False)

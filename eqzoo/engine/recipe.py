@@ -208,14 +208,8 @@ def build_network(recipe: Recipe, **kwargs: Any) -> nn.Module:
     Args:
         recipe: The recipe.
         **kwargs: Further arguments of `eqzoo.create_model`, such as ``checkpoint_path``; they override both.
-
-    Raises:
-        ValueError: If the network takes no such arguments.
     """
-    try:
-        return create_model(configured_name(recipe.model, recipe.dataset), **recipe.model_args | kwargs)
-    except TypeError as error:  # of the signature of its class
-        raise ValueError(f"model_args={recipe.model_args} do not suit {recipe.model}: {error}") from error
+    return create_model(configured_name(recipe.model, recipe.dataset), **recipe.model_args | kwargs)
 
 
 def scheduler(recipe: Recipe, optimizer: torch.optim.Optimizer) -> Scheduler:

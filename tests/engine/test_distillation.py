@@ -1,5 +1,6 @@
 """Distillation: what the teachers' part of the loss is, that a network learns it, and which teachers are refused."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -25,18 +26,17 @@ RECIPE = Recipe(
 class Seer(eqzoo.models.EquivariantNet):
     """A teacher that knows the class of `bars` by the center of the image."""
 
-    def __init__(self, size=28, channels=1, names=(), classes=2):
-        super().__init__(eqzoo.P4, classes, channels, num_features=1)
+    def __init__(self, size=28, names=()):
+        super().__init__(eqzoo.P4, 2, 1, num_features=1)
         self.size, self.seen = size, []
-        self.weight = torch.nn.Parameter(torch.ones(classes))
+        self.weight = torch.nn.Parameter(torch.ones(2))
         self.pretrained_cfg = {"mean": (0.5,), "std": (0.25,), "label_names": list(names)}
 
     def forward(self, x):
-        if x.shape[-2:] != (self.size, self.size):
-            raise ValueError(f"takes {self.size} x {self.size}")
+        assert x.shape[-2:] == (self.size, self.size)
         self.seen.append((x, self.training, torch.is_grad_enabled()))
         score = 4 * x[:, :, 10:18, 10:18].mean((1, 2, 3)).double() + 2
-        return torch.stack([-score, score, *[0 * score] * (len(self.weight) - 2)], 1) * self.weight.double()
+        return torch.stack([-score, score], 1) * self.weight.double()
 
 
 @pytest.fixture
@@ -154,21 +154,13 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-@pytest.mark.parametrize(
-    ("teacher", "said"),
-    [
-        (Seer(classes=3), "p4_cnn has 2 classes, and the teacher a 3"),
-        (Seer(names=("flat", "round")), "has the classes of the images, round, flat; a has flat, round"),
-        (Seer(channels=3), "the teacher a refuses images of 1 x 28 x 28: it takes 3 channels"),
-        (Seer(size=32), "teacher a refuses images of 1 x 28 x 28: takes 32 x 32"),
-    ],
-)
-def test_teachers_that_do_not_suit_are_refused(teach, teacher, said):
-    teach(a=teacher)
+def test_a_teacher_of_other_classes_is_refused(teach):
+    teach(a=Seer(names=("flat", "round")))
     split = bars(16, 0)
-    split = Split(split.images, split.labels, ("round", "flat"))
-    with pytest.raises(ValueError, match=said):
-        state_of(replace(RECIPE, teachers=("a",)), {"train": split})
+    for classes, fails in ((("round", "flat"), True), (("flat", "round"), False), ((), False)):
+        named = Split(split.images, split.labels, classes)
+        with pytest.raises(ValueError, match="a has flat, round") if fails else nullcontext():
+            state_of(replace(RECIPE, teachers=("a",)), {"train": named})
 
 
 @pytest.mark.parametrize(
@@ -189,10 +181,3 @@ def test_a_recipe_refuses_teachers_that_have_no_effect(values, said):
 def test_labels_without_a_part_in_the_loss_are_not_smoothed():
     assert "label_smoothing" not in with_rules({"teachers": ["a"], "teacher_weight": 1})
     assert with_rules({"teachers": ["a"], "teacher_weight": 0.9})["label_smoothing"] == 0.1
-
-
-def test_teachers_that_cannot_be_created_are_named():
-    split = bars(16, 0)
-    for name in ("no_such_net", "local-dir:/nonexistent", "p4m_resnet18"):  # the last one has no weights
-        with pytest.raises(ValueError, match=f"the teacher {name!r} cannot be created: "):
-            state_of(replace(RECIPE, teachers=(name,)), {"train": split})

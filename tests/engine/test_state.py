@@ -14,7 +14,7 @@ from timm.optim import Muon
 
 import eqzoo
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import RunDirectory, best_row, build_network, cuda_graph, train
+from eqzoo.engine import RunDirectory, best_row, cuda_graph, train
 from eqzoo.engine import state as state_module
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
@@ -255,18 +255,10 @@ def test_the_first_epochs_see_images_at_half_their_side_and_are_not_chosen(tmp_p
         other(epochs=4, half_size_epochs=4)
 
 
-@pytest.mark.parametrize(
-    ("side", "message"),
-    [
-        (28, r"of 14 x 14 pixels, then of 28 x 28, and p4_cnn refuses 14 x 14: "),
-        (29, r"of 14 x 14 pixels, then of 29 x 29, which have no half"),
-    ],
-)
-def test_sizes_are_checked_before_the_epochs_at_half_size(tmp_path, side, message):
-    split = Split(torch.zeros(16, 1, side, side, dtype=torch.uint8), torch.arange(16) % 2)
-    with pytest.raises(ValueError, match=message) as caught:
+def test_sizes_are_checked_before_the_epochs_at_half_size(tmp_path):
+    split = Split(torch.zeros(16, 1, 28, 28, dtype=torch.uint8), torch.arange(16) % 2)
+    with pytest.raises(ValueError, match="half_size_epochs=2 trains on 14 x 14 pixels too: "):
         train(other(epochs=4, half_size_epochs=2), build, {"train": split}, tmp_path)
-    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -333,22 +325,6 @@ def test_what_is_frozen_stays(tmp_path):
     assert all(parameter.requires_grad for parameter in model.parameters())
     with pytest.raises(ValueError, match="such as stem, blocks"):
         go(tmp_path / "no", other(freeze=("trunk",)))
-    with pytest.raises(ValueError, match="nothing to train"):
-        go(tmp_path / "all", other(freeze=("stem", "blocks", "head")))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"optimizer_args": {"foo": 1}}, r"optimizer_args=\{'foo': 1\} do not suit adam: .*'foo'"),
-        ({"model_args": {"foo": 1}}, r"model_args=\{'foo': 1\} do not suit p4_cnn: .*'foo'"),
-    ],
-)
-def test_arguments_that_are_not_taken_are_named(tmp_path, changes, message):
-    recipe = other(**changes)
-    with pytest.raises(ValueError, match=message) as caught:
-        train(recipe, lambda: build_network(recipe), SPLITS, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_deeper_layers_learn_faster_with_layer_decay(tmp_path):
@@ -410,9 +386,7 @@ def test_factors_of_rates_of_no_parameter(tmp_path):
     go(tmp_path / "some are frozen", other(lr_factors={"*.weight": 0.1}, freeze=("stem",), epochs=1, warmup_epochs=0))
     for changes in ({}, {"freeze": ("stem",)}):
         pattern = "stem.*" if changes else "*.query.*"
-        with pytest.raises(
-            ValueError, match=rf"lr_factors: '{re.escape(pattern)}' matches no parameter that is trained"
-        ):
+        with pytest.raises(ValueError, match=rf"lr_factors: '{re.escape(pattern)}' matches no trained parameter"):
             go(tmp_path, other(lr_factors={pattern: 0.1}, **changes))
 
 
@@ -425,21 +399,11 @@ def test_images_that_are_streamed_train_alike(tmp_path):
     assert same(one, go(tmp_path / "memory", recipe, build))
 
 
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        (
-            {"train": Split(SPLITS["train"].images, SPLITS["train"].labels + 1)},
-            "train go from 1 to 2, .* has 2 classes",
-        ),
-        ({"valid": Split(SPLITS["valid"].images, SPLITS["valid"].labels - 1)}, "valid go from -1 to 0"),
-        ({"train": Split(SPLITS["train"].images.expand(-1, 3, -1, -1), SPLITS["train"].labels)}, "have 3 channels"),
-    ],
-)
-def test_images_that_do_not_suit_the_network(tmp_path, splits, message):
-    torch.set_default_dtype(torch.float32)
-    with pytest.raises(ValueError, match=message):
-        train(RECIPE, build, SPLITS | splits, tmp_path)
+@pytest.mark.parametrize(("part", "shift"), [("train", 1), ("valid", -1)])
+def test_labels_that_do_not_suit_the_network(tmp_path, part, shift):
+    shifted = SPLITS | {part: replace(SPLITS[part], labels=SPLITS[part].labels + shift)}
+    with pytest.raises(ValueError, match="labels are from 0 to 1 in a network of 2 classes"):
+        go(tmp_path, splits=shifted)
 
 
 @pytest.mark.parametrize(("emulates", "dtype"), [(False, None), (True, torch.float32)])

