@@ -14,11 +14,10 @@ checkpoint, are not checked.
 
 import hashlib
 import json
-import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ __all__ = [
     "find_weights",
     "published_names",
     "push",
+    "read_config",
     "sha256_of",
     "shipped_folder",
     "user_folder",
@@ -52,12 +52,8 @@ class WeightsNotFoundError(FileNotFoundError):
     """No weights in any of the places that are searched; the message names them."""
 
 
-class _NoSuchFileError(WeightsNotFoundError):
-    """The repo has no such file, or none is in the cache and the Hub cannot be reached."""
-
-
 class PushError(RuntimeError):
-    """Nothing was committed to the Hub; the message has the reason in one line."""
+    """Nothing was committed to the Hub; the message says why."""
 
 
 def shipped_folder() -> Path:
@@ -151,39 +147,33 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
 
     Raises:
         WeightsNotFoundError: If the Hub does not have it or cannot be reached; the message says why.
-        ValueError: If its hash is wrong; it is then removed from the cache. Or if config.json states none that is one.
+        ValueError: If its hash is wrong; it is then removed from the cache.
     """
+    from huggingface_hub.errors import EntryNotFoundError
+
     path = _download(repo_id, WEIGHTS_NAME, cache_dir)
-    repo_states = sha256 is None
     if sha256 is None:
         repo, _, revision = repo_id.partition("@")
         # The folder of a cached file is named for its commit, from which the config.json is taken too: from the cache
         # if it is there. A repo without config.json states no hash, and nor does one that cannot be reached.
         revision = path.parent.name if re.fullmatch("[0-9a-f]{40}", path.parent.name) else revision
         try:
-            sha256 = _stated_sha256(fetch_config(f"{repo}@{revision}", cache_dir), repo_id)
-        except _NoSuchFileError:
-            sha256 = None
-    stored = path.resolve().name
-    known = {value for value in (sha256, stored) if value and re.fullmatch("[0-9a-f]{64}", value)}
+            sha256 = (fetch_config(f"{repo}@{revision}", cache_dir).get("eqzoo") or {}).get("weights_sha256")
+        except WeightsNotFoundError as error:
+            if not isinstance(error.__cause__, EntryNotFoundError):
+                raise
+    known = {str(sha256).lower()} if sha256 else set()
+    if re.fullmatch("[0-9a-f]{64}", stored := path.resolve().name):
+        known.add(stored)
     found = sha256_of(path)
     if known - {found}:
-        try:
+        with suppress(OSError):  # of a cache that must not be written; the next load finds the same
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            end = "It was removed from the cache"
-        except OSError as error:
-            end = f"It cannot be removed from the cache ({error}): remove {path}"
-        if found == stored and repo_states:  # the file is what the Hub has, and its config.json is of another one
-            raise ValueError(
-                f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and {CONFIG_NAME} beside it states {sha256}: "
-                f"the weights were changed without {CONFIG_NAME}. Take a revision where the two agree "
-                f"(<owner>/<repo>@<revision>), or ask the author to publish both together, as eqzoo publish does. {end}"
-            )
         raise ValueError(
-            f"{WEIGHTS_NAME} of {_url(repo_id)} has sha256 {found}, and should have {' and '.join(sorted(known))}: it "
-            f"was damaged on the way, or the repo holds other weights by now. {end}; try again, or install the newest "
-            "eqzoo"
+            f"{WEIGHTS_NAME} of {repo_id} has sha256 {found}, and should have {' and '.join(sorted(known))}: it was "
+            f"damaged on the way, or the repo's weights were changed without its {CONFIG_NAME}. Remove {path} if it is "
+            "still there, and try again; install the newest eqzoo, or take another revision, <owner>/<repo>@<revision>"
         )
     return path
 
@@ -222,27 +212,23 @@ def fetch_config(repo_id: str, cache_dir: str | Path | None = None) -> dict[str,
 
     Raises:
         WeightsNotFoundError: If the Hub does not give it; the message says why.
+        ValueError: If it is not JSON.
     """
-    path = _download(repo_id, CONFIG_NAME, cache_dir)
+    return read_config(_download(repo_id, CONFIG_NAME, cache_dir))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a config.json.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it is not JSON.
+    """
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsNotFoundError(f"{CONFIG_NAME} of {_url(repo_id)} is not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON ({error})") from error
     return config
-
-
-def _stated_sha256(config: object, repo_id: str) -> str | None:
-    """The hash of the weights in a config.json, or None if there is none; raises ValueError if it is no hash."""
-    entry = config.get("eqzoo") if isinstance(config, dict) else None
-    sha256 = entry.get("weights_sha256") if isinstance(entry, dict) else None
-    if sha256 is None:
-        return None
-    if not isinstance(sha256, str) or not re.fullmatch("[0-9a-fA-F]{64}", sha256):
-        raise ValueError(
-            f"{CONFIG_NAME} of {_url(repo_id)} states the SHA-256 of its weights as {sha256!r}, which is none: take "
-            "another revision (<owner>/<repo>@<revision>), or ask the author to publish again"
-        )
-    return sha256.lower()
 
 
 def push(
@@ -250,11 +236,10 @@ def push(
 ) -> list[str]:
     """Uploads the files that differ from those of a Hub repo, in one commit; creates the repo if it does not exist.
 
-    A commit is atomic: a failed upload leaves the repo unchanged, or new and empty. Files are compared here by the
-    hashes that the Hub lists, not only by huggingface_hub when it commits: foreign weights must be found before.
+    A commit is atomic: a failed upload leaves the repo unchanged, or new and empty.
 
     Args:
-        files: The files by their names in the repo.
+        files: The files by their names in the repo, the weights among them.
         repo_id: ``<owner>/<repo>``.
         message: The first line of the commit.
         replace: Whether other weights in the repo may be replaced; weights in files of other names are then removed.
@@ -268,139 +253,57 @@ def push(
         PushError: If nobody is logged in, the repo holds other weights, or the Hub refuses or cannot be reached.
     """
     # Imported here and below when it is needed: importing it takes a second.
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    token = get_token()
-    if token is None:
-        raise PushError("not logged in to the Hub: run `hf auth login`, or set HF_TOKEN, with a token that may write")
-    api = HfApi(token=token)
+    weights = files[WEIGHTS_NAME]
+    assert isinstance(weights, Path)
+    api = HfApi(token=True)  # an error without a login
     try:
         commit, there = _contents(api, repo_id)
-        changed = [name for name, data in files.items() if not _same(there.get(name), data)]
-        weights = [name for name in there if name.endswith(_WEIGHT_SUFFIXES)]
-        if WEIGHTS_NAME in there and WEIGHTS_NAME in files and WEIGHTS_NAME not in changed:
+        others = [name for name in there if name.endswith(_WEIGHT_SUFFIXES)]
+        if there.get(WEIGHTS_NAME) == sha256_of(weights):
             # A file that is made of the same weights may be other bytes, or not be here: it is not in the way.
-            weights = [name for name in weights if not name.endswith(".onnx")]
-        others = [name for name in weights if name not in files]
-        in_the_way = others + [name for name in weights if name in changed]
-        if in_the_way and not replace:
+            others = [name for name in others if name != WEIGHTS_NAME and not name.endswith(".onnx")]
+        if others and not replace:
             raise PushError(
-                f"{_url(repo_id)} holds other weights ({', '.join(sorted(in_the_way))}); --replace puts these in their "
-                "place, or push to another owner"
+                f"{repo_id} holds other weights ({', '.join(sorted(others))}); --replace puts these in their place, or "
+                "push to another owner"
             )
-        if not changed and not others:
-            return []
         if commit is None:
             api.create_repo(repo_id, exist_ok=True, private=private or None)
-        add = [
-            CommitOperationAdd(name, data if isinstance(data := files[name], bytes) else str(data)) for name in changed
-        ]
-        remove = [CommitOperationDelete(name) for name in others]
+        add = [CommitOperationAdd(name, data if isinstance(data, bytes) else str(data)) for name, data in files.items()]
+        remove = [CommitOperationDelete(name) for name in others if name not in files]
         api.create_commit(repo_id, [*add, *remove], commit_message=message, parent_commit=commit)
+        _, now = _contents(api, repo_id)
     except PushError:
         raise
     except Exception as error:  # every version of huggingface_hub raises its HTTP library's own errors here
-        raise PushError(f"nothing was committed to {_url(repo_id)}: {_explain(error, repo_id)}") from error
-    return sorted(changed + others)
+        raise PushError(f"nothing was committed to {repo_id}: {' '.join(str(error).split())}") from error
+    return sorted(name for name in {*files, *others} if there.get(name) != now.get(name))
 
 
-def _contents(api: Any, repo_id: str) -> tuple[str | None, dict[str, Any]]:
-    """The last commit of a repo and its files by name; None and an empty mapping if there is no such repo."""
+def _contents(api: Any, repo_id: str) -> tuple[str | None, dict[str, str]]:
+    """The last commit of a repo and the hashes of its files by name: SHA-256 of large files, else git's.
+
+    None and an empty mapping if there is no such repo.
+    """
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         info = api.model_info(repo_id, files_metadata=True)
     except RepositoryNotFoundError:
         return None, {}
-    return info.sha, {file.rfilename: file for file in info.siblings or ()}
-
-
-def _same(there: Any, data: Path | bytes) -> bool:
-    """Whether a file of a repo has this content, by the hash that the Hub lists: SHA-256 of large files, else git's."""
-    if there is None:
-        return False
-    content = data if isinstance(data, bytes) else data.read_bytes()
-    if there.lfs is not None:
-        return bool(there.lfs.sha256 == hashlib.sha256(content).hexdigest())
-    blob = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False)
-    return bool(there.blob_id == blob.hexdigest())
+    return info.sha, {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id for file in info.siblings or ()}
 
 
 def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
 
     repo, _, revision = repo_id.partition("@")
     try:
-        with _quiet():
-            return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
+        return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
     except Exception as error:  # as above
-        kind = _NoSuchFileError if isinstance(error, EntryNotFoundError) else WeightsNotFoundError
-        raise kind(f"no {filename} from {_url(repo_id)}: {_explain(error, repo)}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hides huggingface_hub's warnings of each retry, unless its verbosity was changed."""
-    from huggingface_hub.utils.logging import get_verbosity, set_verbosity
-
-    level = get_verbosity()
-    set_verbosity(logging.ERROR if level == logging.WARNING else level)
-    try:
-        yield
-    finally:
-        set_verbosity(level)
-
-
-def _explain(error: BaseException, repo_id: str) -> str:
-    """The cause of an error of the Hub, in one line."""
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    status = next((s for e in chain if (s := getattr(getattr(e, "response", None), "status_code", None))), None)
-    if any(isinstance(e, OfflineModeIsEnabled) for e in chain) or (
-        isinstance(error, LocalEntryNotFoundError) and os.environ.get("HF_HUB_OFFLINE", "0") not in ("0", "")
-    ):
-        return "HF_HUB_OFFLINE is set, and the cache does not have it"
-    if status in (401, 403):
-        return (
-            f"the Hub refused ({status}): there is no {repo_id}, or it needs a login with the right to it; correct the "
-            "name, or `hf auth login`"
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return "there is no such repo, or it is private and this login cannot see it"
-    if isinstance(error, RevisionNotFoundError):
-        return "the repo has no such revision"
-    if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-        return "the repo has no such file"
-    if status == 412:
-        return "the repo was changed meanwhile; look at it, and try again"
-    if status is not None:
-        passing = status >= 500 or status in (408, 429)
-        return f"the server answered {status}; {'try again later' if passing else ' '.join(str(error).split())[:500]}"
-    if "onsistency check failed" in str(error):
-        return "the download was cut short, and is not kept; try again"
-    if isinstance(error, (LocalEntryNotFoundError, ConnectionError)) or any(
-        word in type(e).__name__
-        for e in chain
-        for word in ("Connect", "Timeout", "Protocol", "ChunkedEncoding", "Read")
-    ):
-        return "the Hub cannot be reached, or went away half-way; check the connection and try again"
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _url(repo_id: str) -> str:
-    from huggingface_hub import constants
-
-    return f"{constants.ENDPOINT}/{repo_id}"
+        raise WeightsNotFoundError(f"no {filename} from the Hub's {repo_id}: {' '.join(str(error).split())}") from error
 
 
 def _known_sha256(name: str) -> str | None:

@@ -120,7 +120,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif found := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/[^/]+", path):
             names = [file["path"] for file in json.loads(self.body)["files"]]
             modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in names}
-            self.answer({"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]})
+            here = hub.files(found[1]) if found[1] in hub.repos else {}
+            oids = {n: hub_hash(n, here[n]) if n in here else None for n in names}
+            answers = [{"path": n, "uploadMode": modes[n], "shouldIgnore": False, "oid": oids[n]} for n in names]
+            self.answer({"files": answers})
         elif path.endswith("/info/lfs/objects/batch"):
             objects = [
                 {"oid": o["oid"], "size": o["size"]}
@@ -251,6 +254,11 @@ class _Handler(BaseHTTPRequestHandler):
                 del files[value["path"]]
         sha = self.server.commit(repo, files, message)
         return self.answer({"success": True, "commitOid": sha, "commitUrl": f"{self.server.url}/{repo}/commit/{sha}"})
+
+
+def hub_hash(name, data):
+    """The hash by which the Hub tells whether a file changed: SHA-256 of large files, else git's."""
+    return hashlib.sha256(data).hexdigest() if name.endswith(".safetensors") else git_hash(data)
 
 
 def git_hash(data):

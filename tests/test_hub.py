@@ -3,20 +3,21 @@
 import ast
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import timm
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 import eqzoo
 from eqzoo.data.catalog import dataset
-from eqzoo.hub import fetch_config, find_weights
+from eqzoo.hub import WeightsNotFoundError, fetch_weights, find_weights
 from eqzoo.models import GroupCNN
 from eqzoo.models.builder import configs
 from eqzoo.models.load import load_network
@@ -92,25 +93,6 @@ def test_nothing_found_names_the_three_ways(tmp_path, monkeypatch):
             assert way in str(caught.value)
     with pytest.raises(eqzoo.WeightsNotFoundError, match="not been published"):
         eqzoo.create_model("p4m_e4net", pretrained=True)
-
-
-def test_tries_that_fail_are_not_told_one_by_one(monkeypatch, caplog):
-    import huggingface_hub
-    from huggingface_hub.utils import logging
-
-    def fail(*_, **__):
-        logging.get_logger("huggingface_hub.utils._http").warning("thrown while requesting HEAD")
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    monkeypatch.setattr(logging.get_logger(), "propagate", True)
-    for level, told in ((logging.INFO, 1), (logging.WARNING, 0)):
-        logging.set_verbosity(level)
-        caplog.clear()
-        with pytest.raises(eqzoo.WeightsNotFoundError, match="the Hub cannot be reached"):
-            fetch_config("somebody/something")
-        assert len(caplog.records) == told
-        assert logging.get_verbosity() == level
 
 
 def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
@@ -220,34 +202,27 @@ print(sys.modules[type(model).__module__].__file__, model.num_classes)
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "said"),
+    ("config", "error"),
     [
-        ({"eqzoo": {"weights_sha256": "A" * 64}}, ValueError, "has sha256"),
-        ({"eqzoo": {"weights_sha256": "abc"}}, ValueError, "states the SHA-256 of its weights as 'abc', which is none"),
-        ("{", eqzoo.WeightsNotFoundError, "is not JSON"),
-        ({}, None, ""),
-        (None, None, ""),
+        ({"eqzoo": {"weights_sha256": "A" * 64}}, "has sha256"),
+        ({"eqzoo": {"weights_sha256": "abc"}}, "has sha256"),
+        ("{", "is not JSON"),
+        ({}, None),
+        (None, None),
     ],
 )
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_hash_that_is_stated_is_checked_whatever_it_looks_like(tmp_path, monkeypatch, config, error, said, writable):
-    from eqzoo import hub
-
+def test_a_hash_that_is_stated_is_checked_whatever_it_looks_like(tmp_path, monkeypatch, config, error, writable):
     def download(repo_id, filename, cache_dir):
         if filename == "config.json" and config is None:
-            raise hub._NoSuchFileError("none")
+            raise WeightsNotFoundError from EntryNotFoundError("none")
         path = tmp_path / filename
         path.write_text(config if isinstance(config, str) else json.dumps(config))
         return path
 
-    monkeypatch.setattr(hub, "_download", download)
+    monkeypatch.setattr("eqzoo.hub._download", download)
     if not writable:
         monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("read-only")))
-    if error is None:
-        assert hub.fetch_weights("somebody/something").name == "model.safetensors"
-        return
-    with pytest.raises(error, match=said) as caught:
-        hub.fetch_weights("somebody/something")
-    if said == "has sha256":
-        end = "It was removed" if writable else r"It cannot be removed from the cache \(read-only\): remove "
-        assert re.search(end, str(caught.value))
+    with pytest.raises(ValueError, match=error) if error else nullcontext():
+        assert fetch_weights("somebody/something").name == "model.safetensors"
+    assert (tmp_path / "model.safetensors").exists() == (not writable or error != "has sha256")

@@ -1,6 +1,5 @@
 """From a name to a network: what is registered, what a name means, and the network with its weights."""
 
-import json
 import os
 import sys
 import warnings
@@ -19,7 +18,15 @@ from torch import Tensor, nn
 
 from ..data import CATALOG
 from ..groups import Group
-from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config, find_weights, user_folder
+from ..hub import (
+    CONFIG_NAME,
+    WEIGHTS_NAME,
+    WeightsNotFoundError,
+    fetch_config,
+    find_weights,
+    read_config,
+    user_folder,
+)
 from .base import EquivariantNet
 from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
 from .orbit import OrbitNet
@@ -242,12 +249,7 @@ def _at_path(text: str) -> ModelSource:
 
 def _in_folder(text: str, folder: Path) -> ModelSource:
     """The checkpoint in a folder."""
-    file = folder / CONFIG_NAME
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON ({error})") from error
-    return _configured(text, f"local-dir:{folder}", config)
+    return _configured(text, f"local-dir:{folder}", read_config(folder / CONFIG_NAME))
 
 
 def _with_weights(source: ModelSource, path: Path) -> ModelSource:
