@@ -3,8 +3,8 @@
 A row is a network on a data set: fine-tuned from its best start for some minutes of one core, and evaluated once on
 test images, also under all 8 rotations and reflections, and with the mean over these. The side of the images is the
 one that is best on validation images after the fewest minutes; rows of more minutes and further seeds keep it. Rows
-that `docs/benchmarks/real_sets.json` has are kept, so that a run goes on where another ended; `--only TEXT` makes those
-whose name has the text. FILE holds the ImageNet weights of EfficientNet-Lite0 in timm's names.
+that `docs/benchmarks/real_sets.json` has are kept, so that a run goes on where another ended; `--only TEXT ...` makes
+those whose name has one of the texts. FILE holds the ImageNet weights of EfficientNet-Lite0 in timm's names.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 
 from eqzoo import FineTuned, finetune
 from eqzoo._common import write_json
-from eqzoo.data import AnySplit, Split, load_splits
+from eqzoo.data import Split, load_splits
 from eqzoo.engine.speed import measure
 from eqzoo.evaluation import Predictor, sample
 from eqzoo.evaluation.metrics import scores
@@ -31,7 +31,7 @@ from eqzoo.finetuning import plan as plans
 from eqzoo.groups import P4M
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "real_sets.json"
-TEST_IMAGES = 1_000  # at most, drawn with a fixed seed
+MOST_IMAGES = {"valid": 500, "test": 1_000}  # drawn with a fixed seed
 DATA = ("ucmerced", "pbc", "eurosat", "lc25000", "radio", "chula_rbc12")
 LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
 LITE0 = "tf_efficientnet_lite0"
@@ -54,19 +54,28 @@ NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]
 
 
 def main() -> None:
-    """Makes the rows that are missing, each in a process of its own."""
+    """Parses, and makes rows or, in a process of its own, a row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True, metavar="FILE", help="of EfficientNet-Lite0")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the folder of data sets (data)")
     parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0], help="of training (1 and 5)")
     parser.add_argument("--images", type=int, nargs="+", default=[100], help="training images a class (100)")
     parser.add_argument("--seeds", type=int, default=1, help="the number of seeds (1)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose name has this text")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="rows whose name has one of these texts"
+    )
     parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
-        print(json.dumps(row(*json.loads(args.row), args.data_dir, args.weights)))
+        print(json.dumps(row(*json.loads(args.row), args.data_dir, args.weights, args.cache)))
         return
+    with tempfile.TemporaryDirectory() as cache:
+        make_rows(args, Path(cache))
+
+
+def make_rows(args: argparse.Namespace, cache: Path) -> None:
+    """Makes the rows that are missing, each in a process of its own."""
     found = json.loads(PAGE.read_text(encoding="utf-8"))["rows"] if PAGE.is_file() else {}
     keys = [
         (data, network, minutes, images, seed)
@@ -78,11 +87,11 @@ def main() -> None:
     ]
     for key in keys:
         name = "{}/{}/{:g} minutes/{} a class/seed {}".format(*key)
-        if name in found or args.only not in name:
+        if name in found or not any(text in name for text in args.only):
             continue
         shortest = found.get(f"{key[0]}/{key[1]}/{min(args.minutes):g} minutes/{key[3]} a class/seed 0")
         sides = (shortest["side"],) if shortest else NETWORKS[key[1]][2]
-        command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights]
+        command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights, "--cache", cache]
         command += ["--row", json.dumps([*key, sides])]
         ran = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
         found[name] = json.loads(ran.stdout.splitlines()[-1])
@@ -91,7 +100,15 @@ def main() -> None:
 
 
 def row(
-    data: str, network: str, minutes: float, images: int, seed: int, sides: Sequence[int], folder: Path, weights: Path
+    data: str,
+    network: str,
+    minutes: float,
+    images: int,
+    seed: int,
+    sides: Sequence[int],
+    folder: Path,
+    weights: Path,
+    cache: Path,
 ) -> dict[str, Any]:
     """The results of a network on a data set, at the side that is best on validation images."""
     torch.set_num_threads(1)
@@ -102,9 +119,9 @@ def row(
     name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
     options = options | {"minutes": minutes, "seed": seed, "device": "cpu", "workers": 0}
     options |= {"weights": weights} if name == LITE0 else {}
-    best: tuple[float, FineTuned, AnySplit, dict[str, Any]] | None = None
+    best: tuple[float, FineTuned, Split, dict[str, Any]] | None = None
     for side in sides:
-        splits = read(data, folder, side, images)
+        splits = read(data, folder, side, images, cache)
         test = splits.pop("test")
         with tempfile.TemporaryDirectory() as output:
             began = time.process_time()
@@ -118,20 +135,25 @@ def row(
     return {key: tuned.results[key] for key in keys} | evaluated(tuned.model, test) | taken
 
 
-def read(data: str, folder: Path, side: int, images: int) -> dict[str, AnySplit]:
-    """The splits with so many training images a class and at most 1,000 test images, gray ones in three channels."""
-    splits = load_splits(data, folder, input_size=(3, side, side))
-    for name, split in splits.items():
-        if isinstance(split, Split) and split.shape[0] == 1:
-            splits[name] = replace(split, images=split.images.expand(-1, 3, -1, -1))
-    train = splits["train"]
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    labels = train.labels[order]
-    kept = torch.cat([order[labels == label][:images] for label in range(len(train.classes))])
-    return splits | {"train": train[kept], "test": sample(splits["test"], TEST_IMAGES)}  # type: ignore[return-value]
+def read(data: str, folder: Path, side: int, images: int, cache: Path) -> dict[str, Split]:
+    """The splits with at most so many training images a class and fewer others, gray ones in three channels.
+
+    They are kept in ``cache`` for the next row.
+    """
+    path = cache / f"{data}_{side}_{images}.pt"
+    if not path.is_file():
+        splits = load_splits(data, folder, input_size=(3, side, side))
+        kept = {name: sample(splits[name], most) for name, most in MOST_IMAGES.items()}
+        order = torch.randperm(len(splits["train"]), generator=torch.Generator().manual_seed(0))
+        labels = splits["train"].labels[order]
+        first = [order[labels == label][:images] for label in labels.unique()]
+        kept["train"] = splits["train"][torch.cat(first)]
+        torch.save({name: vars(split) for name, split in kept.items()}, path)
+    found = {name: Split(**fields) for name, fields in torch.load(path, weights_only=True).items()}
+    return {name: replace(split, images=split.images.expand(-1, 3, -1, -1)) for name, split in found.items()}
 
 
-def evaluated(model: torch.nn.Module, test: AnySplit) -> dict[str, Any]:
+def evaluated(model: torch.nn.Module, test: Split) -> dict[str, Any]:
     """Metrics of single predictions, and of means over the 8 rotated and reflected copies of each image."""
     logits = Predictor.of(model).copies_logits(test, P4M)
     single, averaged = logits[0], logits.double().softmax(2).mean(0)
