@@ -142,7 +142,7 @@ def _write_config(folder: Path, run: FinishedRun, model: Any, results: Mapping[s
             **model.pretrained_cfg,
             "architecture": run.recipe.model,
             "tag": tag,
-            "license": "mit",
+            "license": model.pretrained_cfg.get("license") or "mit",
             "num_classes": model.num_classes,
         },
         model_args=run.recipe.model_args,
