@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -81,8 +82,9 @@ def atomic(path: Path, write: Callable[[Path], T]) -> T:
 
 
 def json_text(values: Mapping[str, Any]) -> str:
-    """The text of a JSON file, as this package writes them."""
-    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    """The text of a JSON file, as this package writes them: indented, a list of numbers on one line."""
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    return re.sub(r'\[\n([^][{}"]+)\]', lambda numbers: f"[{' '.join(numbers[1].split())}]", text) + "\n"
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Small helpers: settings from the command line, and interleaved timing."""
+"""Small helpers: JSON, settings from the command line, and interleaved timing."""
 
+import json
 import time
 
 import pytest
 
-from eqzoo._common import interleaved_times, parse_settings
+from eqzoo._common import interleaved_times, json_text, parse_settings
 
 
 def test_functions_are_timed_in_turn_and_the_warm_up_is_left_out():
@@ -33,3 +34,10 @@ def test_settings_are_json_or_words():
     for item in ("lr", "=3"):
         with pytest.raises(ValueError, match=f"KEY=VALUE such as lr=0.01, got '{item}'"):
             parse_settings([item])
+
+
+def test_json_has_a_list_of_numbers_on_one_line_and_keeps_what_is_written():
+    values = {"confusion": [[1, 2], [-3.5, None]], "names": ["[\n1, 2\n]", "b"], "empty": [], "rows": [{"a": [1e-9]}]}
+    text = json_text(values)
+    assert json.loads(text) == values
+    assert text.splitlines()[2:4] == ["    [1, 2],", "    [-3.5, null]"]
