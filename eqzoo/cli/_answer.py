@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 __all__ = ["Answer", "table"]
@@ -31,14 +32,14 @@ class Answer:
 
 
 def table(
-    rows: Sequence[Sequence[str]], right: Collection[int] = (), flexible: Collection[int] = (), width: int | None = None
+    rows: Sequence[Sequence[str]], right: Collection[int] = (), flexible: int | None = None, width: int | None = None
 ) -> str:
     """Rows in aligned columns.
 
     Args:
         rows: The rows; the first may be a heading.
         right: The columns that are aligned to the right.
-        flexible: The columns whose text is wrapped if the table is wider than the terminal.
+        flexible: The column whose text is wrapped if the table is wider than the terminal.
         width: The largest width, in characters; by default the terminal's, and no limit in a pipe.
 
     Example:
@@ -47,25 +48,21 @@ def table(
         p4_cnn   12
     """
     width = width or _terminal_width()
-    columns = list(zip(*rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    gap = _GAP if not width or sum(widths) + len(_GAP) * (len(widths) - 1) <= width else _GAP[1:]
-    over = sum(widths) + len(gap) * (len(widths) - 1) - width if width else 0
-    for i in sorted(flexible, key=lambda i: -widths[i]):
-        longest_word = max(len(word) for cell in columns[i] for word in [*cell.split(), ""])
-        taken = max(0, min(over, widths[i] - longest_word))
-        widths[i], over = widths[i] - taken, over - taken
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if flexible is not None and width:
+        over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+        widths[flexible] = max(min(widths[flexible], widths[flexible] - over), 1)
     lines = []
     for row in rows:
         cells = [
-            textwrap.wrap(cell, max(1, widths[i])) or [""] if i in flexible else [cell] for i, cell in enumerate(row)
+            textwrap.wrap(cell, widths[i], break_long_words=False) if i == flexible else [cell]
+            for i, cell in enumerate(row)
         ]
-        for k in range(max(map(len, cells))):
-            parts = [cell[k] if k < len(cell) else "" for cell in cells]
+        for parts in zip_longest(*cells, fillvalue=""):
             padded = [
                 p.rjust(w) if i in right else p.ljust(w) for i, (p, w) in enumerate(zip(parts, widths, strict=True))
             ]
-            lines.append(gap.join(padded).rstrip())
+            lines.append(_GAP.join(padded).rstrip())
     return "\n".join(lines)
 
 

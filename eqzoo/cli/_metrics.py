@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows", "parse_thresholds", "threshold_rows"]
+__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows", "threshold_rows", "thresholds_of"]
 
 FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
 _WIDTH = 80  # of a terminal, in characters
@@ -69,22 +69,13 @@ def threshold_rows(thresholds: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def parse_thresholds(items: Sequence[str]) -> dict[str, float]:
-    """The thresholds of classes in ``CLASS=PROBABILITY`` each.
+def thresholds_of(items: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """The thresholds by class.
 
     Raises:
-        ValueError: If one has another form, or a class comes twice.
+        ValueError: If a class comes twice.
     """
-    found: dict[str, float] = {}
-    for item in items:
-        name, _, value = item.rpartition("=")
-        try:
-            number = float(value)
-        except ValueError:
-            number = None
-        if not name or number is None:
-            raise ValueError(f"--threshold takes CLASS=PROBABILITY such as defect=0.2, got {item!r}")
-        if name in found:
-            raise ValueError(f"--threshold takes each class once, and {name!r} comes twice")
-        found[name] = number
+    found = dict(items)
+    if len(found) < len(items):
+        raise ValueError("--threshold takes each class once")
     return found

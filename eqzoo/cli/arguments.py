@@ -1,24 +1,16 @@
-"""The arguments and help of each command."""
+"""The arguments of each command; the docstring of its function is its help.
+
+Completion uses the metavars: NAME is a network or checkpoint, FILE a file, DIR a folder.
+"""
 
 import argparse
 from collections.abc import Callable
-from typing import NamedTuple
 
-__all__ = ["COMMANDS", "Command"]
-
-
-class Command(NamedTuple):
-    """The arguments of a command.
-
-    Completion uses the metavars: NAME is a network or checkpoint, FILE a file, DIR a folder.
-    """
-
-    help: str
-    description: str
-    arguments: Callable[[argparse.ArgumentParser], None]
+__all__ = ["COMMANDS"]
 
 
 def _list(sub: argparse.ArgumentParser) -> None:
+    """Lists the networks, or the checkpoints that exist."""
     sub.add_argument("pattern", nargs="?", default="*", help="a shell pattern such as 'p4*' (default: all)")
     sub.add_argument("--pretrained", action="store_true", help="list checkpoints instead of networks")
     sub.add_argument("-l", "--long", action="store_true", help="print a table in a pipe too")
@@ -26,11 +18,17 @@ def _list(sub: argparse.ArgumentParser) -> None:
 
 
 def _info(sub: argparse.ArgumentParser) -> None:
+    """Describes a network: group, parameters, multiply-adds, image sizes, paper, checkpoints with results, layers."""
     sub.add_argument("name", metavar="NAME", help="a network, or a checkpoint by name, folder or file")
     sub.add_argument("--layers", action="store_true", help="list every layer, not only stem, blocks and head")
 
 
 def _predict(sub: argparse.ArgumentParser) -> None:
+    """Classifies an image and its rotated copies, or many images.
+
+    Of one image it prints the largest change of a probability. With several files, a folder or a file of arrays, it
+    prints a line for each image: the file, each network's class and its probability.
+    """
     sub.add_argument("images", nargs="+", metavar="FILE", help="image files, folders of such, and .npz or .npy files")
     sub.add_argument(
         "--model",
@@ -51,7 +49,22 @@ def _predict(sub: argparse.ArgumentParser) -> None:
 
 
 def _threshold(sub: argparse.ArgumentParser, what: str) -> None:
-    sub.add_argument("--threshold", action="append", default=[], metavar="CLASS=P", help=f"{what}; may be repeated")
+    sub.add_argument(
+        "--threshold", action="append", default=[], type=threshold, metavar="CLASS=P", help=f"{what}; may be repeated"
+    )
+
+
+def threshold(text: str) -> tuple[str, float]:
+    """A class and its threshold, of ``CLASS=P``."""
+    name, _, value = text.rpartition("=")
+    return name, float(value)
+
+
+def count(text: str) -> int:
+    """A number of pixels or repetitions."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, got {value}")
+    return value
 
 
 def _tta(sub: argparse.ArgumentParser) -> None:
@@ -65,6 +78,11 @@ def _tta(sub: argparse.ArgumentParser) -> None:
 
 
 def _finetune(sub: argparse.ArgumentParser) -> None:
+    """Fine-tunes a network on your images.
+
+    It is trained, evaluated, and written as a checkpoint that can be loaded, exported and published. The same command
+    resumes an interrupted run.
+    """
     sub.add_argument("name", metavar="NAME", help="a network, or a checkpoint by name, folder or file")
     sub.add_argument(
         "data",
@@ -86,7 +104,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--weights", metavar="FILE", help="weights of a network of timm, .safetensors or .pth")
     sub.add_argument(
-        "--size", type=int, help="the side of the images in pixels (default: the network's own; 128 for one of timm)"
+        "--size", type=count, help="the side of the images in pixels (default: the network's own; 128 for one of timm)"
     )
     sub.add_argument(
         "--channels",
@@ -116,7 +134,11 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--patience", type=int, help="epochs without improvement before stopping (default: none)")
     sub.add_argument("--balance", action="store_true", help="weight classes in the loss by the inverse of their size")
     sub.add_argument(
-        "--ema", type=float, metavar="DECAY", help="average the weights over steps with this decay, such as 0.99"
+        "--ema",
+        dest="ema_decay",
+        type=float,
+        metavar="DECAY",
+        help="average the weights over steps with this decay, such as 0.99",
     )
     sub.add_argument(
         "--augment",
@@ -137,12 +159,14 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument(
         "--valid",
+        dest="valid_fraction",
         type=float,
         metavar="F",
         help="the fraction held out for validation (default: 0.15 if the images have no part for it)",
     )
     sub.add_argument(
         "--test",
+        dest="test_fraction",
         type=float,
         metavar="F",
         help="the fraction held out for the test (default: 0.15 if the images have no part for it)",
@@ -178,6 +202,11 @@ def _reading(sub: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(sub: argparse.ArgumentParser) -> None:
+    """Evaluates a network on labeled images.
+
+    Prints accuracy, precision, recall and F1 of each class, the confusion matrix and the accuracy on rotated images.
+    Classes are matched by name, such as of their folders.
+    """
     sub.add_argument("name", metavar="NAME", help="a checkpoint by name, folder or file, or an .onnx file")
     sub.add_argument(
         "data",
@@ -204,10 +233,18 @@ def _evaluate(sub: argparse.ArgumentParser) -> None:
 
 
 def _compare(sub: argparse.ArgumentParser) -> None:
+    """Compares networks that were fine-tuned and evaluated on the same images.
+
+    Prints accuracy and mean F1 with intervals of the differences, accuracy on rotated images, and cost.
+    """
     sub.add_argument("folders", nargs="+", metavar="DIR", help="folders that eqzoo finetune wrote, two or more")
 
 
 def _attention(sub: argparse.ArgumentParser) -> None:
+    """Draws the attention of a layer, for an image and its rotated copies.
+
+    There is a map for every pose; the maps rotate with the image.
+    """
     sub.add_argument("name", metavar="NAME", help="a network or a checkpoint")
     sub.add_argument("image", metavar="FILE", help="an image file")
     sub.add_argument("output", metavar="OUT", help="the figure to write: .png, .svg or .pdf")
@@ -222,13 +259,15 @@ def _attention(sub: argparse.ArgumentParser) -> None:
         metavar=("ROW", "COLUMN"),
         help="the query position, in pixels of the layer's input (default: what each position receives from all)",
     )
-    sub.add_argument("--checkpoint", metavar="FILE", help="weights, a .safetensors file")
-    sub.add_argument("--untrained", action="store_true", help="use random weights of a fixed seed")
+    weights = sub.add_mutually_exclusive_group()
+    weights.add_argument("--checkpoint", metavar="FILE", help="weights, a .safetensors file")
+    weights.add_argument("--untrained", action="store_true", help="use random weights of a fixed seed")
     sub.add_argument("--invert", action="store_true", help="invert the image: for dark strokes on a light background")
-    sub.add_argument("--dpi", type=int, default=150, help="pixels per inch (default: 150)")
+    sub.add_argument("--dpi", type=count, default=150, help="pixels per inch (default: 150)")
 
 
 def _convert(sub: argparse.ArgumentParser) -> None:
+    """Converts a checkpoint of another project to weights of a network of eqzoo that computes the same function."""
     sub.add_argument("source", choices=["att_gconvs", "octic_vits"], help="the project that the checkpoint is from")
     sub.add_argument("path", metavar="FILE", help="the checkpoint, a .pth file")
     sub.add_argument("--model", required=True, metavar="NAME", help="the network of eqzoo that takes the weights")
@@ -250,10 +289,11 @@ def _convert(sub: argparse.ArgumentParser) -> None:
 
 
 def _export(sub: argparse.ArgumentParser) -> None:
+    """Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), and compares its outputs."""
     sub.add_argument("source", metavar="NAME", help="a name, a checkpoint's folder or a .safetensors file")
     sub.add_argument("output", metavar="FILE", help="the file to write, .onnx or .pt2")
     sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
-    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
+    sub.add_argument("--size", type=count, metavar="PIXELS", help="the side of the images (default: the network's)")
     sub.add_argument("--opset", type=int, metavar="N", help="the ONNX operators (default: 18)")
     sub.add_argument(
         "--int8", nargs="+", metavar="IMAGES", help="8-bit numbers, in the ranges of these images or arrays"
@@ -262,6 +302,11 @@ def _export(sub: argparse.ArgumentParser) -> None:
 
 
 def _page(sub: argparse.ArgumentParser) -> None:
+    """Writes a web page that classifies images.
+
+    It is one HTML file with a network and ONNX Runtime Web. It opens from a disk or a mail, classifies images that are
+    dropped on it, and sends nothing anywhere. The runtime is downloaded once, from the npm registry.
+    """
     sub.add_argument("source", metavar="NAME", help="a checkpoint by name, folder or file, or an .onnx file")
     sub.add_argument("output", metavar="FILE", help="the file to write, .html")
     sub.add_argument(
@@ -272,11 +317,15 @@ def _page(sub: argparse.ArgumentParser) -> None:
 
 
 def _check(sub: argparse.ArgumentParser) -> None:
+    """Measures the equivariance error of a network.
+
+    If it is more than round-off, a diagnosis follows. Exit code 0: exact, 1: not exact.
+    """
     what = "a network of eqzoo or timm, a checkpoint's folder, a .safetensors file or an .onnx file"
     sub.add_argument("source", metavar="NAME", help=what)
     sub.add_argument("--group", metavar="GROUP", help="p4, p4m, r2, r2m or z2m (default: the network's own, or p4)")
     sub.add_argument("--model", metavar="NAME", help="the network of weights without config.json")
-    sub.add_argument("--size", type=int, metavar="PIXELS", help="the side of the images (default: the network's)")
+    sub.add_argument("--size", type=count, metavar="PIXELS", help="the side of the images (default: the network's)")
     sub.add_argument(
         "--tolerance",
         type=float,
@@ -291,17 +340,21 @@ def _check(sub: argparse.ArgumentParser) -> None:
 
 
 def _bench(sub: argparse.ArgumentParser) -> None:
+    """Times networks on this machine.
+
+    In eager mode, deployed (as plain convolutions) and compiled: medians of interleaved runs.
+    """
     sub.add_argument("names", nargs="+", metavar="NAME", help="networks, timed in interleaved runs")
-    sub.add_argument("--batch-sizes", type=int, nargs="+", action="extend", metavar="N", help="default: 1 32")
+    sub.add_argument("--batch-sizes", type=count, nargs="+", action="extend", metavar="N", help="default: 1 32")
     sub.add_argument(
-        "--size", type=int, metavar="N", help="side of the images in pixels (default: that of each network)"
+        "--size", type=count, metavar="N", help="side of the images in pixels (default: that of each network)"
     )
     sub.add_argument(
         "--against", metavar="NAME", help="the network to compare with (default: the z2 network of the same name)"
     )
-    sub.add_argument("--rounds", type=int, default=20, help="timed runs of each network (default: 20)")
+    sub.add_argument("--rounds", type=count, default=20, help="timed runs of each network (default: 20)")
     sub.add_argument("--no-compile", action="store_true", help="skip torch.compile, which takes a minute or more")
-    sub.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    sub.add_argument("--threads", type=count, help="CPU threads (default: torch's)")
     sub.add_argument(
         "--precision", choices=["float32", "bfloat16"], default="float32", help="the number format (default: float32)"
     )
@@ -312,15 +365,21 @@ def _bench(sub: argparse.ArgumentParser) -> None:
 
 
 def _completion(sub: argparse.ArgumentParser) -> None:
+    """Prints a script that completes commands, options and the names of networks in a shell.
+
+    bash: eval "$(eqzoo completion bash)" in ~/.bashrc. zsh: eqzoo completion zsh > a folder of $fpath/_eqzoo. fish:
+    eqzoo completion fish > ~/.config/fish/completions/eqzoo.fish.
+    """
     sub.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
 
 
 def _publish(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "folder",
-        metavar="DIR",
-        help="the folder that eqzoo finetune wrote",
-    )
+    """Checks the folder of a fine-tuned network, and uploads it to the Hugging Face Hub.
+
+    The folder that eqzoo finetune wrote is its Hub repo: weights, config.json, results, card. Nothing is uploaded
+    without --push OWNER.
+    """
+    sub.add_argument("folder", metavar="DIR", help="the folder that eqzoo finetune wrote")
     sub.add_argument("--checkpoint", metavar="TEXT", help="its name (default: <network>.<data>, by the images' folder)")
     sub.add_argument(
         "--license", metavar="TEXT", help="of the weights, as the Hub names it (default: of their start, else none)"
@@ -332,88 +391,22 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
     sub.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>; without it nothing is")
     sub.add_argument("--private", action="store_true", help="a repo that --push makes is private, not public")
-    sub.add_argument(
-        "--replace",
-        action="store_true",
-        help="replace other weights on the Hub",
-    )
+    sub.add_argument("--replace", action="store_true", help="replace other weights on the Hub")
 
 
-COMMANDS = {
-    "list": Command("list the networks", "Lists the networks, or the checkpoints that exist.", _list),
-    "info": Command(
-        "describe a network",
-        "Describes a network: group, parameters, multiply-adds, image sizes, paper, checkpoints with results, layers.",
-        _info,
-    ),
-    "predict": Command(
-        "classify an image and its rotated copies, or many images",
-        "Classifies an image and its rotated copies, and prints the largest change of a probability. With several "
-        "files, a folder or a file of arrays, it prints a line for each image: the file, each network's class and its "
-        "probability.",
-        _predict,
-    ),
-    "finetune": Command(
-        "fine-tune a network on your images",
-        "Trains a network on your images, evaluates it, and writes a checkpoint that can be loaded, exported and "
-        "published. The same command resumes an interrupted run.",
-        _finetune,
-    ),
-    "evaluate": Command(
-        "evaluate a network on labeled images",
-        "Predicts labeled images and prints accuracy, precision, recall and F1 of each class, the confusion matrix and "
-        "the accuracy on rotated images. Classes are matched by name, such as of their folders.",
-        _evaluate,
-    ),
-    "compare": Command(
-        "compare fine-tuned networks",
-        "Compares networks that were fine-tuned and evaluated on the same images: accuracy and mean F1 with intervals "
-        "of the differences, accuracy on rotated images, cost.",
-        _compare,
-    ),
-    "attention": Command(
-        "draw the attention of a layer",
-        "Draws the attention of a layer at every pose, for an image and its rotated copies: the maps rotate with it.",
-        _attention,
-    ),
-    "convert": Command(
-        "convert a checkpoint of another project",
-        "Converts a checkpoint of another project to weights of a network of eqzoo that computes the same function.",
-        _convert,
-    ),
-    "export": Command(
-        "export a network to ONNX or to a torch program",
-        "Writes a network as ONNX (.onnx) or as a program of torch's operators (.pt2), and compares its outputs.",
-        _export,
-    ),
-    "page": Command(
-        "make a web page that classifies images",
-        "Writes one HTML file with a network and ONNX Runtime Web. It opens from a disk or a mail, classifies images "
-        "that are dropped on it, and sends nothing anywhere. The runtime is downloaded once, from the npm registry.",
-        _page,
-    ),
-    "publish": Command(
-        "check the folder of a fine-tuned network, and upload it to the Hugging Face Hub",
-        "Checks the folder that eqzoo finetune wrote, which is its Hub repo: weights, config.json, results, card. "
-        "Nothing is uploaded without --push OWNER.",
-        _publish,
-    ),
-    "check": Command(
-        "check whether a network is equivariant",
-        "Measures the equivariance error of a network, with a diagnosis if it is more than round-off. Exit code 0: "
-        "exact, 1: not exact.",
-        _check,
-    ),
-    "bench": Command(
-        "time networks on this machine",
-        "Times networks in eager mode, deployed (as plain convolutions) and compiled: medians of interleaved runs.",
-        _bench,
-    ),
-    "completion": Command(
-        "print a script that completes commands in a shell",
-        "Prints a script that completes commands, options and the names of networks. "
-        'bash: eval "$(eqzoo completion bash)" in ~/.bashrc. zsh: eqzoo completion zsh > a folder of $fpath/_eqzoo. '
-        "fish: eqzoo completion fish > ~/.config/fish/completions/eqzoo.fish.",
-        _completion,
-    ),
+COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "list": _list,
+    "info": _info,
+    "predict": _predict,
+    "finetune": _finetune,
+    "evaluate": _evaluate,
+    "compare": _compare,
+    "attention": _attention,
+    "convert": _convert,
+    "export": _export,
+    "page": _page,
+    "publish": _publish,
+    "check": _check,
+    "bench": _bench,
+    "completion": _completion,
 }

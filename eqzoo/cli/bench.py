@@ -56,8 +56,6 @@ class _Images:
 def run(args: argparse.Namespace) -> Answer:
     """Times networks as they are, deployed and compiled, in interleaved runs."""
     sizes = args.batch_sizes or [1, 32]
-    if min(args.rounds, *sizes, *(n for n in (args.threads, args.size) if n is not None)) < 1:
-        raise ValueError("--rounds, --batch-sizes, --size and --threads are at least 1")
     images = _Images(_device(args.device), args.size, args.channels_last, args.precision == "bfloat16")
     threads = torch.get_num_threads()
     torch.set_num_threads(args.threads or threads)
@@ -76,8 +74,11 @@ def run(args: argparse.Namespace) -> Answer:
         torch.set_num_threads(threads)
     if args.channels_last and not args.no_compile and 1 in sizes:
         notes.append("Compiled for one image, networks of this package do not use channels last.")
-    for entry in entries:
-        entry |= _against(entry, entries, twins.get(entry["network"]))
+    times = {(row["network"], row["form"], row["batch"]): row["seconds"] for row in entries}
+    for row in entries:
+        twin = twins.get(row["network"])
+        plain = times.get((twin, row["form"], row["batch"]))
+        row |= {"against": twin if plain else None, "ratio": row["seconds"] / plain if plain else None}
     data = {
         "machine": machine(images.device),
         "threads": used,
@@ -170,17 +171,6 @@ def _clock(forms: dict[tuple[str, str], nn.Module], size: int, images: _Images, 
     ]
 
 
-def _against(entry: dict[str, Any], entries: list[dict[str, Any]], twin: str | None) -> dict[str, Any]:
-    """The ratio of the time to that of the z2 network in the same form."""
-    same = (
-        other["seconds"]
-        for other in entries
-        if (other["network"], other["form"], other["batch"]) == (twin, entry["form"], entry["batch"])
-    )
-    plain = next(same, None)
-    return {"against": twin if plain else None, "ratio": entry["seconds"] / plain if plain else None}
-
-
 def _text(data: dict[str, Any]) -> str:
     heading = ["network", "form", "batch", "ms", "images/s", "time ratio"]
     rows = [
@@ -199,4 +189,4 @@ def _text(data: dict[str, Any]) -> str:
     layout = "channels last" if data["channels_last"] else "contiguous"
     how = f"images of {' and '.join(images)}, {data['precision']}, {layout}"
     made = f"Medians of {data['rounds']} interleaved runs, {how}; {machine}."
-    return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible={5}), "\n".join([made, *data["notes"]])])
+    return "\n\n".join([table([heading, *rows], right={2, 3, 4}, flexible=5), "\n".join([made, *data["notes"]])])

@@ -10,7 +10,5 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the equivariance check; the exit code is 1 where the network is not exact."""
-    if args.size is not None and args.size < 1:
-        raise ValueError(f"the side of the images is at least one pixel, got {args.size}")
     report = check_equivariance(args.source, args.group, args.model, args.size, args.tolerance, args.pretrained)
     return Answer(str(report), report.as_dict(), 0 if report.exact else 1)

@@ -3,12 +3,13 @@
 import argparse
 import io
 import sys
+from typing import Any
 
 from ..data.hashes import SPLIT_NAMES
 from ..evaluation.predictions_file import write_predictions
 from ..evaluation.results import evaluate
 from ._answer import Answer, table
-from ._metrics import class_rows, confusion_rows, metric_rows, parse_thresholds, threshold_rows
+from ._metrics import class_rows, confusion_rows, metric_rows, threshold_rows, thresholds_of
 
 __all__ = ["run"]
 
@@ -17,19 +18,17 @@ _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints accuracy, scores of each class and the confusion matrix, or with --csv the prediction for each image."""
-    if args.csv and args.json:
-        raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
-    if args.csv and args.rotated:
-        raise ValueError("--csv prints nothing about rotated images; leave --rotated out")
-    if args.csv and args.threshold:
-        raise ValueError("--csv prints all probabilities and the most probable class; leave --threshold out")
+    if args.csv and (args.json or args.rotated or args.threshold):
+        raise ValueError(
+            "--csv prints all probabilities and the most probable class; leave --json, --rotated and --threshold out"
+        )
     data = evaluate(
         args.name,
         args.data,
         split=args.split,
         rotated=0 if args.csv else args.rotated,
         predictions=args.csv,
-        thresholds=parse_thresholds(args.threshold),
+        thresholds=thresholds_of(args.threshold),
         tta=args.tta,
         data_dir=args.data_dir,
         download=args.download,
@@ -37,25 +36,25 @@ def run(args: argparse.Namespace) -> Answer:
         workers=args.workers,
     )
     if args.csv:
-        print(*(f"eqzoo: {note}" for note in data["notes"]), sep="\n", end="\n" * bool(data["notes"]), file=sys.stderr)
+        for note in data["notes"]:
+            print(f"eqzoo: {note}", file=sys.stderr)
         names = [row["name"] for row in data["classes"]]
         write_predictions(text := io.StringIO(), names, {None: data["predictions"]})
         return Answer(text.getvalue().removesuffix("\n"), data)
     part = f" {_NAMES[data['split']]} images" if data["split"] else ""
     rows = [["network", data["network"]], ["images", f"{data['images']:,}{part} of {data['data']}"]]
-    parts = [
-        table([*rows, *metric_rows(data)], flexible={1}),
-        table(class_rows(data["classes"]), right=range(1, 6)),
-    ]
+    parts = [table([*rows, *metric_rows(data)], flexible=1), table(class_rows(data["classes"]), right=range(1, 6))]
     if thresholds := data.get("thresholds"):
         parts.append(table(threshold_rows(thresholds), right=range(1, 6)))
-    if confusion := confusion_rows(data):
-        parts.append(table(confusion, right=range(1, len(confusion[0]))))
+    parts += _confusion(data)
     if chosen := data.get("by_thresholds"):
         parts.append(
             "The accuracy and the confusion above are of the most probable class; with the thresholds they are:"
         )
-        parts.append(table(metric_rows(chosen), flexible={1}))
-        if confusion := confusion_rows(chosen):
-            parts.append(table(confusion, right=range(1, len(confusion[0]))))
+        parts += [table(metric_rows(chosen), flexible=1), *_confusion(chosen)]
     return Answer("\n\n".join([*parts, *data["notes"]]), data)
+
+
+def _confusion(data: dict[str, Any]) -> list[str]:
+    rows = confusion_rows(data)
+    return [table(rows, right=range(1, len(rows[0])))] if rows else []

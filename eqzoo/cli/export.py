@@ -29,40 +29,32 @@ def run(args: argparse.Namespace) -> Answer:
         raise ValueError(
             f"{args.source} is a checkpoint with weights of its own; leave --untrained out, or name a network"
         )
-    if args.size is not None and args.size < 1:
-        raise ValueError(f"the side of the images is at least one pixel, got {args.size}")
-    if not args.output.endswith((".onnx", ".pt2")):
-        raise ValueError(f"the file to write ends in .onnx or .pt2, got {args.output}")
+    output = target(args.output, ".onnx", ".pt2")  # before anything is computed
+    if output.suffix == ".pt2" and (args.int8 or args.opset):
+        raise ValueError(f"--int8 and --opset are of ONNX files, and {output} is a torch program; leave them out")
     source = load_network(args.source, args.model, pretrained=False if args.untrained else None)
     if not source.trained and not args.untrained:
         raise ValueError(
             f"{source.name} has no published weights; give a checkpoint's folder or file, or add --untrained to export "
             "random weights"
         )
-    if args.int8 and not args.output.endswith(".onnx"):
-        raise ValueError(f"--int8 is of ONNX files, and {args.output} does not end in .onnx")
     report: ExportReport | QuantizationReport
     try:
-        if args.output.endswith(".pt2"):
-            if args.opset is not None:
-                raise ValueError(f"--opset is of ONNX files, and {args.output} is a torch program; leave it out")
-            report = export_pt2(source.network, args.output, args.size)
+        if output.suffix == ".pt2":
+            report = export_pt2(source.network, output, args.size)
+        elif args.int8:
+            report = _quantized(source.network, args.int8, output, args.opset or 18, args.size)
         else:
-            opset = 18 if args.opset is None else args.opset
-            if args.int8:
-                report = _quantized(source.network, args.int8, args.output, opset, args.size)
-            else:
-                report = export_onnx(source.network, args.output, opset, args.size)
+            report = export_onnx(source.network, output, args.opset or 18, args.size)
     except ExportError as error:
         return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
     return Answer(str(report), report.as_dict())
 
 
 def _quantized(
-    network: EquivariantNet | OrbitNet, images: Sequence[str], output: str, opset: int, size: int | None
+    network: EquivariantNet | OrbitNet, images: Sequence[str], output: Path, opset: int, size: int | None
 ) -> QuantizationReport:
     """Exports to a temporary file in float32, and from it to one of 8 bits."""
-    target(output, ".onnx")  # before all images are read
     batch = _read(network, images, size)
     with tempfile.TemporaryDirectory() as folder:
         exported = export_onnx(network, Path(folder) / "float32.onnx", opset, size)
@@ -81,9 +73,8 @@ def _read(network: EquivariantNet | OrbitNet, images: Sequence[str], size: int |
         except (OSError, ValueError) as error:
             errors.append(str(error))
     if not views:
-        raise ValueError(errors[0] if count == 1 else f"none of {count} images can be read: {errors[0]}")
+        raise ValueError(f"none of {count} images can be read: {errors[0]}")
     if errors:
-        are = "is" if len(errors) == 1 else "are"
-        print(f"eqzoo: {len(errors)} of {count} images {are} unreadable and left out: {errors[0]}", file=sys.stderr)
+        print(f"eqzoo: {len(errors)} of {count} images cannot be read and are left out: {errors[0]}", file=sys.stderr)
     cfg = network.pretrained_cfg
     return normalized(torch.stack(views), cfg["mean"], cfg["std"], torch.float32)

@@ -1,7 +1,6 @@
 """`eqzoo finetune`: fine-tunes a network on the user's images."""
 
 import argparse
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,20 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Trains a network on the user's images and prints its metrics."""
-    named = {
-        "epochs": args.epochs,
-        "batch_size": args.batch_size,
-        "lr": args.lr,
-        "layer_decay": args.layer_decay,
-        "patience": args.patience,
-        "ema_decay": args.ema,
-        "augment": args.augment,
-        "precision": args.precision,
-        "channels_last": args.channels_last,
-        "seed": args.seed,
+    options = {
+        key: value
+        for key, value in vars(args).items()
+        if value is not None and key not in ("command", "parser", "json", "set")
     }
-    given, settings = {key: value for key, value in named.items() if value is not None}, _settings(args.set)
-    if twice := sorted(given.keys() & settings.keys()):
+    settings = parse_settings(args.set)
+    if twice := sorted(options.keys() & settings.keys()):
         raise ValueError(f"{', '.join(twice)} is given by an option of its own and by --set; give it once")
+    if args.freeze == []:
+        options["freeze"] = True
     if _swapped(args.name, str(args.data)):
         raise ValueError(f"the network comes before the images: eqzoo finetune {args.data} {args.name}")
     try:
-        result = finetune(
-            args.name,
-            args.data,
-            args.output,
-            invariant=args.invariant,
-            copies=args.copies,
-            weights=args.weights,
-            size=args.size,
-            channels=args.channels,
-            pretrained=args.pretrained,
-            freeze=args.freeze is not None and (args.freeze or True),
-            balance=args.balance,
-            minutes=args.minutes,
-            valid_fraction=args.valid,
-            test_fraction=args.test,
-            split_by=args.split_by,
-            data_dir=args.data_dir,
-            download=args.download,
-            device=args.device,
-            workers=args.workers,
-            **given,
-            **settings,
-        )
+        result = finetune(**options, **settings)
     except FloatingPointError as error:  # the user can correct it, with another learning rate
         raise ValueError(str(error)) from error
     return Answer(_text(result.results, args.output), result.results | {"output": args.output})
@@ -67,17 +39,6 @@ def run(args: argparse.Namespace) -> Answer:
 def _swapped(name: str, data: str) -> bool:
     folder = Path(name)
     return folder.is_dir() and not (folder / CONFIG_NAME).is_file() and data.partition(".")[0] in list_models()
-
-
-def _settings(items: list[str]) -> dict[str, Any]:
-    """The keys of a recipe that --set gives; raises ValueError for those that are options of their own."""
-    found = parse_settings(items)
-    taken = {name for name, kind in signature(finetune).parameters.items() if kind.kind != kind.VAR_KEYWORD}
-    if mine := sorted(found.keys() & taken):
-        raise ValueError(
-            f"--set takes keys of a recipe, and {', '.join(mine)} is none; eqzoo finetune --help has its option"
-        )
-    return found
 
 
 def _text(results: dict[str, Any], folder: str) -> str:
@@ -94,7 +55,7 @@ def _text(results: dict[str, Any], folder: str) -> str:
         *_recalls(results["classes"]),
         ["wrote", f"{folder}; README.md has all metrics of each class, predictions.csv each image"],
     ]
-    return "\n".join([table(rows, flexible={1}), *results["notes"], *(f"advice: {x}" for x in results["advice"])])
+    return "\n".join([table(rows, flexible=1), *results["notes"], *(f"advice: {x}" for x in results["advice"])])
 
 
 def _recalls(classes: list[dict[str, Any]]) -> list[list[str]]:

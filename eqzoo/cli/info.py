@@ -168,14 +168,14 @@ def _text(data: dict[str, Any], group: Group) -> str:
     ]
     if data["paper"]:
         facts.append(["paper", f"{data['paper']['title']} ({data['paper']['authors']}) {data['paper']['url']}"])
-    parts = [table(facts, flexible={1})]
-    parts += [table(_checkpoint_rows(entry), flexible={1}) for entry in data["checkpoints"]]
+    parts = [table(facts, flexible=1)]
+    parts += [table(_checkpoint_rows(entry), flexible=1) for entry in data["checkpoints"]]
     heading = ["layer", "type", "output", "parameters"]
     rows = [
         [row["name"], row["type"], " x ".join(map(str, row["output"] or [])), f"{row['parameters']:,}"]
         for row in data["layers"]
     ]
-    parts.append(table([heading, *rows], right={3}, flexible={0}))
+    parts.append(table([heading, *rows], right={3}))
     return "\n\n".join(parts)
 
 

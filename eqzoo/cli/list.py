@@ -59,4 +59,4 @@ def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -
         ]
         for entry in entries
     ]
-    return table([heading, *rows], right={2} if parameters else (), flexible={len(heading) - 1})
+    return table([heading, *rows], right={2} if parameters else (), flexible=len(heading) - 1)

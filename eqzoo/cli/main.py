@@ -7,6 +7,7 @@ that returns an `eqzoo.cli.Answer`. The module, and with it torch and timm, is i
 
 import argparse
 import importlib
+import inspect
 import io
 import json
 import os
@@ -64,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
     except Exception as error:
         if os.environ.get("EQZOO_TRACEBACK"):
             traceback.print_exc()
-        expected = isinstance(error, OSError | ValueError | ImportError)
+        expected = isinstance(error, OSError | ValueError | ImportError | IndexError)
         unexpected = f"{type(error).__name__}: {error} (EQZOO_TRACEBACK=1 shows the traceback)"
         _complain(args.command, str(error) if expected else unexpected)
         return 2 if expected else 3
@@ -92,9 +93,10 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"eqzoo {__version__}")
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        sub = commands.add_parser(name, help=command.help, description=command.description)
-        command.arguments(sub)
+    for name, add_arguments in COMMANDS.items():
+        description = inspect.getdoc(add_arguments) or ""
+        sub = commands.add_parser(name, help=description.partition("\n")[0], description=description)
+        add_arguments(sub)
         sub.add_argument("--json", action="store_true", help="print the answer as JSON")
     return whole
 

@@ -365,10 +365,10 @@ def _each(values: Sequence[float], channels: int) -> list[float]:
     return list(per_channel(values, channels)) * (channels if len(values) == 1 else 1)
 
 
-def target(path: str | Path, suffix: str) -> Path:
+def target(path: str | Path, *suffixes: str) -> Path:
     path = Path(path)
-    if path.suffix != suffix:
-        raise ValueError(f"the name of the file ends in {suffix}, got {path}")
+    if path.suffix not in suffixes:
+        raise ValueError(f"the name of the file ends in {' or '.join(suffixes)}, got {path}")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent} for {path.name}; create it first")
     return path

@@ -10,16 +10,7 @@ import timm
 from PIL import Image
 
 import eqzoo
-from eqzoo.cli import main as command_line
-from tests.conftest import ROOT
-
-IMAGE = ROOT / "examples" / "seven.png"
-
-
-def run(capsys, *args):
-    code = command_line.main([str(arg) for arg in args])
-    out, err = capsys.readouterr()
-    return code, out, err
+from tests.cli.commands import IMAGE, run
 
 
 @pytest.fixture
@@ -112,11 +103,11 @@ def test_ranges_of_8_bits_come_from_arrays_and_from_the_files_that_can_be_read(c
     args = ("export", "p4_cnn", digits / "small.onnx", "--json", "--int8")
     code, out, err = run(capsys, *args, digits / "new.npz")
     assert (code, json.loads(out)["images"]) == (0, 3)
-    assert "unreadable" not in err
+    assert "left out" not in err
     (digits / "files" / "broken.png").write_text("no image")
     code, out, err = run(capsys, *args, digits / "files")
     assert (code, json.loads(out)["images"]) == (0, 3)
-    assert "1 of 4 images is unreadable and left out: " in err
+    assert "1 of 4 images cannot be read and are left out: " in err
     assert "broken.png is not an image" in err
     code, _, err = run(capsys, *args, digits / "files" / "broken.png")
     assert code == 2

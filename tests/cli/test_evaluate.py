@@ -19,7 +19,7 @@ from eqzoo.data import Split
 from eqzoo.evaluation.metrics import scores
 from eqzoo.hub import shipped_folder
 from eqzoo.models.load import resolve
-from tests.cli.test_cli import IMAGE, run
+from tests.cli.commands import IMAGE, run
 from tests.finetuning.shapes import save_shapes
 
 OTHER = IMAGE.with_name("four.png")

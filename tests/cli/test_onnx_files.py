@@ -11,18 +11,9 @@ import torch
 from PIL import Image
 
 import eqzoo
-from eqzoo.cli import main as command_line
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.export.onnx_network import OnnxNetwork
-from tests.conftest import ROOT
-
-IMAGE = ROOT / "examples" / "seven.png"
-
-
-def run(capsys, *args):
-    code = command_line.main([str(arg) for arg in args])
-    out, err = capsys.readouterr()
-    return code, out, err
+from tests.cli.commands import IMAGE, run
 
 
 @pytest.fixture(scope="module")

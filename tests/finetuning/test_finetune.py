@@ -345,7 +345,6 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
             "input_size was [1, 28, 28] and is [1, 32, 32]",
         ),  # the images cannot be compared
         ([*tuned.args, "--precision", "bfloat16"], "holds a run with precision float32; resume it without the option"),
-        ([*tuned.args, "--set", "size=14"], "--set takes keys of a recipe, and size is none"),
         ([*tuned.args, "--epochs", "9"], "epochs 8, not 9"),
         ([*tuned.args, "--patience", "3"], "patience None, not 3"),
     ):

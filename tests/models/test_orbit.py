@@ -20,7 +20,7 @@ from eqzoo.groups import P4M, transform
 from eqzoo.layers._layout import is_channels_last
 from eqzoo.models import OrbitNet
 from eqzoo.models.canonical import canonical_elements, group_of_sides, take_copies
-from tests.cli.test_cli import IMAGE, run
+from tests.cli.commands import IMAGE, run
 
 
 def plain():

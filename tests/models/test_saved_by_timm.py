@@ -10,7 +10,7 @@ import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.groups import P4
 from eqzoo.models.gsanet import GSANet, Stage
-from tests.cli.test_cli import IMAGE
+from tests.cli.commands import IMAGE
 
 
 def saved(model, folder):
