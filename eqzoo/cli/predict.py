@@ -20,7 +20,7 @@ from ..evaluation.thresholds import check_thresholds, chosen_classes
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
 from ._images import NamedImage, brightness, copies_of, is_one_image, named_images
-from ._metrics import parse_thresholds
+from ._metrics import thresholds_of
 
 __all__ = ["run"]
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.csv and args.json:
         raise ValueError("--csv and --json are two ways to print the same; leave one of them out")
     check_device(args.device)
-    thresholds = parse_thresholds(args.threshold)
+    thresholds = thresholds_of(args.threshold)
     models = [load_predictor(name, args.device) for name in args.model or _MODELS]
     for model in models:
         check_thresholds(thresholds, model.classes, model.title, choosing=True)
@@ -55,12 +55,9 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thr
     # In float64, so that the change of a probability is that of float64 round-off.
     models = [replace(model, network=model.network.double()) for model in models]
     group = P4M if any(model.group.reflections for model in models) else P4
-    read = {count: image.read(count, invert) for count in {model.input_size[0] for model in models}}
-    columns = [_predict(m, copies_of(read[m.input_size[0]], m, group), thresholds) for m in models]
-    _tell_of_sides([min(next(iter(read.values())).shape[-2:])], models)
-    if not invert:
-        _tell_of_brightness([(image.name, {brightness(read[m.input_size[0]], m) for m in models})])
-    _tell_of_thresholds(columns)
+    read = _Read.of(image, models, group, invert)
+    columns = [_predict(model, view, thresholds) for model, view in zip(models, read.views, strict=True)]
+    _tell(models, [read], columns)
     rows = [["", *(column.name for column in columns)]]
     for g in group.elements:
         rows.append([group.describe(g), *(column.text(g) for column in columns)])
@@ -78,7 +75,6 @@ def _of_many(
 ) -> Answer:
     """A row for each readable image; for each network a column with the class and one with its probability."""
     columns, broken = _predict_many(models, images, invert, thresholds)
-    _tell_of_thresholds(columns)
     names = [image.name for image in images if image.name not in broken]
     rows = [["file", *(text for column in columns for text in (column.name, "probability"))]]
     for i, file in enumerate(names):
@@ -101,48 +97,68 @@ def _predict_many(
     """
     parts: list[list[_Prediction]] = [[] for _ in models]
     broken: dict[str, str] = {}
-    found, sides = list[tuple[str, set[int]]](), list[int]()
+    found: list[_Read] = []
     models = [replace(model, network=model.network.float()) for model in models]
-    channels = {model.input_size[0] for model in models}
     with tqdm(total=len(images), desc="predict", unit=" images", leave=False, disable=None) as bar:  # on a terminal
         for i in range(0, len(images), _BATCH_SIZE):
-            batch = images[i : i + _BATCH_SIZE]
-            views = []
-            for image in batch:
+            batch = []
+            for image in images[i : i + _BATCH_SIZE]:
                 try:
-                    read = {count: image.read(count, invert) for count in channels}
-                    views.append([copies_of(read[model.input_size[0]], model, Z2) for model in models])
-                    sides.append(min(next(iter(read.values())).shape[-2:]))
-                    found.append((image.name, {brightness(read[model.input_size[0]], model) for model in models}))
+                    batch.append(_Read.of(image, models, Z2, invert))
                 except (OSError, ValueError) as error:
                     broken[image.name] = str(error)
-            for k, model in enumerate(models if views else ()):
-                parts[k].append(_predict(model, torch.cat([view[k] for view in views]), thresholds))
-            bar.update(len(batch))
-    if not parts[0]:
+                bar.update()
+            for k, model in enumerate(models if batch else ()):
+                parts[k].append(_predict(model, torch.cat([read.views[k] for read in batch]), thresholds))
+            found += [replace(read, views=[]) for read in batch]
+    if not found:
         raise ValueError(_unreadable(broken, len(images)))
-    _tell_of_sides(sides, models)
-    if not invert:
-        _tell_of_brightness(found)
     joined = [replace(p[0], probabilities=torch.cat([part.probabilities for part in p])) for p in parts]
+    _tell(models, found, joined)
     return joined, broken
 
 
-def _tell_of_sides(sides: Sequence[int], models: Sequence[Predictor]) -> None:
-    """A line for each network that was trained on images of another size, by the median of these."""
-    for model in models:
-        for line in other_side(sorted(sides)[len(sides) // 2], model.image_side):
-            print(f"eqzoo: {model.name}: {line}", file=sys.stderr)
+@dataclass(frozen=True)
+class _Read:
+    """An image that was read.
+
+    Args:
+        name: Its name.
+        views: For each network the copies of the image at its input size, ``(elements, C, height, width)``.
+        side: The shorter side of the image, in pixels.
+        signs: Whether it is darker (-1) or brighter (1) than a network's training images, or neither (0).
+    """
+
+    name: str
+    views: list[Tensor]
+    side: int
+    signs: set[int]
+
+    @staticmethod
+    def of(image: NamedImage, models: Sequence[Predictor], group: Group, invert: bool) -> "_Read":
+        """Reads an image once for each number of channels."""
+        by_channels = {channels: image.read(channels, invert) for channels in {m.input_size[0] for m in models}}
+        pixels = [by_channels[model.input_size[0]] for model in models]
+        views = [copies_of(p, model, group) for p, model in zip(pixels, models, strict=True)]
+        signs = {0 if invert else brightness(p, model) for p, model in zip(pixels, models, strict=True)}
+        return _Read(image.name, views, min(pixels[0].shape[-2:]), signs)
 
 
-def _tell_of_brightness(found: Sequence[tuple[str, set[int]]]) -> None:
-    """A line where images are darker, and one where they are brighter than a network's training images."""
+def _tell(models: Sequence[Predictor], images: Sequence[_Read], columns: Sequence["_Prediction"]) -> None:
+    """Tells of images of another size or brightness than those of the training, and of the effect of thresholds."""
+    side = sorted(image.side for image in images)[len(images) // 2]
+    notes = [f"{model.name}: {line}" for model in models for line in other_side(side, model.image_side)]
     for sign, text in BRIGHTNESS.items():
-        names = [name for name, signs in found if sign in signs]
-        if names:
-            several = f"{len(names)} of {len(found)} images ({names[0]}{', ...' * (len(names) > 1)})"
-            which = names[0] if len(found) == 1 else several
-            print(f"eqzoo: {which} {'is' if len(names) == 1 else 'are'} {text}", file=sys.stderr)
+        if names := [image.name for image in images if sign in image.signs]:
+            notes.append(f"{len(names)} of {len(images)} images, such as {names[0]}: {text}")
+    for column in columns:
+        if changed := int((column.chosen != column.probabilities.argmax(1)).sum()):
+            notes.append(
+                f"{column.name}: thresholds give {changed} of {len(column.chosen)} another class than the most "
+                "probable one"
+            )
+    for note in notes:
+        print(f"eqzoo: {note}", file=sys.stderr)
 
 
 def _unreadable(broken: Mapping[str, str], count: int) -> str:
@@ -151,9 +167,8 @@ def _unreadable(broken: Mapping[str, str], count: int) -> str:
     if len(broken) == count and len(errors) == 1:
         return errors[0]
     more = f"; and {len(errors) - SHOWN} other errors" * (len(errors) > SHOWN)
-    have = "has" if len(broken) == 1 else "have"
     return (
-        f"{len(broken)} of {count} images cannot be read and {have} no prediction; remove or replace them: "
+        f"{len(broken)} of {count} images cannot be read and have no prediction; remove or replace them: "
         f"{'; '.join(errors[:SHOWN])}{more}"
     )
 
@@ -232,14 +247,3 @@ class _Prediction:
 
 def _predict(model: Predictor, images: Tensor, thresholds: Mapping[str, float]) -> _Prediction:
     return _Prediction(model.title, model.classes, model(images), thresholds)
-
-
-def _tell_of_thresholds(columns: Sequence[_Prediction]) -> None:
-    """A line for each network whose thresholds change a class."""
-    for column in columns:
-        if changed := int((column.chosen != column.probabilities.argmax(1)).sum()):
-            print(
-                f"eqzoo: {column.name}: thresholds give {changed} of {len(column.chosen)} another class than the most "
-                "probable one",
-                file=sys.stderr,
-            )
