@@ -51,35 +51,24 @@ def new_figure(width: float, height: float) -> "Figure":
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise ImportError("figures need matplotlib, which is not installed: pip install 'eqzoo[viz]'") from error
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07))
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.12))
 
 
-def panels(
-    figure: "Figure", count: int, columns: int, heights: Sequence[float] = (1,)
-) -> "tuple[list[list[Axes]], list[Axes]]":
-    """Rows of panels, and axes for color bars at their right.
+def panels(figure: "Figure", count: int, columns: int, heights: Sequence[float] = (1,)) -> "list[list[Axes]]":
+    """Rows of panels, for each kind of panel a list.
 
     Args:
         figure: The figure.
         count: The number of panels of each kind.
-        columns: The maximal number of panels per row.
+        columns: The number of panels per row.
         heights: The relative heights of the kinds of panels; kinds alternate from row to row.
-
-    Returns:
-        For each kind, its panels; and for each kind, the axes of its color bar.
     """
-    columns = min(columns, count)
     rows, kinds = -(-count // columns), len(heights)
-    grid = figure.add_gridspec(
-        rows * kinds, columns + 1, width_ratios=[1] * columns + [0.04], height_ratios=[*heights] * rows
-    )
-    shown = [
-        [figure.add_subplot(grid[kinds * (i // columns) + kind, i % columns]) for i in range(count)]
-        for kind in range(kinds)
-    ]
-    scales = grid[:, -1:] if kinds == 1 else None
-    bars = [figure.add_subplot(scales if scales else grid[kind, -1]) for kind in range(kinds)]
-    return shown, bars
+    grid = figure.subplots(rows * kinds, columns, squeeze=False, height_ratios=[*heights] * rows)
+    shown = [[axes for row in grid[kind::kinds] for axes in row] for kind in range(kinds)]
+    for axes in [axes for of_kind in shown for axes in of_kind[count:]]:
+        axes.remove()
+    return [of_kind[:count] for of_kind in shown]
 
 
 def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
@@ -97,18 +86,14 @@ def norm_of(maps: Sequence[Tensor], signed: bool = False) -> "Normalize":
     return Normalize(min(2 * low, 0), max(2 * high, 1e-9))
 
 
-def color_bar(axes: "Axes", norm: "Normalize", cmap: str, label: str) -> None:
-    """Draws the color bar of maps."""
+def color_bar(axes: "Sequence[Axes]", norm: "Normalize", cmap: str, label: str) -> None:
+    """Draws the color bar of maps at the right of their axes."""
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import LogNorm
 
-    bar = axes.figure.colorbar(ScalarMappable(norm, cmap), cax=axes)
+    bar = axes[0].figure.colorbar(ScalarMappable(norm, cmap), ax=axes, pad=0.02, aspect=25)
     bar.set_label(label, fontsize=9)
     bar.outline.set_visible(False)
-    axes.tick_params(labelsize=8)
-    if not isinstance(norm, LogNorm):
-        axes.locator_params(axis="y", nbins=5)
-        axes.ticklabel_format(axis="y", useOffset=False)
+    bar.ax.tick_params(labelsize=8)
 
 
 def draw_map(axes: "Axes", values: Tensor, extent: tuple[float, float, float, float] | None = None, **how: Any) -> None:

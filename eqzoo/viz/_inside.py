@@ -1,7 +1,5 @@
 """Inputs of inner layers, and group actions on images, maps and pixels."""
 
-from difflib import get_close_matches
-
 import torch
 from torch import Tensor, nn
 
@@ -15,21 +13,20 @@ def as_one_image(image: Tensor) -> Tensor:
     """A batch of one image, float64.
 
     Raises:
-        ValueError: If it is not a single image.
+        ValueError: If there are several.
     """
-    image = image.detach().to("cpu", torch.float64)
-    if image.ndim == 3:
-        image = image[None]
-    if image.ndim != 4 or len(image) != 1:
+    image = image[None] if image.ndim == 3 else image
+    if len(image) != 1:
         raise ValueError(f"one image is (C, height, width) or (1, C, height, width), got {tuple(image.shape)}")
-    return image
+    return image.detach().to("cpu", torch.float64)
 
 
 def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """The input that a layer receives in ``model(x)``; an empty name is the model itself.
 
     Raises:
-        ValueError: If the model has no such layer, or does not call it.
+        AttributeError: If the model has no such layer.
+        ValueError: If it does not call it.
     """
     if not name:
         return x
@@ -37,7 +34,7 @@ def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
         raise _FedError(args[0])
 
-    handle = _part(model, name).register_forward_pre_hook(stop)
+    handle = model.get_submodule(name).register_forward_pre_hook(stop)
     try:
         model(x)
     except _FedError as fed:
@@ -45,16 +42,6 @@ def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     finally:
         handle.remove()
     raise ValueError(f"the network never calls its layer {name!r}")
-
-
-def _part(model: nn.Module, name: str) -> nn.Module:
-    try:
-        return model.get_submodule(name)
-    except AttributeError as error:
-        names = [other for other, _ in model.named_modules() if other]
-        near = get_close_matches(name, names, n=3) or names[:3]
-        said = f"near it are {', '.join(near)}" if near else "it has none"
-        raise ValueError(f"the network has no layer {name!r}; {said}") from error
 
 
 class _FedError(Exception):

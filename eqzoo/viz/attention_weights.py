@@ -18,7 +18,6 @@ from ..layers import (
     GroupSelfAttention2d,
     InputAttention2d,
     LiftingSelfAttention2d,
-    OcticAttention,
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
@@ -137,8 +136,9 @@ def attention(
         The attention for all copies, and its equivariance error.
 
     Raises:
-        ValueError: If there is no such layer, position, head or pose, the group does not permute the poses, or the
-            attention is not finite.
+        ValueError: If there is no such layer, head or pose, the group does not permute the poses, or the attention is
+            not finite.
+        IndexError: If there is no such position.
 
     Example:
         >>> import eqzoo
@@ -160,7 +160,6 @@ def attention(
         fed = fed_to(net, name, rotated)
         if g == 0:
             size = (fed.shape[-2], fed.shape[-1])
-            _check_place(place, size)
         choice = _Choice(place and moved(place, *size, group, g), head, _moved_pose(pose, own, group, g))
         seen.append(_look(layer_here, fed, choice))
         images.append(rotated[0] if x.ndim == 4 else rotated[0].mean(1))
@@ -180,15 +179,10 @@ def attention(
 
 def _find(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
     layers = attention_layers(model)
-    if not layers and any(isinstance(module, OcticAttention) for module in model.modules()):
-        raise ValueError(
-            "the attention of octic ViTs, between all patches, is not drawn; model.feature_field(images) gives their "
-            "last features as maps"
-        )
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no layer with attention; eqzoo.viz.feature_rings draws its last features, "
-            "a regular field, and eqzoo.viz.filter_orbit its filters"
+            f"{type(model).__name__} has no layer with attention that is drawn; eqzoo.viz.feature_rings draws regular "
+            "fields, such as its last features, and eqzoo.viz.filter_orbit its filters"
         )
     name = next((n for n, m in layers.items() if _has_poses(m)), next(iter(layers))) if layer is None else layer
     if name not in layers:
@@ -204,11 +198,6 @@ def _has_poses(module: nn.Module) -> bool:
 
 def _parent(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name.rpartition(".")[0]) if name else nn.Identity()
-
-
-def _check_place(place: tuple[int, int] | None, size: tuple[int, int]) -> None:
-    if place and not (0 <= place[0] < size[0] and 0 <= place[1] < size[1]):
-        raise ValueError(f"the layer's input has {size[0]} x {size[1]} pixels, got row {place[0]}, column {place[1]}")
 
 
 def _moved_pose(pose: int | None, own: Group, group: Group, g: int) -> int | None:

@@ -68,9 +68,8 @@ def attention_maps(
     """
     if isinstance(model, Attention):
         seen = model
-    elif image is None:
-        raise ValueError("attention_maps(model, image): image is missing, a normalized image (C, height, width)")
     else:
+        assert image is not None
         seen = attention(model, image, layer, place, head, pose, group)
     count, one_pose = len(seen.images), seen.maps and len(seen.maps[0]) == 1
     heights = [2.6 if one_pose else 2.4] * bool(seen.maps) + [1.0] * bool(seen.channels)
@@ -79,13 +78,13 @@ def attention_maps(
     title = _attention_title(seen, width)
     figure = new_figure(width, (sum(heights) + 0.3) * -(-count // columns) + 0.2 + 0.2 * len(title.splitlines()))
     figure.suptitle(title, fontsize=10)
-    shown, bars = panels(figure, count, columns, heights)
+    shown = panels(figure, count, columns, heights)
     for axes, g in zip(shown[0], seen.elements, strict=True):
         axes.set_title(seen.group.describe(g), fontsize=9)
     if seen.maps:
-        _draw_rings(shown[0], bars[0], seen)
+        _draw_rings(shown[0], columns, seen)
     if seen.channels:
-        _draw_channels(shown[-1], bars[-1], columns, seen)
+        _draw_channels(shown[-1], columns, seen)
     return figure
 
 
@@ -105,12 +104,12 @@ def _typeset(text: str) -> str:
     return text.replace("α^X", "$α^X$").replace("α^C", "$α^C$")
 
 
-def _draw_rings(shown: "list[Axes]", bar: "Axes", seen: Attention) -> None:
+def _draw_rings(shown: "list[Axes]", columns: int, seen: Attention) -> None:
     norm, cmap = norm_of(seen.maps, seen.signed), SIGNED if seen.signed else SEQUENTIAL
     for i, (axes, image, maps) in enumerate(zip(shown, seen.images, seen.maps, strict=True)):
         draw_ring(axes, maps, seen.own, image, _mark(seen, i), norm=norm, cmap=cmap)
     label = seen.quantity.partition(",")[0].partition(" and ")[0].partition(" over ")[0].partition(" from ")[0]
-    color_bar(bar, norm, cmap, _typeset("weight" if seen.signed else label))
+    color_bar(shown[:columns], norm, cmap, _typeset("weight" if seen.signed else label))
 
 
 def _mark(seen: Attention, copy: int) -> tuple[float, float, float, float] | None:
@@ -122,7 +121,7 @@ def _mark(seen: Attention, copy: int) -> tuple[float, float, float, float] | Non
     return (row, column, height, width) if (height, width) != seen.size else (row, column, 1, 1)
 
 
-def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attention) -> None:
+def _draw_channels(shown: "list[Axes]", columns: int, seen: Attention) -> None:
     from matplotlib.colors import Normalize
 
     norm = Normalize(0, 1)  # the range of the sigmoid
@@ -133,7 +132,7 @@ def _draw_channels(shown: "list[Axes]", bar: "Axes", columns: int, seen: Attenti
         axes.tick_params(labelsize=7, length=2)
         if place % columns == 0:
             axes.set_ylabel("channel", fontsize=8)
-    color_bar(bar, norm, SEQUENTIAL, _typeset("attention α^C"))
+    color_bar(shown[:columns], norm, SEQUENTIAL, _typeset("attention α^C"))
 
 
 def feature_rings(
@@ -154,30 +153,22 @@ def feature_rings(
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If it is not a regular field of the group, an index is out of range, or there is no column.
+        ValueError: If it is not a regular field of the group.
     """
-    if columns < 1:
-        raise ValueError(f"columns is the number of rings per row, at least 1; got {columns}")
-    maps = field[0] if field.ndim == 5 and len(field) == 1 else field
-    if isinstance(group, str):
-        group = Group.from_name(group)
-    group = group or (cyclic(maps.shape[1]) if maps.ndim == 4 else None)
-    if maps.ndim != 4 or group is None or maps.shape[1] != group.order:
-        wanted = group.order if group else "|H|"
-        raise ValueError(f"a regular field of one image is (C, {wanted}, height, width), got {tuple(field.shape)}")
-    maps = maps.detach().to("cpu", torch.float64)
+    maps = (field[0] if field.ndim == 5 and len(field) == 1 else field).detach().to("cpu", torch.float64)
+    group = Group.from_name(group) if isinstance(group, str) else group or cyclic(maps.shape[1])
+    if maps.ndim != 4 or maps.shape[1] != group.order:
+        raise ValueError(f"a regular field of one image is (C, {group.order}, height, width), got {tuple(field.shape)}")
     chosen = list(range(min(10, len(maps)))) if fields is None else list(fields)
-    if not chosen or not all(0 <= i < len(maps) for i in chosen):
-        raise ValueError(f"fields are 0 to {len(maps) - 1} here, got {chosen}")
     signed = bool((maps[chosen] < 0).any())
     norm, cmap = norm_of([maps[chosen]], signed), SIGNED if signed else SEQUENTIAL
     columns = min(columns, len(chosen))
     figure = new_figure(2.2 * columns + 0.9, 2.4 * -(-len(chosen) // columns))
-    (shown,), (bar,) = panels(figure, len(chosen), columns)
+    (shown,) = panels(figure, len(chosen), columns)
     for axes, i in zip(shown, chosen, strict=True):
         draw_ring(axes, maps[i], group, image, norm=norm, cmap=cmap)
         axes.set_title(f"field {i}", fontsize=9)
-    color_bar(bar, norm, cmap, "activation")
+    color_bar(shown, norm, cmap, "activation")
     return figure
 
 
@@ -194,29 +185,24 @@ def filter_orbit(layer: nn.Module, fields: Sequence[int] | None = None, channel:
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no lifting or group convolution, or an index is out of range.
+        ValueError: If there is no lifting or group convolution.
     """
     layer = first_convolution(layer)
     filters = orbit_filters(layer).to("cpu", torch.float64)
     lifting = filters.ndim == 5
     chosen = list(range(min(8 if lifting else 3, len(filters)))) if fields is None else list(fields)
-    if not chosen or not all(0 <= i < len(filters) for i in chosen) or not 0 <= channel < filters.shape[2]:
-        raise ValueError(
-            f"the layer has output fields 0 to {len(filters) - 1} and input channels 0 to {filters.shape[2] - 1}, got "
-            f"fields {chosen} and channel {channel}"
-        )
     filters = filters[:, :, channel]
-    group: Group = layer.group  # type: ignore[assignment]
+    group = layer.group
     columns = min(4, len(chosen) if lifting else group.order)
     count = len(chosen) if lifting else len(chosen) * group.order
     norm = norm_of([filters[chosen]], signed=True)
     figure = new_figure(2.3 * columns + 1.0, 2.35 * -(-count // columns))
-    (shown,), (bar,) = panels(figure, count, columns)
+    (shown,) = panels(figure, count, columns)
     for place, axes in enumerate(shown):
         i, g = (place, 0) if lifting else divmod(place, group.order)
         draw_ring(axes, filters[chosen[i]] if lifting else filters[chosen[i], g], group, norm=norm, cmap=SIGNED)
         axes.set_title(f"filter {chosen[i]}" + ("" if lifting else f"\n{group.describe(g)}"), fontsize=8)
-    color_bar(bar, norm, SIGNED, "weight")
+    color_bar(shown, norm, SIGNED, "weight")
     return figure
 
 
@@ -249,13 +235,13 @@ def equivariance_map(
     figure = new_figure(2.3 * columns + 1.0, 2.5 * -(-len(shown) // columns) + 0.5)
     name = network_name(model)
     figure.suptitle(f"equivariance error of {layer + ' in ' if layer else ''}{name}", fontsize=10)
-    (grid,), (bar,) = panels(figure, len(shown), columns)
+    (grid,) = panels(figure, len(shown), columns)
     for axes, (g, values) in zip(grid, shown.items(), strict=True):
         draw_map(axes, values.clamp(min=1e-17), norm=norm, cmap=SEQUENTIAL)
         axes.set(xticks=[], yticks=[])
         size = f"0 up to round-off ({errors[g]:.0e})" if errors[g] < ROUNDOFF else f"{errors[g]:.2g}"
         axes.set_title(f"{found.group.describe(g)}\n{size}", fontsize=8)
-    color_bar(bar, norm, SEQUENTIAL, "relative error")
+    color_bar(grid, norm, SEQUENTIAL, "relative error")
     return figure
 
 
@@ -275,26 +261,15 @@ def plot_rotation_curve(
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If there is no curve or no angle, a curve and the angles differ in length, or the image has another
-            shape.
+        ValueError: If a curve and the angles differ in length.
     """
-    if image is not None and image.ndim != 3:
-        raise ValueError(f"image is (C, height, width), got {tuple(image.shape)}")
-    if not curves:
-        raise ValueError("no curve to draw: curves is {name: [accuracy at each angle]}")
-    if not len(degrees):
-        raise ValueError("no angle to draw curves at: degrees is empty")
-    for name, values in curves.items():
-        if len(values) != len(degrees):
-            raise ValueError(
-                f"{name} has {len(values)} values for {len(degrees)} angles; pass the degrees= of rotation_curve"
-            )
     figure = new_figure(7, 3.6 if image is None else 4.2)
     axes = figure.subplots()
     for place, (name, values) in enumerate(curves.items()):
-        angles, heights = _closed(list(degrees), list(values))
-        style = _LINES[(place // len(COLORS)) % len(_LINES)]
-        color = COLORS[place % len(COLORS)]
+        angles, heights = list(degrees), list(values)
+        if angles[0] == 0 and 300 < angles[-1] < 360:  # 360° is the same angle as 0°
+            angles, heights = [*angles, 360.0], [*heights, heights[0]]
+        style, color = _LINES[(place // len(COLORS)) % len(_LINES)], COLORS[place % len(COLORS)]
         axes.plot(
             angles, heights, style, color=color, marker="o", markersize=3, label=literal([name])[0], clip_on=False
         )
@@ -311,10 +286,3 @@ def plot_rotation_curve(
             draw_above(axes, rotate(image[None], angle)[0].clamp(low, high), angle, 34)
     figure.legend(loc="outside upper left", ncols=min(3, len(curves)), frameon=False, fontsize=9)
     return figure
-
-
-def _closed(degrees: list[float], values: list[float]) -> tuple[list[float], list[float]]:
-    """Extends a curve that starts at 0° to 360°, which is the same angle."""
-    if degrees and degrees[0] == 0 and 300 < degrees[-1] < 360:
-        return [*degrees, 360.0], [*values, values[0]]
-    return degrees, values

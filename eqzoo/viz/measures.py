@@ -17,7 +17,7 @@ from ._inside import act, copies_of, fed_to
 __all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]
 
 
-def orbit_filters(layer: nn.Module) -> Tensor:
+def orbit_filters(layer: LiftingConv2d | GroupConv2d) -> Tensor:
     """The orbits of the filters of a lifting or group convolution.
 
     Args:
@@ -28,23 +28,16 @@ def orbit_filters(layer: nn.Module) -> Tensor:
         axes output field, element, input channel or field, input pose, row and column. C is the number of those that
         one filter sees, ``in_channels / groups``.
 
-    Raises:
-        ValueError: If it is not a lifting or group convolution.
-
     Example:
         >>> from eqzoo.groups import P4
         >>> orbit_filters(GroupConv2d(P4, 3, 2, kernel_size=5)).shape
         torch.Size([2, 4, 3, 4, 5, 5])
     """
-    if not isinstance(layer, _OrbitConv2d):
-        raise ValueError(
-            f"orbit_filters takes LiftingConv2d, GroupConv2d and their attentive forms, got {type(layer).__name__}"
-        )
     filters = layer.filters().detach().unflatten(0, (layer.out_channels, layer.group.order))
     return filters if layer.in_field == "trivial" else filters.unflatten(2, (-1, layer.group.order))
 
 
-def first_convolution(model: nn.Module) -> nn.Module:
+def first_convolution(model: nn.Module) -> LiftingConv2d | GroupConv2d:
     """The model itself if it is a lifting or group convolution, else the first one that it contains.
 
     Raises:
@@ -127,10 +120,9 @@ def _transformed(x: Tensor, own: Group, group: Group, g: int) -> Tensor:
 
 def _maps(module: Callable[[Tensor], Any], x: Tensor, own: Group, planes: bool) -> Tensor:
     """The output as ``(B, C, poses, height, width)``; a fused network returns planes."""
-    y = module(x)
-    if not isinstance(y, Tensor) or y.ndim not in (4, 5):
-        shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"the output has to be (B, C, height, width) or a regular field to map its error, got {shape}")
+    y: Tensor = module(x)
+    if y.ndim not in (4, 5):
+        raise ValueError(f"the output is no map (B, C, height, width) and no regular field, got {tuple(y.shape)}")
     if y.ndim == 5:
         return y
     return y.unflatten(1, (-1, own.order)) if planes else y.unsqueeze(2)

@@ -25,13 +25,8 @@ def plot_confusion(matrix: Sequence[Sequence[int]], names: Sequence[str]) -> "Fi
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the matrix does not have as many rows and columns as there are names.
     """
     count = len(names)
-    if not count or len(matrix) != count or any(len(row) != count for row in matrix):
-        raise ValueError(
-            f"the matrix of {count} classes has {count} rows and columns, got {[len(row) for row in matrix]}"
-        )
     side = min(12.0, 3 + 0.38 * count)
     figure = new_figure(side + 0.9, side)
     axes = figure.subplots()
