@@ -276,7 +276,7 @@ def _configured(text: str, timm_name: str, config: Any) -> ModelSource:
 
 
 def create_model(
-    name: str | os.PathLike[str],
+    model_name: str | os.PathLike[str],
     pretrained: bool = False,
     checkpoint_path: str | os.PathLike[str] | None = None,
     **kwargs: Any,
@@ -288,8 +288,8 @@ def create_model(
     order. A download is checked by its hash, see `eqzoo.hub`.
 
     Args:
-        name: ``<model>``, ``<model>.<checkpoint>``, ``hf-hub:<owner>/<repo>``, ``local-dir:<folder>``, the folder of a
-            checkpoint or its .safetensors file, or the name of a folder in ``EQZOO_WEIGHTS``, see `resolve`. A
+        model_name: ``<model>``, ``<model>.<checkpoint>``, ``hf-hub:<owner>/<repo>``, ``local-dir:<folder>``, the folder
+            of a checkpoint or its .safetensors file, or the name of a folder in ``EQZOO_WEIGHTS``, see `resolve`. A
             config.json says which network it is, with which classes.
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
             with other ``in_chans`` the filters of the first layer are repeated or summed; with another ``group``, a
@@ -314,7 +314,7 @@ def create_model(
         >>> model.group.name, model.num_classes
         ('p4', 10)
     """
-    source = resolve(name, checkpoint_path or None, kwargs.get("cache_dir"))  # scripts give "" for none
+    source = resolve(model_name, checkpoint_path or None, kwargs.get("cache_dir"))  # scripts give "" for none
     if not checkpoint_path:
         return instantiate(source, pretrained, **kwargs)
     if kwargs.get("features_only"):  # no classifier to load: timm leaves it out, as for its own checkpoints

@@ -90,7 +90,7 @@ def test_a_linear_classifier_of_a_deployed_network_is_reset():
 def test_networks_are_placed_as_they_are_created():
     model = timm.create_model("p4_resnet29", device="meta", dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in model.parameters()} == {("meta", torch.bfloat16)}
-    features = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32, features_only=True)
+    features = eqzoo.create_model(model_name="p4_cnn", pretrained=True, dtype=torch.float32, features_only=True)
     assert {p.dtype for p in features.parameters()} == {torch.float32}
     other = eqzoo.create_model("p4_cnn", pretrained=True, dtype=torch.float32)
     assert torch.equal(other.stem.conv.weight, features.model.stem.conv.weight)
