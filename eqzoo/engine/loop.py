@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from ..analysis.cost import machine, versions
 from ..data import AnySplit, Split, batches, draw
 from ..data.hashes import split_digests
+from ..data.splits import resized
 from ..evaluation.predictor import check_device
 from ..evaluation.progress import progress_bar
 from ..models import EquivariantNet, OrbitNet
@@ -50,6 +52,7 @@ def train(
     workers: int = 4,
     track: str | None = None,
     facts: Mapping[str, Any] | None = None,
+    read: Callable[[int], AnySplit] | None = None,
 ) -> nn.Module:
     """Trains a network by a recipe, and loads the weights of its best epoch on the validation split.
 
@@ -78,6 +81,8 @@ def train(
         workers: The processes that read images that are not in memory.
         track: One of accelerate's trackers, such as ``"trackio"`` or ``"tensorboard"``, to log to as well.
         facts: What training.json holds besides the recipe and the digests of the images.
+        read: Reads the training images with another side in pixels, for teachers of that size; None to resize those of
+            ``splits``.
 
     Returns:
         The network in evaluation mode, with the best weights.
@@ -111,6 +116,8 @@ def train(
             directory.start(recipe, digests, run_config(state.model, recipe, splits["train"]), facts or {})
         try:
             accelerator.wait_for_everyone()
+            if not directory.has_ended():
+                _keep_predictions(directory, state, read or (lambda side: resized(splits["train"], (side, side))))
             _train_epochs(directory, state, track)
             accelerator.wait_for_everyone()
         except (Exception, KeyboardInterrupt):
@@ -134,6 +141,16 @@ def run_config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, A
         label_names=cfg.get("label_names") or split.classes,
         group=model.group.name if isinstance(model, EquivariantNet | OrbitNet) else None,
     )
+
+
+def _keep_predictions(directory: RunDirectory, state: TrainingState, read: Callable[[int], AnySplit]) -> None:
+    """Sets the soft labels of teachers that predict each training image once, where there are any."""
+    if directory.taught.exists():
+        state.soft_labels = torch.from_numpy(np.load(directory.taught, allow_pickle=False))
+    elif (found := state.teachers.of_training_images(read, state.workers)) is not None:
+        state.soft_labels = found
+        if state.accelerator.is_main_process:
+            directory.write_taught(found.numpy())
 
 
 def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:

@@ -81,7 +81,7 @@ class Recipe:
             names of the classes differ; or, as ``run:FOLDER``, a finished run on the same images, whose best weights it
             starts from (``{seed}`` in it stands for the seed); None for initial weights.
         teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
-            their names in `eqzoo.create_model`; () for none. They see images at full size.
+            their names in `eqzoo.create_model`, or folders of fine-tuned networks; () for none. See `Teachers`.
         soft_labels: A .npy file of probabilities, ``(n, classes)``, a row for each image of the training split in its
             order, that the network learns beside the labels: those of teachers that are no networks of eqzoo or too
             slow for every epoch. Under augmentation the rows stay the same. None for none.

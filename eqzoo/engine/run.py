@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
+TAUGHT_NAME = "teachers.npy"
 _READ_ERRORS = (
     RuntimeError,
     ValueError,
@@ -50,7 +51,8 @@ class RunDirectory:
 
     ``training.json`` has the recipe and digests of the images, ``log.jsonl`` a line for each epoch,
     ``model.safetensors`` and ``config.json`` the weights of the best epoch so far and their network, and ``state.pt``
-    what an interrupted run goes on from. All are written atomically, but for log.jsonl, which grows by a line.
+    what an interrupted run goes on from, with ``teachers.npy`` where teachers predict each image once. All are written
+    atomically, but for log.jsonl, which grows by a line.
 
     Args:
         path: The folder; it need not exist.
@@ -60,6 +62,7 @@ class RunDirectory:
         self.path = path
         self.training, self.log, self.state = path / TRAINING_NAME, path / LOG_NAME, path / STATE_NAME
         self.weights, self.config = path / WEIGHTS_NAME, path / CONFIG_NAME
+        self.taught = path / TAUGHT_NAME
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -137,18 +140,20 @@ class RunDirectory:
         for temporary in self.path.glob(".*.tmp"):  # of a run that was killed while it wrote
             temporary.unlink()
         if self.is_unused():
+            self.taught.unlink(missing_ok=True)
             write_json(self.config, config)
             write_json(self.training, {"recipe": asdict(recipe), "data_sha256": dict(data_sha256), **facts})
 
     def release(self) -> None:
         """Removes what `start` wrote if no epoch was finished, so that the folder is free for another recipe."""
         if not self.state.exists() and not self.log.exists():
-            self.training.unlink(missing_ok=True)
-            self.config.unlink(missing_ok=True)
+            for path in (self.training, self.config, self.taught):
+                path.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Removes state.pt, which a run that has ended no longer needs."""
+        """Removes state.pt and teachers.npy, which a run that has ended no longer needs."""
         self.state.unlink(missing_ok=True)
+        self.taught.unlink(missing_ok=True)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of log.jsonl, one for each epoch; none if there is no file.
@@ -251,9 +256,11 @@ class RunDirectory:
 
     def write_trained(self, codes: np.ndarray) -> None:
         """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on, each once."""
-        buffer = io.BytesIO()
-        np.save(buffer, np.unique(codes), allow_pickle=False)
-        self._write(self.path / TRAINED_NAME, buffer.getvalue())
+        self._write_array(self.path / TRAINED_NAME, np.unique(codes))
+
+    def write_taught(self, probabilities: np.ndarray) -> None:
+        """Writes teachers.npy: what the teachers predict for each training image, ``(n, classes)``."""
+        self._write_array(self.taught, probabilities)
 
     def check_is_free(self) -> None:
         """Raises ValueError if the folder holds other files, and no run."""
@@ -262,10 +269,15 @@ class RunDirectory:
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a run that ended before its first epoch."""
-        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME}
+        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME, TAUGHT_NAME}
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
+
+    def _write_array(self, path: Path, array: np.ndarray) -> None:
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        self._write(path, buffer.getvalue())
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         atomic(path, lambda temporary: temporary.write_bytes(data))

@@ -148,10 +148,9 @@ class TrainingState:
             logits = self.net(self.as_input(images))
         logits = logits if self.recipe.precision == "float32" else logits.float()
         loss = self.criterion(logits, labels)
-        if self.recipe.teachers:
-            soft = self.teachers.probabilities(images, self.autocast(), self.recipe.channels_last)
-        if soft is not None:
-            loss = self.teachers.loss(loss, logits, soft)
+        taught = self.teachers.probabilities(images, soft, self.autocast(), self.recipe.channels_last)
+        if taught is not None:
+            loss = self.teachers.loss(loss, logits, taught)
         loss.backward()
         return loss.detach()
 

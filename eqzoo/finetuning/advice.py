@@ -15,11 +15,12 @@ from ..analysis.sizes import refusal, weightless
 from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.copies import copies
-from ..data.hashes import SPLIT_NAMES, image_codes
+from ..data.hashes import SPLIT_NAMES, image_codes, trained_images
 from ..engine.recipe import Recipe
 from ..evaluation import Predictor
 from ..evaluation.notes import SOME, cut_off
 from ..models import list_pretrained
+from ..models.load import resolve
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -104,6 +105,7 @@ def advice_before(plan: "Plan") -> list[str]:
         *(_larger(plan.blank, plan.native[0], plan.side) if resized and plan.native else []),
         *_copied(splits),
         *_trained_before(splits, plan.trained_before),
+        *_taught_before(plan),
         *_not_rotated(plan.blank, None if "augment" in request.given else plan.recipe.augment),
     ]
 
@@ -361,13 +363,32 @@ def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
 
 
 def _trained_before(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> Iterator[str]:
+    if seen := _seen(splits, trained):
+        yield (
+            f"the weights were trained on {seen}, so the metrics are too good: start from the checkpoint that these "
+            "weights started from, or give folders train, val and test that keep these images in train"
+        )
+
+
+def _taught_before(plan: "Plan") -> Iterator[str]:
+    """A line where a teacher was trained on images that are held out here, of which the network learns from it."""
+    for name in plan.recipe.teachers:
+        source = resolve(name)
+        trained = trained_images(source.folder) if source.folder else None
+        if trained is None or not len(trained):
+            continue
+        images = plan.images_at(Predictor.of(weightless(source)).input_size[-1])
+        if seen := _seen(images, trained):
+            yield (
+                f"the teacher {name} was trained on {seen}, so the metrics are too good: train it with the same images "
+                "held out, those of the same --valid, --test and --split-by"
+            )
+
+
+def _seen(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> str:
+    """How many of the images that are held out are among those of the codes; empty for none."""
     if trained is None or not len(trained):
-        return
+        return ""
     held_out = [split for name, split in splits.items() if name != "train"]
     count = sum(int(np.isin(image_codes(split), trained).sum()) for split in held_out)
-    if count:
-        yield (
-            f"the weights were trained on {count:,} of the {sum(map(len, held_out)):,} validation and test images, so "
-            "the metrics are too good: start from the checkpoint that these weights started from, or give folders "
-            "train, val and test that keep these images in train"
-        )
+    return f"{count:,} of the {sum(map(len, held_out)):,} validation and test images" if count else ""

@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from ..analysis.sizes import blank as blank_copy
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, native_sides, num_classes
 from ..data.hashes import split_digest, trained_images
+from ..data.splits import resized
 from ..engine import Recipe, RunDirectory
 from ..engine.speed import AUTOMATIC, Speed, measure
 from ..engine.state import freeze as freeze_modules
@@ -125,6 +126,20 @@ class Plan:
         return native_sides(self.request.data, data_dir=self.request.data_dir)
 
     @cached_property
+    def images_at(self) -> Callable[[int], Mapping[str, AnySplit]]:
+        """The same images by split with another side in pixels, for teachers of that size; read anew, once a side."""
+
+        @cache
+        def read(side: int) -> Mapping[str, AnySplit]:
+            if side == self.side:
+                return self.splits
+            if isinstance(self.request.data, Mapping):
+                return {part: resized(split, (side, side)) for part, split in self.splits.items()}
+            return own_images(self.request, side).splits
+
+        return read
+
+    @cached_property
     def trained_before(self) -> np.ndarray | None:
         """The `image_codes` of the images that the initial weights were trained on, as far as they are known."""
         folder = self.source.folder
@@ -147,7 +162,11 @@ class Plan:
     @property
     def fits_classifier(self) -> bool:
         """Whether the classifier alone is fitted, on features that are computed once, instead of trained in epochs."""
-        in_epochs = "epochs" in self.request.given or self.request.minutes is not None
+        in_epochs = {
+            "epochs",
+            "teachers",
+            "soft_labels",
+        } & self.request.given.keys() or self.request.minutes is not None
         classifier: Any = cast(Any, self.blank).get_classifier()
         affine = isinstance(classifier, nn.Linear) and classifier.bias is not None
         return self.request.freeze is True and affine and not in_epochs

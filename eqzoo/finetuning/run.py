@@ -158,7 +158,16 @@ def finetune(
         if plan.fits_classifier:
             model = train_classifier(plan, facts)
         else:
-            model = train(plan.recipe, plan.build, train_splits, directory.path, device, workers, facts=facts).eval()
+            model = train(
+                plan.recipe,
+                plan.build,
+                train_splits,
+                directory.path,
+                device,
+                workers,
+                facts=facts,
+                read=lambda side: plan.images_at(side)["train"],
+            ).eval()
         codes, before = image_codes(plan.splits["train"]), plan.trained_before
         directory.write_trained(codes if before is None else np.concatenate([codes, before]))
         results = write_checkpoint(plan, model, advice)

@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 
 import eqzoo
-from eqzoo.data import Split
-from eqzoo.engine import Recipe, distillation, train
+from eqzoo.data import Split, augment, draw
+from eqzoo.data.images import preprocess
+from eqzoo.data.splits import resized
+from eqzoo.engine import Recipe, RunDirectory, distillation, train
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState
 from eqzoo.evaluation.metrics import top1
 from eqzoo.finetuning.rules import with_rules
-from tests.engine.bars import bars, predictions
+from eqzoo.models import OrbitNet
+from tests.engine.bars import Killed, bars, go, predictions, same, stop_after
 
 ARGS = {"width": 2, "num_classes": 2}
 RECIPE = Recipe(
@@ -30,7 +33,8 @@ class Seer(eqzoo.models.EquivariantNet):
         super().__init__(eqzoo.P4, 2, 1, num_features=1)
         self.size, self.seen = size, []
         self.weight = torch.nn.Parameter(torch.ones(2))
-        self.pretrained_cfg = {"mean": (0.5,), "std": (0.25,), "label_names": list(names)}
+        known = {"mean": (0.5,), "std": (0.25,), "label_names": list(names), "input_size": (1, size, size)}
+        self.pretrained_cfg = known
 
     def forward(self, x):
         assert x.shape[-2:] == (self.size, self.size)
@@ -94,6 +98,124 @@ def test_teachers_are_in_evaluation_mode_and_see_the_augmented_images_at_full_si
     assert teacher.weight.grad is None
 
 
+def test_teachers_see_images_of_their_own_size(teach):
+    teacher = Seer(32)
+    teach(a=teacher)
+    split = bars(16, 0)
+    state = state_of(replace(RECIPE, teachers=("a",)), {"train": split})
+    state.begin_epoch(0)
+    state.backward(split.images, split.labels, torch.zeros(16, 7))
+    ((x, *_),) = teacher.seen
+    expected = (preprocess(split.images, (32, 32)) / 255 - 0.5) / 0.25
+    torch.testing.assert_close(x.double(), expected.double(), atol=1e-5, rtol=1e-5)
+    assert expected.std() > 0.1
+
+
+def test_classes_are_matched_by_their_names(teach):
+    split = bars(16, 0)
+    found = {}
+    for names in (("edge", "middle"), ("middle", "edge"), ()):
+        teach(a=Seer(names=names))
+        named = Split(split.images, split.labels, ("middle", "edge"))
+        state = state_of(replace(RECIPE, teachers=("a",)), {"train": named})
+        images = split.images.double()
+        found[names] = state.teachers.probabilities(images, None, state.autocast(), False)
+    assert torch.equal(found["edge", "middle"], found["middle", "edge"].flip(1))
+    assert torch.equal(found[()], found["middle", "edge"])
+    assert not torch.equal(found[()], found[()].flip(1))  # negative control
+
+
+class Pixels(torch.nn.Module):
+    """A linear classifier of pixels, which no rotation leaves as it is."""
+
+    def __init__(self, side):
+        super().__init__()
+        self.num_classes, self.in_chans = 2, 1
+        self.pretrained_cfg = {"mean": (0.4,), "std": (0.3,), "input_size": (1, side, side)}
+        self.linear = torch.nn.Linear(side**2, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.parametrize("group", ["p4m", "z2"])
+def test_an_orbit_network_predicts_each_training_image_once(teach, group):
+    """What it predicts for the augmented images is the same, if it is invariant under the augmentation."""
+    split, numbers = bars(16, 0), draw(16, torch.Generator().manual_seed(0))
+    network = OrbitNet(Pixels(32), group)
+    teach(a=network)
+    recipe = replace(RECIPE, teachers=("a",), teacher_weight=1.0, label_smoothing=0.0)
+    recipe = replace(recipe, augment="quarter_rotations_flips", model_args=ARGS | {"drop_rate": 0.0})
+    state = state_of(recipe, {"train": split})
+    soft = state.teachers.of_training_images(lambda side: resized(split, (side, side)), 0)
+    calls = network.network.calls
+    state.begin_epoch(0)
+    loss = state.backward(split.images, split.labels, numbers, soft)
+    assert network.network.calls == calls > 0
+    images = augment(recipe.augment, split.images, numbers)
+    with torch.no_grad():
+        logits = state.model.train()(state.as_input(images))
+        p = network((preprocess(images, (32, 32)).round().double() / 255 - 0.4) / 0.3).softmax(1)
+    difference = abs(loss - F.cross_entropy(logits, p))
+    assert difference < 1e-6 if group == "p4m" else difference > 1e-4  # the second one is the negative control
+
+
+def test_soft_labels_count_as_the_teachers_that_made_them(teach):
+    teach(a=OrbitNet(Pixels(28), "p4"), b=OrbitNet(Pixels(28), "p4"), c=Seer())
+    split = bars(16, 0)
+    state = state_of(replace(RECIPE, teachers=("a", "b", "c")), {"train": split})
+    soft = state.teachers.of_training_images(lambda _: split, 0)
+    images = split.images.double()
+    other = state.teachers.probabilities(images, None, state.autocast(), False)
+    found = state.teachers.probabilities(images, soft, state.autocast(), False)
+    torch.testing.assert_close(found, (2 * soft + other) / 3)
+    assert (soft - other).abs().max() > 1e-3
+
+
+def test_a_run_keeps_what_orbit_networks_predict_until_it_has_ended(teach, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    network = OrbitNet(Pixels(28), "p4")
+    teach(a=network)
+    splits = {"train": bars(48, 0), "valid": bars(16, 1)}
+    recipe = replace(RECIPE, teachers=("a",))
+    whole = go(tmp_path / "whole", recipe, splits=splits)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        with pytest.raises(Killed):
+            go(tmp_path / "killed", recipe, splits=splits)
+    assert np.load(tmp_path / "killed" / "teachers.npy").shape == (48, 2)
+    calls = network.network.calls
+    resumed = go(tmp_path / "killed", recipe, splits=splits)
+    assert network.network.calls == calls
+    assert same(whole, resumed)
+    assert not list(tmp_path.glob("*/teachers.npy"))
+    untaught = go(tmp_path / "untaught", replace(recipe, teachers=()), splits=splits)
+    assert not same(whole, untaught)  # negative control
+
+
+def test_predictions_of_other_teachers_are_not_kept(teach, tmp_path, monkeypatch):
+    """Those of a run that was killed before its first epoch, in the folder of a new one."""
+    torch.set_default_dtype(torch.float32)
+    splits = {"train": bars(48, 0), "valid": bars(16, 1)}
+    recipe = replace(RECIPE, teachers=("a",))
+    found = {}
+    for folder, first in (("new", False), ("used", True)):
+        if first:
+            teach(a=OrbitNet(Pixels(28), "p4"))
+            with monkeypatch.context() as patch:
+                stop_after(patch, 0)
+                patch.setattr(RunDirectory, "release", lambda self: None)
+                with pytest.raises(Killed):
+                    go(tmp_path / folder, recipe, splits=splits)
+            assert (tmp_path / folder / "teachers.npy").exists()
+        torch.manual_seed(1)
+        teach(a=OrbitNet(Pixels(28), "p4"))
+        found[folder] = go(tmp_path / folder, recipe, splits=splits)
+    assert same(found["new"], found["used"])
+
+
 def test_a_network_learns_from_its_teachers_where_labels_say_nothing(teach, tmp_path):
     torch.set_default_dtype(torch.float32)
     train_split, valid = bars(96, 0), bars(32, 1)
@@ -155,11 +277,11 @@ def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
 
 
 def test_a_teacher_of_other_classes_is_refused(teach):
-    teach(a=Seer(names=("flat", "round")))
+    teach(a=Seer(names=("flat", "square")))
     split = bars(16, 0)
-    for classes, fails in ((("round", "flat"), True), (("flat", "round"), False), ((), False)):
+    for classes, fails in ((("round", "flat"), True), (("square", "flat"), False), ((), False)):
         named = Split(split.images, split.labels, classes)
-        with pytest.raises(ValueError, match="a has flat, round") if fails else nullcontext():
+        with pytest.raises(ValueError, match="a has flat, square") if fails else nullcontext():
             state_of(replace(RECIPE, teachers=("a",)), {"train": named})
 
 
