@@ -259,7 +259,7 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(ASCResNet, variant, pretrained, feature_indices=(0, 1, 2, 3), **(args | kwargs))
+    return build(ASCResNet, variant, pretrained, feature_indices=(1, 2, 3), **(args | kwargs))
 
 
 @register_model

@@ -12,7 +12,14 @@ from typing import Any
 import timm
 import torch
 from safetensors import SafetensorError
-from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
+from timm.models import (
+    DefaultCfg,
+    PretrainedCfg,
+    build_model_with_cfg,
+    generate_default_cfgs,
+    resolve_pretrained_cfg,
+)
+from timm.models._features import feature_take_indices
 from torch import Tensor
 
 from ..groups import Group
@@ -28,6 +35,7 @@ __all__ = [
     "fits",
     "group_of_weights",
     "per_channel",
+    "stage_indices",
 ]
 
 
@@ -108,7 +116,8 @@ def build(
         pretrained: Whether to load weights.
         feature_indices: The features of ``features_only=True``, unless the caller gives ``out_indices``.
         **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only``, ``device``,
-            ``dtype`` ...) and the arguments of the class.
+            ``dtype`` ...) and the arguments of the class. ``feature_levels=True`` counts ``out_indices`` among
+            ``feature_indices``, one a size, as segmentation_models_pytorch does.
 
     Returns:
         The network, or timm's feature extractor around it.
@@ -137,6 +146,9 @@ def build(
     source = group_of_weights(Path(str(cfg.file)), variant) if pretrained and cfg.file else None
     kwargs["pretrained_filter_fn"] = _checked(kwargs.get("pretrained_filter_fn"), cfg.classifier, source)
     # Features come from forward_intermediates: as planes, which timm's users expect.
+    if kwargs.pop("feature_levels", False) and "out_indices" in kwargs:
+        levels, _ = feature_take_indices(len(feature_indices), kwargs["out_indices"])
+        kwargs["out_indices"] = [feature_indices[level] for level in levels]
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}
     with fits(cfg.file if pretrained else None, variant):
         model: EquivariantNet = build_model_with_cfg(
@@ -240,6 +252,11 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
         first, *others = [line.strip() for line in str(error).splitlines()][1:] or [str(error)]
         more = f" and {len(others)} more" if others else ""
         raise ValueError(f"{file} does not fit {subject} with these arguments: {shorten(first, 300)}{more}") from error
+
+
+def stage_indices(depths: Any) -> tuple[int, ...]:
+    """The features after each stage, without those of the stem, which have the size of those after the first stage."""
+    return tuple(range(1, len(depths) + 1)) if isinstance(depths, list | tuple) else ()  # else the class refuses them
 
 
 def per_channel(values: Sequence[float], channels: int) -> Sequence[float]:

@@ -39,7 +39,7 @@ from ..layers._fused import FusedSequential
 from ..layers.e4 import KernelNormAffine
 from ..layers.pool import Reduce
 from .base import EquivariantNet
-from .builder import build, configs
+from .builder import build, configs, stage_indices
 
 __all__ = ["E4ResNet"]
 
@@ -227,9 +227,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    depths = kwargs.get("depths", (2, 2, 2, 2))
-    stages = len(depths) if isinstance(depths, list | tuple) else 0  # of others the class says what they should be
-    return build(E4ResNet, variant, pretrained, feature_indices=tuple(range(stages + 1)), **(args | kwargs))
+    stages = stage_indices(kwargs.get("depths", (2, 2, 2, 2)))
+    return build(E4ResNet, variant, pretrained, feature_indices=stages, **(args | kwargs))
 
 
 @register_model

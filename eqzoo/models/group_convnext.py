@@ -45,7 +45,7 @@ from ..layers import (
 )
 from ..layers.pool import Reduce
 from .base import EquivariantNet
-from .builder import build, configs
+from .builder import build, configs, stage_indices
 
 __all__ = ["ConvNeXt"]
 
@@ -215,9 +215,7 @@ default_cfgs = configs(
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group) -> EquivariantNet:
     planes, depths = _SIZES[variant.rpartition("_")[2]]
     args: dict[str, Any] = {"group": group, "planes": planes, "depths": depths} | kwargs
-    depths = args["depths"]
-    stages = tuple(range(1, len(depths) + 1)) if isinstance(depths, list | tuple) else ()
-    return build(ConvNeXt, variant, pretrained, feature_indices=stages, **args)
+    return build(ConvNeXt, variant, pretrained, feature_indices=stage_indices(args["depths"]), **args)
 
 
 @register_model

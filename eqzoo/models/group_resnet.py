@@ -37,7 +37,7 @@ from ..layers import GroupBatchNorm2d, GroupConv2d, HalvingPool2d, LiftingConv2d
 from ..layers._fused import FusedSequential
 from ..layers.pool import Reduce
 from .base import EquivariantNet
-from .builder import build, configs
+from .builder import build, configs, stage_indices
 
 __all__ = ["GroupResNet"]
 
@@ -172,7 +172,8 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    return build(GroupResNet, variant, pretrained, feature_indices=(0, 1, 2, 3), **(args | kwargs))
+    stages = stage_indices(kwargs.get("depths", (1, 1, 1)))
+    return build(GroupResNet, variant, pretrained, feature_indices=stages, **(args | kwargs))
 
 
 @register_model

@@ -277,12 +277,12 @@ def test_channels_and_classes_change():
     assert not torch.equal(dropped.eval()(x), dropped.train()(x))
 
 
-def test_features_are_planes_of_the_stem_and_the_stages():
+def test_features_are_planes_of_the_stages():
     model = create_model("p4m_asc_resnet29", features_only=True)
     features = model(torch.randn(1, 3, 8, 8))
-    assert [tuple(f.shape[1:]) for f in features] == [(48, 8, 8), (192, 8, 8), (384, 4, 4), (768, 2, 2)]
-    assert model.feature_info.channels() == [48, 192, 384, 768]
-    assert model.feature_info.reduction() == [1, 1, 2, 4]
+    assert [tuple(f.shape[1:]) for f in features] == [(192, 8, 8), (384, 4, 4), (768, 2, 2)]
+    assert model.feature_info.channels() == [192, 384, 768]
+    assert model.feature_info.reduction() == [1, 2, 4]
 
 
 def test_layer_decay_counts_bottlenecks():

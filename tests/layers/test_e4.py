@@ -340,6 +340,6 @@ def test_features_only():
     assert features.feature_info.reduction() == [1, 2, 2, 4, 4, 4, 4]
     features = timm.create_model("p4_e4_resnet18", features_only=True, width=4)
     maps = features(torch.zeros(1, 3, 16, 16))
-    assert [tuple(m.shape[1:]) for m in maps] == [(16, 16, 16), (16, 16, 16), (32, 8, 8), (64, 4, 4), (128, 2, 2)]
-    assert features.feature_info.channels() == [16, 16, 32, 64, 128]
-    assert features.feature_info.reduction() == [1, 1, 2, 4, 8]
+    assert [tuple(m.shape[1:]) for m in maps] == [(16, 16, 16), (32, 8, 8), (64, 4, 4), (128, 2, 2)]
+    assert features.feature_info.channels() == [16, 32, 64, 128]
+    assert features.feature_info.reduction() == [1, 2, 4, 8]

@@ -360,7 +360,7 @@ def test_features_of_another_depth_and_of_an_extractor_in_training():
         model = eqzoo.create_model("p4m_resnet44", depth=1, widths=widths, features_only=True)
         assert model.feature_info.channels() == [8 * width for width in widths]
     channels = eqzoo.create_model("p4_resnet18", depths=(1, 1), features_only=True).feature_info.channels()
-    assert channels == [4 * width for width in (32, 32, 64)]
+    assert channels == [4 * width for width in (32, 64)]
     stages = eqzoo.create_model("r4_gsanet_t").feature_info
     assert len(eqzoo.create_model("r4_gsanet_t", features_only=True).feature_info.channels()) == len(stages)
 
