@@ -5,6 +5,7 @@ import itertools
 from functools import partial
 from typing import Any
 
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -54,42 +55,31 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _summary(name: str) -> str:
-    import timm
-
-    return (
-        (timm.model_entrypoint(name).__doc__ or "no description").strip().splitlines()[0].partition(" (")[0].rstrip(".")
-    )
+    text = timm.model_entrypoint(name).__doc__ or "no description"
+    return text.strip().splitlines()[0].partition(" (")[0].rstrip(".")
 
 
 def _sides(model: EquivariantNet | OrbitNet) -> dict[str, Any]:
     """The sides near the network's own of the square images that it accepts, because it is equivariant on them."""
     own = model.input_size[1]
-    taken: list[int] = []
-    low = high = own
     for span in _SPANS:
-        fresh = [side for side in range(max(1, own - span), own + span + 1) if not low <= side <= high or low == high]
-        low, high = max(1, own - span), own + span
-        taken = sorted({*taken, *(side for side in fresh if refusal(model, side, side) is None)})
+        tried = range(max(1, own - span), own + span + 1)
+        taken = [side for side in tried if refusal(model, side, side) is None]
         if len(taken) > 2:
             break
-    return {"tried": [low, high], "exact": taken}
+    return {"tried": [tried[0], tried[-1]], "exact": taken}
 
 
 def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
     """Where the weights of a checkpoint are, and its results."""
-    found: dict[str, Any] = {"name": name, "where": None, "results": None, "paper": None}
-    printed = rows().get(name)
+    paper, printed = None, rows().get(name)
     if printed:
-        found["paper"] = {
-            "authors": PAPERS[printed.paper].short,
-            "parameters": printed.parameters,
-            "error": printed.error,
-        }
-        found["paper"]["spread"] = printed.spread
-    path, found["results"] = weights_and_results(name)
-    found["classes"] = [row["name"] for row in (found["results"] or {}).get("classes", ())]
-    found["where"] = str(path) if path else f"https://huggingface.co/{repo_id}" if repo_id else None
-    return found
+        paper = {key: getattr(printed, key) for key in ("parameters", "error", "spread")}
+        paper["authors"] = PAPERS[printed.paper].short
+    path, results = weights_and_results(name)
+    where = str(path) if path else f"https://huggingface.co/{repo_id}" if repo_id else None
+    classes = [row["name"] for row in (results or {}).get("classes", ())]
+    return {"name": name, "where": where, "results": results, "paper": paper, "classes": classes}
 
 
 def _own(model: EquivariantNet | OrbitNet, source: ModelSource) -> dict[str, Any]:
@@ -100,8 +90,8 @@ def _own(model: EquivariantNet | OrbitNet, source: ModelSource) -> dict[str, Any
     """
     cfg = model.pretrained_cfg
     label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None}
-    found["classes"] = list(source.config.get("label_names") or cfg.get("label_names") or ())
+    classes = list(source.config.get("label_names") or cfg.get("label_names") or ())
+    found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None, "classes": classes}
     if source.folder:
         weights = source.weights or source.folder / WEIGHTS_NAME
         results = results_beside(weights) if weights.name == WEIGHTS_NAME else None
