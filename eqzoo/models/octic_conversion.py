@@ -13,7 +13,6 @@ References:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,31 +26,15 @@ from torch import Tensor
 from .._common import atomic, write_json
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ._released_files import read_pth, some_of
-from .builder import configured_name, fits
+from .builder import configured_name, fits, per_channel
+from .config import checkpoint_config
 from .octic_vit import OcticViT
 
-__all__ = ["ConvertedOcticViT", "octic_vit_state", "read_octic_vit", "write_octic_vit"]
+__all__ = ["octic_vit_state", "read_octic_vit", "write_octic_vit"]
 
 _IRREPS = ("A1", "A2", "B1", "B2", "E")
 _LIFTED = "patch_embed.lift8.conv_A1.weight"
 _LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")
-
-
-@dataclass(frozen=True)
-class ConvertedOcticViT:
-    """A released network as one of ours.
-
-    Args:
-        architecture: The registered name.
-        recipe: ``"deit3_in1k"`` or ``"dinov2_in1k"``, by the format of the file.
-        model_args: The arguments of `OcticViT`.
-        state: Its state dict.
-    """
-
-    architecture: str
-    recipe: str
-    model_args: dict[str, Any]
-    state: dict[str, Tensor]
 
 
 def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str, Any]) -> str:
@@ -67,12 +50,13 @@ def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str,
         FileNotFoundError: If there is no such file.
         ValueError: If the file is not of such a network, or is not invariant.
     """
-    found = read_octic_vit(path, model, settings)
+    network, cfg, args = read_octic_vit(path, model, settings)
     output.mkdir(parents=True, exist_ok=True)
     weights = output / WEIGHTS_NAME
-    atomic(weights, partial(save_file, found.state, metadata={"format": "pt"}))
-    write_json(output / CONFIG_NAME, _config(found, sha256_of(weights)))
-    args = found.model_args
+    atomic(weights, partial(save_file, network.state_dict(), metadata={"format": "pt"}))
+    labels = ImageNetInfo("imagenet-1k").label_descriptions() if network.num_classes == 1000 else []
+    about: dict[str, Any] = {"label_names": labels, "group": network.group.name, "weights_sha256": sha256_of(weights)}
+    write_json(output / CONFIG_NAME, checkpoint_config(network, cfg, model_args=args, **about))
     heads = (
         "as set" if "num_heads" in settings else f"as {model.partition('.')[0]} has; another number: --set num_heads="
     )
@@ -83,8 +67,10 @@ def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str,
     return f"wrote {output}: {sizes}; eqzoo.create_model('local-dir:{output}', pretrained=True) reads it"
 
 
-def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> ConvertedOcticViT:
-    """Reads a released file; see `write_octic_vit`."""
+def read_octic_vit(
+    path: Path, model: str, settings: Mapping[str, Any]
+) -> tuple[OcticViT, dict[str, Any], dict[str, Any]]:
+    """The network of a released file, its configuration, and the arguments of its class; see `write_octic_vit`."""
     architecture = model.partition(".")[0]
     if "octic_vit" not in architecture or not timm.is_model(architecture):
         names = ", ".join(timm.list_models("*octic_vit*"))
@@ -100,13 +86,16 @@ def read_octic_vit(path: Path, model: str, settings: Mapping[str, Any]) -> Conve
         raise ValueError(f"{path} is of {'an' if invariant else 'a'} {kind} network, and {model} is not; name {other}")
     args = _sizes(theirs) | {"num_heads": named.blocks[0].attn.num_heads} | dict(settings)
     state = octic_vit_state(theirs, args["depth"])
-    recipe = "deit3_in1k" if "head.weight" in theirs else "dinov2_in1k"
-    found = ConvertedOcticViT(architecture, recipe, args, state)
     with torch.device("meta"):
         network = OcticViT(**args, invariant=invariant)
     with fits(path, architecture):
         network.load_state_dict(state, assign=True)
-    return found
+    recipe = "deit3_in1k" if "head.weight" in theirs else "dinov2_in1k"
+    cfg = timm.get_pretrained_cfg(configured_name(architecture, recipe)).to_dict(remove_source=True)
+    channels, side = args["in_chans"], args["img_size"]
+    cfg |= {"architecture": architecture, "tag": recipe, "num_classes": args["num_classes"], "license": "apache-2.0"}
+    cfg |= {"input_size": (channels, side, side)} | {key: per_channel(cfg[key], channels) for key in ("mean", "std")}
+    return network, cfg, args
 
 
 def octic_vit_state(theirs: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
@@ -211,29 +200,3 @@ def _weights(path: Path) -> dict[str, Tensor]:
     if any(name.startswith("backbone.") for name in state):  # beside it are heads of DINOv2's training
         state = {name.removeprefix("backbone."): value for name, value in state.items() if name.startswith("backbone.")}
     return state
-
-
-def _config(found: ConvertedOcticViT, digest: str) -> dict[str, Any]:
-    """The config.json that ``local-dir:`` builds the network from."""
-    args = found.model_args
-    cfg = timm.get_pretrained_cfg(configured_name(found.architecture, found.recipe)).to_dict(remove_source=True)
-    channels, side, classes = args["in_chans"], args["img_size"], args["num_classes"]
-    cfg |= {"tag": found.recipe, "num_classes": classes, "license": "apache-2.0"}
-    cfg["input_size"] = [channels, side, side]
-    for key in ("mean", "std"):
-        cfg[key] = list(cfg[key]) if len(cfg[key]) == channels else [0.5] * channels
-    drop = ("architecture", "label_names", "state_dict", "hf_hub_id")
-    return {
-        "architecture": found.architecture,
-        "num_classes": classes,
-        "num_features": args["embed_dim"],
-        "global_pool": args.get("global_pool", "token"),
-        "label_names": ImageNetInfo("imagenet-1k").label_descriptions() if classes == 1000 else [],
-        "model_args": {key: value for key, value in args.items() if key != "num_classes"},
-        "pretrained_cfg": {name: value for name, value in cfg.items() if value is not None and name not in drop},
-        "eqzoo": {
-            "group": "z2" if not found.architecture.startswith("p4m") else "p4m",
-            "converted_from": "octic_vits",
-            "weights_sha256": digest,
-        },
-    }
