@@ -230,15 +230,9 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check(path: Path, model: str, found: Mapping[str, Tensor], wanted: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ValueError unless a file has these weights and no others: those left out would compute something else."""
-    faults = {
-        "missing": wanted.keys() - found.keys(),
-        "not of this network": found.keys() - wanted.keys(),
-        "of another shape": [
-            f"{key} {tuple(found[key].shape)} instead of {shape}"
-            for key, shape in wanted.items()
-            if key in found and tuple(found[key].shape) != shape
-        ],
-    }
-    if any(faults.values()):
-        named = "; ".join(f"{fault}: {some_of(names)}" for fault, names in faults.items() if names)
-        raise ValueError(f"{path} is no released checkpoint of {model}: {named}. Name the network that it is of")
+    shapes = {key: tuple(value.shape) for key, value in found.items()}
+    if wrong := [key for key in wanted.keys() | shapes.keys() if wanted.get(key) != shapes.get(key)]:
+        raise ValueError(
+            f"{path} is no released checkpoint of {model}: missing, of another network or of another shape are "
+            f"{some_of(wrong)}"
+        )
