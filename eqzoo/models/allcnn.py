@@ -88,12 +88,10 @@ class AllCNN(EquivariantNet):
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
         super().__init__(group, num_classes, in_chans, num_features=2 * width)
-        if downsample not in ("pool", "stride"):
-            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.attention = attention
         self.faster_channels_last = attention is None
         self.drop_rate = drop_rate
-        self.downsample = downsample
+        self.stride = {"pool": 1, "stride": 2}[downsample]
         lift = lifting_conv(group, in_chans, width, 3, padding=1, attention=attention)
         self.stem = FusedSequential(
             OrderedDict(drop=Dropout(input_drop_rate), conv=lift, norm=self._norm(width), act=nn.ReLU())
@@ -119,8 +117,8 @@ class AllCNN(EquivariantNet):
 
     def _stage(self, in_width: int, width: int, kernel_size: int = 3, down: bool = False) -> nn.Sequential:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
-        layers["conv"] = self._conv(in_width, width, kernel_size, 2 if down and self.downsample == "stride" else 1)
-        if down and self.downsample == "pool":
+        layers["conv"] = self._conv(in_width, width, kernel_size, self.stride if down else 1)
+        if down and self.stride == 1:
             layers["pool"] = SpatialPool2d(self.group, 2)
         layers["norm"] = self._norm(width)
         layers["act"] = nn.ReLU()
@@ -145,19 +143,10 @@ class AllCNN(EquivariantNet):
         return nn.Sequential(OrderedDict(conv=conv, norm=self._norm(num_classes), act=nn.ReLU()))
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CATALOG["cifar10"].cfg() | {"first_conv": "stem.conv", "classifier": "head.conv"} | kwargs
-
+_NAMES = ("z2_allcnn", "p4_allcnn", "p4_alpha_f_allcnn", "p4_alpha_allcnn", "p4m_allcnn", "p4m_alpha_f_allcnn")
 
 default_cfgs = configs(
-    {
-        "z2_allcnn.cifar10": _cfg(),
-        "p4_allcnn.cifar10": _cfg(),
-        "p4_alpha_f_allcnn.cifar10": _cfg(),
-        "p4_alpha_allcnn.cifar10": _cfg(),
-        "p4m_allcnn.cifar10": _cfg(),
-        "p4m_alpha_f_allcnn.cifar10": _cfg(),
-    }
+    {f"{name}.cifar10": CATALOG["cifar10"].cfg() for name in _NAMES}, first_conv="stem.conv", classifier="head.conv"
 )
 
 

@@ -93,8 +93,9 @@ class ASCResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides are multiples of 4.
 
     Raises:
-        ValueError: If depth is not 9n + 2, middle or downsample is unknown, num_heads or se_reduction does not divide
-            the fields, or the sides of an image are not multiples of 4.
+        ValueError: If depth is not 9n + 2, num_heads or se_reduction does not divide the fields, or the sides of an
+            image are not multiples of 4.
+        KeyError: If middle or downsample is unknown.
 
     References:
         Affine Self Convolution (Diaconu and Worrall, 2019), section 4 and appendix C
@@ -128,8 +129,6 @@ class ASCResNet(EquivariantNet):
         super().__init__(group, num_classes, in_chans, num_features=4 * width * _EXPANSION)
         if depth < 11 or (depth - 2) % 9:
             raise ValueError(f"depth is 9n + 2 for n bottlenecks a stage, such as 11, 20, 29 or 83; got {depth}")
-        if downsample not in ("pool", "stride"):
-            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.drop_rate = drop_rate
         attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)
@@ -195,7 +194,7 @@ class Bottleneck(nn.Module):
     ) -> None:
         super().__init__()
         outer = inner * _EXPANSION
-        stride = 2 if halve == "stride" else 1
+        stride = {None: 1, "pool": 1, "stride": 2}[halve]
         pool = halve == "pool" or (halve is not None and middle != "conv")
         self.branch = FusedSequential(
             OrderedDict(
@@ -233,28 +232,24 @@ class Bottleneck(nn.Module):
 def _middle(group: Group, channels: int, middle: Middle, stride: int, attention: dict[str, Any]) -> nn.Module:
     if middle == "conv":
         return GroupConv2d(group, channels, channels, 3, stride, padding=1, bias=False, exact=stride == 1)
-    if middle not in _ATTENTION:
-        raise ValueError(f"middle is 'conv', 'sasa', 'simple_asc' or 'asc', got {middle!r}")
     return _ATTENTION[middle](group, channels, **attention)
-
-
-def _cfg(dataset: dict[str, Any]) -> dict[str, Any]:
-    return dataset | {"first_conv": "stem.conv", "classifier": "head"}
 
 
 _PAPER = ["z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc"]
 _OURS = ["p4_simple_asc", "p4_asc_se", "p4m", "p4m_se", "p4m_asc"]
 
 default_cfgs = configs(
-    {f"{name}_resnet29.cifar10": _cfg(CATALOG["cifar10"].cfg()) for name in _PAPER + _OURS}
-    | {f"{name}_resnet29.cifar100": _cfg(CATALOG["cifar100"].cfg()) for name in _PAPER}
-    | {f"{name}_resnet83.cifar10": _cfg(CATALOG["cifar10"].cfg()) for name in _PAPER}
-    | {"p4_asc_resnet29.rotmnist": _cfg(CATALOG["rotmnist"].cfg())}
-    | {f"{name}_resnet29.eurosat": _cfg(CATALOG["eurosat"].cfg()) for name in ("z2", "p4", "p4m")}
+    {f"{name}_resnet29.cifar10": CATALOG["cifar10"].cfg() for name in _PAPER + _OURS}
+    | {f"{name}_resnet29.cifar100": CATALOG["cifar100"].cfg() for name in _PAPER}
+    | {f"{name}_resnet83.cifar10": CATALOG["cifar10"].cfg() for name in _PAPER}
+    | {"p4_asc_resnet29.rotmnist": CATALOG["rotmnist"].cfg()}
+    | {f"{name}_resnet29.eurosat": CATALOG["eurosat"].cfg() for name in ("z2", "p4", "p4m")}
     | {
-        f"{name}_resnet29.chula_rbc12": _cfg(CATALOG["chula_rbc12"].cfg() | {"input_size": (3, 40, 40)})
+        f"{name}_resnet29.chula_rbc12": CATALOG["chula_rbc12"].cfg() | {"input_size": (3, 40, 40)}
         for name in ("z2", "p4", "p4m")
-    }
+    },
+    first_conv="stem.conv",
+    classifier="head",
 )
 
 

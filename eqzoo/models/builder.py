@@ -55,7 +55,7 @@ class Checkpoint(PretrainedCfg):  # type: ignore[misc]  # timm is untyped
         return {key: value for key, value in entry.items() if key != "model_args"}
 
 
-def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
+def configs(typed: Mapping[str, dict[str, Any]], **common: Any) -> dict[str, DefaultCfg]:
     """The entries of a family of networks in timm's registry: the typed ones, and every checkpoint that is published.
 
     `create_model`, `list_models` and everything else that takes a name then know the networks. A name without tag
@@ -68,8 +68,9 @@ def configs(typed: Mapping[str, dict[str, Any]]) -> dict[str, DefaultCfg]:
     Args:
         typed: The configuration of ``<model>.<data set>``, for every network at least one. Its ``"model_args"`` are
             arguments of the network's class with which the checkpoint's network is built.
+        **common: What the configurations have in common, such as ``classifier``, the name of that layer.
     """
-    entries = {name: Checkpoint(**entry) for name, entry in typed.items()}
+    entries = {name: Checkpoint(**(common | entry)) for name, entry in typed.items()}
     models = {name.partition(".")[0] for name in typed}
     for name in published_names():
         if name.partition(".")[0] in models:
@@ -254,9 +255,9 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
         raise ValueError(f"{file} does not fit {subject} with these arguments: {shorten(first, 300)}{more}") from error
 
 
-def stage_indices(depths: Any) -> tuple[int, ...]:
+def stage_indices(depths: Sequence[int]) -> tuple[int, ...]:
     """The features after each stage, without those of the stem, which have the size of those after the first stage."""
-    return tuple(range(1, len(depths) + 1)) if isinstance(depths, list | tuple) else ()  # else the class refuses them
+    return tuple(range(1, len(depths) + 1))
 
 
 def per_channel(values: Sequence[float], channels: int) -> Sequence[float]:

@@ -72,8 +72,8 @@ class E4ResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; with ``"pool"``, sides are multiples of 8.
 
     Raises:
-        ValueError: If mechanism or downsample is unknown, an argument of the E4 layer is given with
-            ``mechanism="conv"``, or slice_channels or reduction does not divide a width.
+        ValueError: If slice_channels or reduction does not divide a width.
+        KeyError: If mechanism or downsample is unknown.
 
     References:
         Efficient Equivariant Network (He et al., 2021), section 5.2
@@ -105,17 +105,9 @@ class E4ResNet(EquivariantNet):
         drop_rate: float = 0.2,
         global_pool: Reduce = "max",
     ) -> None:
-        if not isinstance(depths, list | tuple) or not depths or min(depths) < 1:
-            raise ValueError(
-                f"depths are the numbers of blocks of the stages, one stage or more of 1 or more, got {depths}"
-            )
         widths = [width * 2**stage for stage in range(len(depths))]
         super().__init__(group, num_classes, in_chans, num_features=widths[-1])
-        if mechanism not in ("conv", "e4"):
-            raise ValueError(f"mechanism is 'conv' or 'e4', got {mechanism!r}")
-        if downsample not in ("pool", "stride"):
-            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
-        self.faster_channels_last = mechanism == "conv"
+        self.faster_channels_last = {"conv": True, "e4": False}[mechanism]
 
         def second_layer(channels: int) -> nn.Module:
             if mechanism == "conv":
@@ -185,7 +177,7 @@ class _BasicBlock(nn.Module):
         super().__init__()
 
         def project(kernel_size: int) -> OrderedDict[str, nn.Module]:
-            stride = 2 if halve and downsample == "stride" else 1
+            stride = {"pool": 1, "stride": 2}[downsample] if halve else 1
             conv = GroupConv2d(
                 group,
                 in_channels,
@@ -213,16 +205,14 @@ class _BasicBlock(nn.Module):
         return y
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {"first_conv": "stem.conv", "classifier": "head"} | kwargs
-
-
 default_cfgs = configs(
     {
-        f"{model}.{dataset}": _cfg(**cfg)
+        f"{model}.{dataset}": CATALOG[dataset].cfg()
         for model in ("z2_resnet18", "p4_resnet18", "p4m_resnet18", "p4_e4_resnet18", "p4m_e4_resnet18")
-        for dataset, cfg in (("cifar10", CATALOG["cifar10"].cfg()), ("cifar100", CATALOG["cifar100"].cfg()))
-    }
+        for dataset in ("cifar10", "cifar100")
+    },
+    first_conv="stem.conv",
+    classifier="head",
 )
 
 

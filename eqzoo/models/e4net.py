@@ -121,16 +121,10 @@ class E4Net(EquivariantNet):
         return pooled if pre_logits else self.head(pooled)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CATALOG["rotmnist"].cfg() | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
-
+_NAMES = ("p4_e4net", "p4_e4net_large", "p4m_e4net")
 
 default_cfgs = configs(
-    {
-        "p4_e4net.rotmnist": _cfg(),
-        "p4_e4net_large.rotmnist": _cfg(),
-        "p4m_e4net.rotmnist": _cfg(),
-    }
+    {f"{name}.rotmnist": CATALOG["rotmnist"].cfg() for name in _NAMES}, first_conv="stem.conv", classifier="head"
 )
 
 

@@ -121,24 +121,13 @@ class GroupCNN(EquivariantNet):
         return group_conv(self.group, self.num_features, num_classes, 4, attention=self.attention)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CATALOG["rotmnist"].cfg() | {"first_conv": "stem.conv", "classifier": "head"} | kwargs
-
+_PLAIN = ("z2_cnn", "p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19", "p4m_cnn")
+_ATTENTIVE = ("p4_alpha_cnn", "p4_alpha_ch_cnn", "p4_alpha_sp_cnn", "p4_alpha_f_cnn", "p4_alpha_rh_cnn")
 
 default_cfgs = configs(
-    {
-        "z2_cnn.rotmnist": _cfg(),
-        "p4_cnn.rotmnist": _cfg(),
-        "p4_cnn_w11.rotmnist": _cfg(),
-        "p4_cnn_w15.rotmnist": _cfg(),
-        "p4_cnn_w19.rotmnist": _cfg(),
-        "p4m_cnn.rotmnist": _cfg(),
-        "p4_alpha_cnn.rotmnist": _cfg(),
-        "p4_alpha_ch_cnn.rotmnist": _cfg(),
-        "p4_alpha_sp_cnn.rotmnist": _cfg(),
-        "p4_alpha_f_cnn.rotmnist": _cfg(),
-        "p4_alpha_rh_cnn.rotmnist": _cfg(),
-    }
+    {f"{name}.rotmnist": CATALOG["rotmnist"].cfg() for name in _PLAIN + _ATTENTIVE},
+    first_conv="stem.conv",
+    classifier="head",
 )
 
 

@@ -162,12 +162,14 @@ class BasicBlock(nn.Module):
         return y
 
 
-_LAYERS = {"first_conv": "stem.conv1", "classifier": "head"}
 _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_resnet_m")
 
 default_cfgs = configs(
-    {f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg(**_LAYERS, license="cc-by-nc-4.0") for name in _NAMES}
-    | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg(**_LAYERS, license="cc-by-nc-4.0")}
+    {f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg() for name in _NAMES}
+    | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()},
+    first_conv="stem.conv1",
+    classifier="head",
+    license="cc-by-nc-4.0",
 )
 
 

@@ -211,13 +211,7 @@ class GSANet(EquivariantNet):
         pose_index: PoseIndex = "exact",
     ) -> None:
         stages = _stages(stages)
-        if not stages or not all(stage.widths for stage in stages):
-            raise ValueError(f"a GSA-Net has one stage or more, each with one width or more, got stages={stages}")
-        if wrong := next((stage for stage in stages if len(stage.widths) != len(stage.crops)), None):
-            raise ValueError(f"a stage has as many crops as widths, got {wrong.widths} and {wrong.crops}")
         super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
-        if downsample not in ("exact", "floor"):
-            raise ValueError(f"downsample is 'exact' or 'floor', got {downsample!r}")
         self.init_scale = init_scale
         self.drop_rate = drop_rate
         self.block_norm = block_norm
@@ -279,7 +273,8 @@ class GSANet(EquivariantNet):
         return OrderedDict[str, nn.Module](norm=GroupLayerNorm2d(self.group, channels), act=nn.SiLU())
 
     def _pool(self) -> nn.Module:
-        return HalvingPool2d(self.group) if self.downsample == "exact" else SpatialPool2d(self.group, 2, exact=False)
+        pools = {"exact": HalvingPool2d(self.group), "floor": SpatialPool2d(self.group, 2, exact=False)}
+        return pools[self.downsample]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
@@ -305,24 +300,12 @@ class GSANet(EquivariantNet):
         return head
 
 
-def _cfg(data: dict[str, Any]) -> dict[str, Any]:
-    return data | {"first_conv": _FIRST.removesuffix(".weight"), "classifier": "head"}
-
-
 default_cfgs = configs(
-    {
-        "z2_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
-        "r4_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
-        "r8_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
-        "r12_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
-        "r16_gsanet_t.rotmnist": _cfg(CATALOG["rotmnist"].cfg()),
-        "z2_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
-        "r4_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
-        "r8_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
-        "r4m_gsanet_s.pcam": _cfg(CATALOG["pcam"].cfg()),
-        "z2_gsanet_b.cifar10": _cfg(CATALOG["cifar10"].cfg()),
-        "z2m_gsanet_b.cifar10": _cfg(CATALOG["cifar10"].cfg()),
-    }
+    {f"{group}_gsanet_t.rotmnist": CATALOG["rotmnist"].cfg() for group in ("z2", "r4", "r8", "r12", "r16")}
+    | {f"{group}_gsanet_s.pcam": CATALOG["pcam"].cfg() for group in ("z2", "r4", "r8", "r4m")}
+    | {f"{group}_gsanet_b.cifar10": CATALOG["cifar10"].cfg() for group in ("z2", "z2m")},
+    first_conv=_FIRST.removesuffix(".weight"),
+    classifier="head",
 )
 
 

@@ -135,10 +135,6 @@ class OcticViT(EquivariantNet):
         global_pool: str = "token",
     ) -> None:
         super().__init__(P4M if invariant else Z2, num_classes, in_chans, num_features=embed_dim)
-        if depth < 2:
-            raise ValueError(f"an octic ViT has 2 blocks or more, half of them octic; got depth={depth}")
-        if not isinstance(patch_size, int) or patch_size < 2 or patch_size % 2:
-            raise ValueError(f"patch_size is an even number of pixels, the side of a square; got {patch_size!r}")
         hidden = round(embed_dim * mlp_ratio)
         if hidden % 8:
             raise ValueError(
@@ -294,25 +290,23 @@ def resize_positions(state: Mapping[str, Tensor], model: nn.Module) -> dict[str,
     return found
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return IMAGENET.cfg() | {"first_conv": "stem.patch", "classifier": "head"} | kwargs
-
-
 _DINOV2: dict[str, Any] = {"num_classes": 0, "crop_pct": 0.875}
 default_cfgs = configs(
     {
-        "p4m_octic_vit_tiny_patch16_224.in1k": _cfg(),
-        "p4m_octic_vit_small_patch16_224.in1k": _cfg(),
-        "p4m_octic_vit_base_patch16_224.in1k": _cfg(),
-        "p4m_octic_vit_large_patch16_224.deit3_in1k": _cfg(),
-        "p4m_octic_vit_large_patch16_224.dinov2_in1k": _cfg(**_DINOV2),
-        "p4m_octic_vit_huge_patch14_224.deit3_in1k": _cfg(),
-        "p4m_octic_vit_huge_patch16_224.dinov2_in1k": _cfg(**_DINOV2),
-        "octic_vit_large_patch16_224.deit3_in1k": _cfg(),
-        "octic_vit_large_patch16_224.dinov2_in1k": _cfg(**_DINOV2),
-        "octic_vit_huge_patch14_224.deit3_in1k": _cfg(),
-        "octic_vit_huge_patch16_224.dinov2_in1k": _cfg(**_DINOV2),
-    }
+        "p4m_octic_vit_tiny_patch16_224.in1k": IMAGENET.cfg(),
+        "p4m_octic_vit_small_patch16_224.in1k": IMAGENET.cfg(),
+        "p4m_octic_vit_base_patch16_224.in1k": IMAGENET.cfg(),
+        "p4m_octic_vit_large_patch16_224.deit3_in1k": IMAGENET.cfg(),
+        "p4m_octic_vit_large_patch16_224.dinov2_in1k": IMAGENET.cfg() | _DINOV2,
+        "p4m_octic_vit_huge_patch14_224.deit3_in1k": IMAGENET.cfg(),
+        "p4m_octic_vit_huge_patch16_224.dinov2_in1k": IMAGENET.cfg() | _DINOV2,
+        "octic_vit_large_patch16_224.deit3_in1k": IMAGENET.cfg(),
+        "octic_vit_large_patch16_224.dinov2_in1k": IMAGENET.cfg() | _DINOV2,
+        "octic_vit_huge_patch14_224.deit3_in1k": IMAGENET.cfg(),
+        "octic_vit_huge_patch16_224.dinov2_in1k": IMAGENET.cfg() | _DINOV2,
+    },
+    first_conv="stem.patch",
+    classifier="head",
 )
 
 _LARGE: dict[str, Any] = {"embed_dim": 1024, "depth": 24, "num_heads": 16}

@@ -157,19 +157,13 @@ def _conv(
     return group_conv(group, in_width, width, kernel_size, attention=attention, **options)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CATALOG["pcam"].cfg() | {"first_conv": "stem", "classifier": "head"} | kwargs
-
+_NAMES = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "p4m_alpha_f_densenet")
 
 default_cfgs = configs(
-    {
-        "z2_densenet.pcam": _cfg(),
-        "p4_densenet.pcam": _cfg(),
-        "p4_alpha_f_densenet.pcam": _cfg(),
-        "p4m_densenet.pcam": _cfg(),
-        "p4m_alpha_f_densenet.pcam": _cfg(),
-        "p4m_densenet.chula_rbc12": _cfg(**CATALOG["chula_rbc12"].cfg()),
-    }
+    {f"{name}.pcam": CATALOG["pcam"].cfg() for name in _NAMES}
+    | {"p4m_densenet.chula_rbc12": CATALOG["chula_rbc12"].cfg()},
+    first_conv="stem",
+    classifier="head",
 )
 
 

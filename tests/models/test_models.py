@@ -9,7 +9,6 @@ import pytest
 import timm
 import torch
 from timm.layers import LayerNorm2d, LayerScale2d
-from timm.optim import param_groups_layer_decay
 from timm.utils import reparameterize_model
 from torch import nn
 
@@ -237,6 +236,7 @@ def test_fused_networks_are_plain_and_equal(name):
         ("p4_resnet29", (30, 31), "28 x 28 and 32 x 32"),
         ("p4m_resnet29", (32, 34), "32 x 32 and 32 x 36"),
         ("p4_cnn", (9, 28), "28 x 28"),
+        ("p4_cnn", (29, 29), "28 x 28 and 30 x 30"),
         ("p4_cnn", (26, 30), "28 x 30"),  # a layer of the head
         ("z2_resnet29", (1, 1), "4 x 4"),
         pytest.param("r4_gsanet_t", (20, 28), "22 x 28", marks=pytest.mark.slow),
@@ -327,24 +327,6 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     assert third.shape == features[2].shape
     assert len(model.forward_intermediates(x, indices=2, intermediates_only=True)) == 2
     assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "said"),
-    [
-        ("p4m_resnet44", {"depth": 0}, "depth=0"),
-        ("p4m_resnet44", {"widths": 4}, "a ResNet has a stage or more, each of a block or more, got widths=4"),
-        ("p4_resnet18", {"depths": ()}, r"got \(\)"),
-        ("p4_resnet18", {"depths": (2, 0, 2)}, r"got \(2, 0, 2\)"),
-        ("p4_resnet18", {"depths": 2}, "one stage or more of 1 or more, got 2"),
-        ("p4_convnext_atto", {"depths": 2}, "planes and depths are lists with a number for each stage, got .* and 2"),
-        ("r4_gsanet_t", {"stages": [[[20, 20], [2]]]}, r"as many crops as widths, got \[20, 20\] and \[2\]"),
-        ("r4_gsanet_t", {"stages": ()}, r"got stages=\(\)"),
-    ],
-)
-def test_numbers_that_make_no_network_are_errors(name, arguments, said):
-    with pytest.raises((TypeError, ValueError), match=said):
-        eqzoo.create_model(name, **arguments)
 
 
 def test_features_of_other_bands_have_their_mean():
@@ -456,14 +438,10 @@ def test_compiles_with_inductor(name):
     assert error(torch.compile(model, fullgraph=True)(x), expected) < 1e-9
 
 
-def test_larger_images_and_sizes_that_raise():
+def test_larger_images():
     model, _ = trained_like("p4_cnn")
     assert model(torch.randn(1, 1, 40, 36)).shape == (1, 10)
     assert eqzoo.equivariance_error(model, torch.randn(1, 1, 40, 36)) < 1e-12
-    with pytest.raises(ValueError, match=r"work are 28 x 28 and 30 x 30 .* at height 25"):
-        model(torch.randn(1, 1, 29, 29))
-    with pytest.raises(ValueError, match=r"works is 28 x 28 .* has a window of 4 pixels"):
-        model(torch.randn(1, 1, 26, 26))
 
 
 def test_a_new_classifier_is_in_the_mode_of_its_network():
@@ -478,14 +456,6 @@ def test_the_networks_are_registered_with_timm():
     assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
     assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
     assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
-    with pytest.raises(ValueError, match=r"nothing is called 'p4_cn'.* near it are p4_cnn"):
-        eqzoo.create_model("p4_cn")
-
-
-def test_timms_optimizers_group_layers_by_depth():
-    model = timm.create_model("p4_cnn")
-    groups = param_groups_layer_decay(model, layer_decay=0.5)
-    assert len({group["lr_scale"] for group in groups}) == 7
 
 
 def test_features_are_numbered_by_integers_of_numpy_too():

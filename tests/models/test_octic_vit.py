@@ -117,7 +117,8 @@ def test_sizes_that_are_taken_and_refused():
         ({"img_size": (32, 40)}, "square images"),
         ({"patch_size": 5, "img_size": 30}, "even"),
         ({"num_heads": 3}, "no equal share"),
-        ({"depth": 1}, "2 blocks or more"),
+        ({"mlp_ratio": 2.6}, "embed_dim times mlp_ratio"),
+        ({"invariant": False}, "octic_vit_large_patch16_224 has invariant=False"),
         ({"global_pool": "max"}, "'token' or 'avg'"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -186,20 +187,6 @@ def test_networks_without_layer_scale(none):
     model = OcticViT(**(TINY | {"init_values": none}))
     assert not [name for name, _ in model.named_parameters() if ".ls" in name]
     assert [name for name, _ in OcticViT(**TINY).named_parameters() if ".ls" in name]
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"patch_size": 0}, "patch_size is an even number"),
-        ({"patch_size": (4, 4)}, "patch_size is an even number"),
-        ({"mlp_ratio": 2.6}, "embed_dim times mlp_ratio"),
-        ({"invariant": False}, "octic_vit_large_patch16_224 has invariant=False"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_named(settings, said):
-    with pytest.raises(ValueError, match=said):
-        eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", **(TINY | settings))
 
 
 def test_a_branch_that_is_always_dropped_adds_nothing():
