@@ -35,7 +35,6 @@ _BATCHES = (1, 3, 5)
 # Round-off of float32 is about 1e-7 and grows with depth; the tolerance is at least _OVER_TORCH times torch's own.
 _TOLERANCE = 1e-4
 _OVER_TORCH = 10.0
-_OPSETS = range(18, 24)  # torch's exporter writes 18, and onnxscript converts it up to 23
 
 
 class ExportError(RuntimeError):
@@ -128,8 +127,8 @@ def export_onnx(
         The results of the checks.
 
     Raises:
-        ValueError: If the model is not a network of this package, an argument is out of range, or the size breaks its
-            equivariance.
+        ValueError: If the model is not a network of this package, the exporter does not write the opset, or the size
+            breaks the equivariance.
         ImportError: If the packages of ``eqzoo[export]`` are not installed.
         ExportError: If the file does not agree with the network.
 
@@ -141,8 +140,6 @@ def export_onnx(
         (7, True)
     """
     path = target(path, ".onnx")
-    if opset not in _OPSETS:
-        raise ValueError(f"opset is {_OPSETS[0]} to {_OPSETS[-1]}, got {opset}")
     need_onnx("onnx", "onnxruntime", "onnxscript")
     network = _Network.of(model, size, seed, torch.float32)
     return atomic(path, partial(_write_onnx, network, path, opset))
@@ -241,14 +238,10 @@ class _Network:
         if not isinstance(model, EquivariantNet | OrbitNet):
             raise ValueError(
                 f"only networks of this package, subclasses of EquivariantNet, can be exported, got "
-                f"{type(model).__name__}; torch.onnx.export(model, (images,), file, dynamo=True) and "
-                "torch.export.export write others, also around a network with features_only=True, and "
-                "eqzoo.check_equivariance checks a module or an .onnx file"
+                f"{type(model).__name__}; torch.onnx.export writes others, and eqzoo.check_equivariance checks the file"
             )
         cfg = _configuration(model, size)
         sides = (size, size) if isinstance(size, int) else size or tuple(cfg["input_size"][1:])
-        if min(sides) < 1:
-            raise ValueError(f"the sides of images are at least one pixel, got {' x '.join(map(str, sides))}")
         about = metadata(model, sides)
         double = cast(EquivariantNet, in_float64(model)).to(memory_format=torch.contiguous_format)
         generator = torch.Generator().manual_seed(seed)

@@ -151,18 +151,11 @@ def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> Quant
 
 
 def _suitable(images: Tensor, file: OnnxFile, source: str | Path) -> Tensor:
-    shape = file.input_shape[1:]
-    if not isinstance(images, Tensor) or images.ndim != 4 or tuple(images.shape[1:]) != shape or not len(images):
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        sides = ", ".join(map(str, shape))
-        raise ValueError(f"images are a tensor (n, {sides}), as {source} takes them, got {got}")
-    if not images.is_floating_point() or not images.isfinite().all():
-        what = "infinite or not a number" if images.is_floating_point() else str(images.dtype).removeprefix("torch.")
-        raise ValueError(f"images are normalized numbers, as the network takes them, got values that are {what}")
+    """The images in float32; raises ValueError unless they are normalized and finite."""
     largest = images.abs().max().item()
     mean, std = (json.loads(file.metadata[key]) for key in ("mean", "std"))
     usual = max(max(m, 1 - m) / s for m, s in zip(mean, std, strict=True))
-    if largest > _OVER_USUAL * usual:
+    if not largest <= _OVER_USUAL * usual:  # nor is NaN
         raise ValueError(
             f"images are normalized, as the network takes them: (pixel / 255 − mean) / std, of magnitudes up to "
             f"{usual:.3g} for {source}; got {largest:.3g}; eqzoo.data.normalize does it"

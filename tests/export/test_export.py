@@ -286,7 +286,7 @@ def test_a_network_built_by_its_class_needs_a_size_alone(tmp_path):
 
 def test_bad_requests_are_named(tmp_path, monkeypatch):
     model = eqzoo.create_model("p4_cnn", pretrained=True)
-    for path, opset, message in (("x.txt", 18, "ends in .onnx"), ("x.onnx", 13, "opset is 18 to 23, got 13")):
+    for path, opset, message in (("x.txt", 18, "ends in .onnx"), ("x.onnx", 13, "opset 13 .* opset 18")):
         with pytest.raises(ValueError, match=message):
             eqzoo.export_onnx(model, tmp_path / path, opset=opset)
     with pytest.raises(FileNotFoundError, match="no folder"):

@@ -147,15 +147,15 @@ def test_a_file_that_is_less_equivariant_than_before_is_not_written(exported, tm
 
 def test_what_does_not_suit_a_file_is_refused(exported, tmp_path):
     source, target = exported("p4_cnn", 28), tmp_path / "int8.onnx"
-    for images in (noise(4, 3, 28), noise(4, 1, 30), noise(0, 1, 28), noise(1, 1, 28)[0], [1.0]):
-        with pytest.raises(ValueError, match=r"images are a tensor \(n, 1, 28, 28\), as .* takes them, got"):
+    for images in (
+        torch.full((4, 1, 28, 28), 255, dtype=torch.uint8),
+        noise(4, 1, 28) / 0,
+        noise(4, 1, 28) * torch.nan,
+    ):
+        with pytest.raises(ValueError, match=r"of magnitudes up to 2.* got .*; eqzoo.data.normalize does it"):
             eqzoo.quantize_onnx(source, images, target)
-    with pytest.raises(ValueError, match="got values that are uint8"):
-        eqzoo.quantize_onnx(source, torch.zeros(4, 1, 28, 28, dtype=torch.uint8), target)
-    with pytest.raises(ValueError, match="got values that are infinite or not a number"):
-        eqzoo.quantize_onnx(source, noise(4, 1, 28) / 0, target)
-    with pytest.raises(ValueError, match=r"of magnitudes up to 2.* got 255; eqzoo.data.normalize does it"):
-        eqzoo.quantize_onnx(source, torch.full((4, 1, 28, 28), 255.0), target)
+    with pytest.raises(Exception, match="Got: 3 Expected: 1"):  # ONNX Runtime's own
+        eqzoo.quantize_onnx(source, noise(4, 3, 28), target)
     with pytest.raises(ValueError, match=r"ends in \.onnx"):
         eqzoo.quantize_onnx(source, noise(4, 1, 28), tmp_path / "int8.pt2")
     with pytest.raises(FileNotFoundError, match="no file at"):
