@@ -1,6 +1,5 @@
 """Where weights come from: the order of the places, adaptation, and the errors."""
 
-import ast
 import json
 import os
 import shutil
@@ -112,12 +111,6 @@ def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):
         eqzoo.create_model("p4_cnn", pretrained=True, width=11)
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    (tmp_path / "config.json").write_text("[")
-    with pytest.raises(ValueError, match="is not JSON"):
-        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
-    (tmp_path / "config.json").write_text('{"architecture": "p9_cnn"}')
-    with pytest.raises(ValueError, match="the network 'p9_cnn', which neither eqzoo nor timm has"):
-        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
     with pytest.raises(ValueError, match=r"names are <model>, <model>\.<checkpoint>, hf-hub:<owner>/<repo>"):
         eqzoo.create_model("http://somewhere")
     monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path / "typo"))
@@ -163,14 +156,7 @@ def test_unfit_files_are_named(tmp_path):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "none.safetensors")
 
 
-def test_a_broken_file_in_the_weights_folder_is_named(tmp_path, monkeypatch):
-    zeros_checkpoint(tmp_path).write_bytes(b"\0" * 100)
-    monkeypatch.setenv("EQZOO_WEIGHTS", str(tmp_path))
-    with pytest.raises(ValueError, match="is not a readable safetensors file"):
-        eqzoo.create_model(NAME, pretrained=True)
-
-
-def test_torch_hub_lists_describes_and_loads_from_a_clone(tmp_path):
+def test_torch_hub_loads_from_a_clone(tmp_path):
     """As after a first download: a clone in torch.hub's cache, no network."""
     clone = tmp_path / "eqzoo_eqzoo_main"
     clone.mkdir()
@@ -181,8 +167,6 @@ def test_torch_hub_lists_describes_and_loads_from_a_clone(tmp_path):
 import sys, torch
 torch.hub.set_dir({str(tmp_path)!r})
 known = dict(skip_validation=True, trust_repo=True)
-print(torch.hub.list("eqzoo/eqzoo:main", **known))
-print(torch.hub.help("eqzoo/eqzoo:main", "p4_cnn", **known))
 model = torch.hub.load("eqzoo/eqzoo:main", "p4_cnn", pretrained=True, **known)
 print(sys.modules[type(model).__module__].__file__, model.num_classes)
 """
@@ -195,10 +179,7 @@ print(sys.modules[type(model).__module__].__file__, model.num_classes)
         text=True,
         check=True,
     )
-    listed, *described, loaded = ran.stdout.strip().splitlines()
-    assert ast.literal_eval(listed) == sorted(["create_model", *eqzoo.list_models()])
-    assert "rotated MNIST" in "".join(described)
-    assert loaded == f"{clone / 'eqzoo' / 'models' / 'gcnn.py'} 10"
+    assert ran.stdout.strip() == f"{clone / 'eqzoo' / 'models' / 'gcnn.py'} 10"
 
 
 @pytest.mark.parametrize(

@@ -42,19 +42,15 @@ def png(width, height):
 
 IMAGES = {
     "empty": lambda _: b"",
-    "text": lambda _: b"no image",
     "cut": lambda _: IMAGE.read_bytes()[:100],
-    "cut in its header": lambda _: IMAGE.read_bytes()[:20],
     "of 2^31 - 1 pixels a side": lambda _: png(2**31 - 1, 2**31 - 1),
     "of another size than its pixels": lambda _: png(64, 64),
     "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
 }
 _WHOLE = (CARD / "model.safetensors").read_bytes()
-_LENGTH = int.from_bytes(_WHOLE[:8], "little")
-_HEADER = json.loads(_WHOLE[8 : 8 + _LENGTH])
 
 
-def safetensors(header, body=b""):
+def safetensors(header, body):
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + body
 
@@ -66,18 +62,8 @@ def torch_pickle(flag):
 
 
 WEIGHTS = {
-    "empty": lambda _: b"",
     "cut": lambda _: _WHOLE[: len(_WHOLE) // 2],
-    "cut in its header": lambda _: _WHOLE[:100],
-    "a header of 2^60 bytes": lambda _: (2**60).to_bytes(8, "little") + _WHOLE[8:],
     "a header of 2^64 - 1 bytes": lambda _: b"\xff" * 8 + _WHOLE[8:],
-    "a header that is no JSON": lambda _: (5).to_bytes(8, "little") + b"{{{{{" + _WHOLE[8:],
-    "tensors of 2^60 elements": lambda _: safetensors(
-        {"head.weight": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 2**62]}}
-    ),
-    "overlapping tensors": lambda _: safetensors(
-        {name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in "ab"}, b"\0" * 4
-    ),
     "other names": lambda _: safetensors({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4),
     "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
     "a file of torch.save": torch_pickle,
@@ -96,18 +82,12 @@ def config(**changes):
 
 
 CONFIGS = {
-    "empty": "",
     "cut": config()[:200],
     "a list": "[]",
-    "a list of objects": json.dumps([json.loads(config())]),
-    "a text": '"p4_cnn"',
-    "a number": "1e400",
-    "null": "null",
     "nested 100,000 times": "[" * 100_000,
     "not UTF-8": b"\xff\xfe\x00",
     "no architecture": config(architecture=None),
     "an architecture that is a list": config(architecture=["p4_cnn"]),
-    "an architecture that climbs": config(architecture="../../p4_cnn"),
     "an unknown architecture": config(architecture="p5_cnn"),
     "7 classes everywhere beside weights of 10": config(
         num_classes=7, model_args__num_classes=7, pretrained_cfg__num_classes=7, label_names=list("abcdefg")
@@ -121,10 +101,10 @@ def npz(**arrays):
     return file.getvalue()
 
 
-def npz_of_a_header(shape):
-    """An .npz whose images have a header of this shape, and no data."""
+def npz_of_a_header(_):
+    """An .npz whose images have a header of 2^62 images, and no data."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (2**62, 2**62)})
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("x_train.npy", header.getvalue())
@@ -149,24 +129,17 @@ def npz_that_climbs(_):
 
 _X, _Y = np.zeros((40, 28, 28), np.uint8), np.arange(40) % 2
 ARRAYS = {
-    "empty": lambda _: b"",
     "cut": lambda _: npz(x_train=_X, y_train=_Y)[:2000],
-    "text": lambda _: b"no archive",
     "without labels": lambda _: npz(x_train=_X),
     "of objects": npz_of_a_pickle,
     "a pickle": lambda flag: pickle.dumps(Hostile(flag)),
-    "a header of 2^60 images": lambda _: npz_of_a_header((2**60, 28, 28)),
-    "a header of 2^62 images": lambda _: npz_of_a_header((2**62, 2**62)),
+    "a header of 2^62 images": npz_of_a_header,
     "names that climb": npz_that_climbs,
-    "of floating point": lambda _: npz(x_train=_X.astype(np.float32), y_train=_Y),
     "labels that are negative": lambda _: npz(x_train=_X, y_train=_Y - 1),
-    "labels with gaps": lambda _: npz(x_train=_X, y_train=_Y * 7),
-    "fewer labels than images": lambda _: npz(x_train=_X, y_train=_Y[:20]),
     "no images": lambda _: npz(x_train=_X[:0], y_train=_Y[:0]),
     "images without pixels": lambda _: npz(x_train=_X[:, :0], y_train=_Y),
-    "two labels an image": lambda _: npz(x_train=_X, y_train=np.stack([_Y, _Y], 1)),
 }
-SETTINGS = {"a list": "[]", "cut": '{"name": "p4_', "a text": '"p4_cnn"', "empty": "", "a speed": '{"speed": [1]}'}
+SETTINGS = {"a list": "[]", "cut": '{"name": "p4_', "a speed": '{"speed": [1]}'}
 
 
 def refused(capsys, *args):
@@ -248,9 +221,8 @@ def test_runs(capsys, tmp_path, name):
     assert "out" in refused(capsys, "finetune", "p4_cnn", tmp_path / "a.npz", "--output", tmp_path / "out")
 
 
-@pytest.mark.parametrize("content", [b"", b"no program", b"\x08" * 100])
-def test_programs(capsys, tmp_path, content):
-    (tmp_path / "a.onnx").write_bytes(content)
+def test_programs(capsys, tmp_path):
+    (tmp_path / "a.onnx").write_bytes(b"\x08" * 100)
     assert "a.onnx" in refused(capsys, "check", tmp_path / "a.onnx")
 
 

@@ -127,20 +127,6 @@ def test_weights_that_leave_some_out_or_have_others_are_refused(tmp_path, monkey
             eqzoo.create_model("p4_cnn", pretrained=True, **kwargs)
 
 
-def test_weights_of_another_group_are_refused_also_where_the_numbers_fit(folder):
-    other = eqzoo.dihedral(2)  # of four elements, as p4
-    said = "weights for the group p4 mean something else in a network for r2m"
-    with pytest.raises(ValueError, match=said):
-        eqzoo.create_model("p4_cnn", pretrained=True, group=other)
-    for kwargs in ({}, {"features_only": True}):
-        with pytest.raises(ValueError, match=said):
-            eqzoo.create_model("p4_cnn", checkpoint_path=folder, group=other, **kwargs)
-    with pytest.raises(ValueError, match=said):
-        eqzoo.create_model(f"local-dir:{folder}", pretrained=True, group=other)
-    assert eqzoo.create_model("p4_cnn", pretrained=True, group=eqzoo.P4).group == eqzoo.P4
-    assert eqzoo.create_model("p4_cnn", group=other).group == other
-
-
 def test_a_config_says_the_number_of_classes_for_every_network(folder):
     """Also where the class has other defaults than the configuration of the name."""
     cfg = json.loads((folder / "config.json").read_text())["pretrained_cfg"]

@@ -174,8 +174,9 @@ def test_saved_weights_of_another_group_are_refused_where_the_numbers_fit(saved_
     said = f"weights for the group {saved_as} mean something else in a network for {other}"
     with pytest.raises(ValueError, match=said):
         eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, group=other)
-    with pytest.raises(ValueError, match=said):
-        eqzoo.create_model("p4_cnn", checkpoint_path=str(tmp_path), group=other)
+    for kwargs in ({}, {"features_only": True}):
+        with pytest.raises(ValueError, match=said):
+            eqzoo.create_model("p4_cnn", checkpoint_path=str(tmp_path), group=other, **kwargs)
 
 
 def test_a_group_that_is_no_name_is_saved(tmp_path):
