@@ -194,23 +194,11 @@ class OcticViT(EquivariantNet):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """The features of the patches after the stem and after each block, as timm's wrappers ask for them.
+        """The features of the patches after the stem and each block, see `EquivariantNet.forward_intermediates`.
 
-        Those of the octic half are the channels of `eqzoo.layers.channels_of`: A1, A2, B1, B2 and both components of E.
-
-        Args:
-            x: The images, ``(B, in_chans, height, width)``.
-            indices: Which features: all (None), the last n (an int), or places counted from the stem.
-            norm: Whether to apply the last norm to the features of plain blocks.
-            stop_early: Whether to stop at the last feature asked for.
-            output_fmt: ``"NCHW"``, maps ``(B, C, height', width')``, is the only one.
-            intermediates_only: Whether to leave out the last features.
-
-        Returns:
-            The maps asked for; and before them, unless ``intermediates_only``, the normed tokens.
-
-        Raises:
-            ValueError: If the format is another.
+        They are maps ``(B, C, height', width')``. Those of the octic half are the channels of
+        `eqzoo.layers.channels_of`: A1, A2, B1, B2 and both components of E; ``norm`` applies the last norm to those of
+        plain blocks. The last features are the normed tokens.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', maps (B, C, height, width); got {output_fmt!r}")

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,15 +37,7 @@ ROUNDOFF = 1e-12  # smaller relative errors are float64 round-off
 _LINES = ("-", "--", "-.", ":")
 
 
-def attention_maps(
-    model: nn.Module | Attention,
-    image: Tensor | None = None,
-    layer: str | None = None,
-    place: tuple[int, int] | None = None,
-    head: int | None = None,
-    pose: int | None = None,
-    group: Group | str | None = None,
-) -> "Figure":
+def attention_maps(model: nn.Module | Attention, *args: Any, **kwargs: Any) -> "Figure":
     """Draws the attention of a layer, one map per pose, for an image and its transformed copies.
 
     Each copy is drawn as a ring, with the image in the center and the maps of the poses around it. The ring of a
@@ -53,24 +45,15 @@ def attention_maps(
     attention, if any, is drawn below on a scale of 0 to 1, with one row per channel and one column per pose.
 
     Args:
-        model: The network, or the result of `eqzoo.viz.attention`; then the other arguments are omitted.
-        image: A normalized image ``(C, height, width)``.
-        layer: The name of the layer; by default the first one whose attention has poses.
-        place: The query position of self-attention, ``(row, column)`` in pixels of the layer's input; None for the
-            attention that each pixel receives from all positions.
-        head: The head, the output field of an attentive convolution, or the slice of an E⁴ layer.
-        pose: The query pose, in group self-attention.
-        group: The group of the copies, or its name; by default the network's own, or p4 if it has none.
+        model: The network, or the result of `eqzoo.viz.attention`; then there are no other arguments.
+        *args: The arguments of `eqzoo.viz.attention`: the image, the layer, the query position and others.
+        **kwargs: Likewise.
 
     Raises:
         ImportError: If matplotlib is not installed.
         ValueError: As `eqzoo.viz.attention`.
     """
-    if isinstance(model, Attention):
-        seen = model
-    else:
-        assert image is not None
-        seen = attention(model, image, layer, place, head, pose, group)
+    seen = model if isinstance(model, Attention) else attention(model, *args, **kwargs)
     count, one_pose = len(seen.images), seen.maps and len(seen.maps[0]) == 1
     heights = [2.6 if one_pose else 2.4] * bool(seen.maps) + [1.0] * bool(seen.channels)
     columns = min(4, count)
