@@ -226,16 +226,6 @@ def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
         assert taken == (side in data["sides"]["exact"])
 
 
-@pytest.mark.parametrize("name", ["z2_densenet", "r4_gsanet_t", "p4_alpha_f_cnn"])
-def test_info_knows_the_sides_of_several_families(capsys, name):
-    code, out, err = run(capsys, "info", name, "--json")
-    data = json.loads(out)
-    said = [line for line in err.splitlines() if not line.startswith("eqzoo: compiling")]  # once on a machine
-    assert (code, said) == (0, [])
-    assert sum(layer["parameters"] for layer in data["layers"]) == data["parameters"]
-    assert data["input_size"][1] in data["sides"]["exact"]
-
-
 def test_attention_writes_a_figure_and_its_numbers(capsys, tmp_path):
     figure = tmp_path / "out.png"
     code, out, _ = run(capsys, "attention", "p4_alpha_f_cnn", IMAGE, figure, "--untrained", "--dpi", 50)

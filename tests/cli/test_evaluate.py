@@ -202,14 +202,6 @@ def test_classes_in_other_letters_are_named(capsys, tmp_path):
     assert "or leave their images out; names are case-sensitive: rename 'HIGHWAY' to 'Highway'" in err
 
 
-def test_classes_in_other_letters_and_another_unicode_form_are_named():
-    split = Split(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.tensor([0]), ("Mu\u0308de",))
-    model = eqzoo.create_model("p4_cnn", num_classes=2)
-    model.pretrained_cfg["label_names"] = ("mu\u0308de", "wach")
-    with pytest.raises(ValueError, match="names are case-sensitive: rename"):
-        eqzoo.evaluate(model, split)
-
-
 def test_what_cannot_be_evaluated_is_an_error(capsys, digits, tmp_path):
     (digits / "4").rename(digits / "four")
     empty = card(tmp_path, num_classes=0)

@@ -125,13 +125,3 @@ def test_a_gpu_that_is_missing_is_told(capsys, exported, monkeypatch):
     code, _, err = run(capsys, "predict", IMAGE, "--model", exported / "net.onnx", "--device", "cuda")
     assert code == 2
     assert "is an ONNX file, which runs on the CPU, and the device is 'cuda'" in err
-
-
-def test_images_much_darker_than_dark_training_images_are_told(capsys, exported, tmp_path):
-    """Digits are dark in the mean; a sixteenth of them, as 12-bit numbers in files of 16 bits, is brighter nowhere."""
-    arrays = dict(np.load(exported / "digits.npz"))
-    np.savez(tmp_path / "dim.npz", x_test=arrays["x_test"] // 16, y_test=arrays["y_test"])
-    said = "much darker than what the network was trained on, nearly all pixels below 32 of 255"
-    for data, told in ((tmp_path / "dim.npz", True), (exported / "digits.npz", False)):
-        assert (said in run(capsys, "predict", data, "--model", "p4_cnn")[2]) == told
-        assert (f"4 of the 4 images are {said}" in run(capsys, "evaluate", "p4_cnn", data)[1]) == told
