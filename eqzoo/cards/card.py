@@ -282,6 +282,7 @@ def _rotation_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
 
 def _network_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
     r, speed = checkpoint.results, checkpoint.results["throughput"]
+    size = f"{checkpoint.size / 1e6:.1f} MB" if checkpoint.size >= 1e6 else f"{checkpoint.size / 1e3:.0f} kB"
     found = []
     if len(Group.from_name(r["group"]).grid_elements) > 1:  # more than the identity
         found.append((f"equivariance error, {r['group']}", f"{r['equivariance_error']:.1e}", ""))
@@ -291,7 +292,7 @@ def _network_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
     return [
         *found,
         ("parameters", f"{r['parameters']:,}", ""),
-        ("weights", f"{_bytes(checkpoint.size)}, {r['weights_dtype']}", ""),
+        ("weights", f"{size}, {r['weights_dtype']}", ""),
         ("multiply-adds an image", f"{r['multiply_adds']:,}", ""),
         ("predictions", rate, ""),
     ]
@@ -398,10 +399,6 @@ def _paper(architecture: str) -> Paper | None:
 def wrapped(text: str) -> str:
     """A paragraph in lines of at most 120 characters."""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 
 def _value(value: Any) -> str:

@@ -12,8 +12,9 @@ _WIDTH = 80  # of a terminal, in characters
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What `eqzoo.evaluation.measure` found, a row for each metric of all classes."""
     which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
+    low, high = found["accuracy_interval"]
     rows = [
-        ["accuracy", f"{found['accuracy']:.2f} %{_interval(found)}"],
+        ["accuracy", f"{found['accuracy']:.2f} % (95 % interval {low:.1f} to {high:.1f} %)"],
         [f"mean recall of {which}", f"{found['balanced_accuracy']:.2f} %"],
         [f"mean F1 of {which}", f"{found['macro_f1']:.2f} %"],
     ]
@@ -28,11 +29,6 @@ def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
         ["accuracy on rotated images", f"{min(curve):.2f} to {max(curve):.2f} %{of_curve}"],
         ["same prediction at all 90° rotations", f"{kept:.2f} %{of_kept}"],
     ]
-
-
-def _interval(found: Mapping[str, Any]) -> str:
-    low, high = found["accuracy_interval"]
-    return f" (95 % interval {low:.1f} to {high:.1f} %)"
 
 
 def class_rows(classes: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -175,7 +175,10 @@ class _Product:
         alone = [label for label in right.labels if label not in result and label not in summed]
         if alone or not set(summed) <= set(right.labels):
             return None
-        axes = [[result.index(label) for label in f.labels if label not in o.labels] for f, o in _pairs(left, right)]
+        axes = [
+            [result.index(label) for label in f.labels if label not in o.labels]
+            for f, o in ((left, right), (right, left))
+        ]
         if axes[1] and (not axes[0] or axes[1][0] < axes[0][0]):
             left, right = right, left
         return _Product(left, right, result, summed, sizes)
@@ -214,7 +217,7 @@ class _Product:
         value, count = factor.ordered(order), self.length(self.summed)
         present = [label for label in self.result if label in self.sizes]
         gaps = [axis for axis, label in enumerate(present) if label not in factor.labels]
-        parts = [op.Gather(value, _number(k), axis=0) for k in range(count)] if self.summed else [value]
+        parts = [op.Gather(value, op.Constant(value_int=k), axis=0) for k in range(count)] if self.summed else [value]
         return [op.Unsqueeze(part, _numbers(*gaps)) if gaps else part for part in parts]
 
     def as_matrices(self) -> Any:
@@ -248,10 +251,6 @@ class _Product:
         return _opset().Transpose(value, perm=[*axes, len(batch) + 1, len(batch)])
 
 
-def _pairs(left: _Factor, right: _Factor) -> tuple[tuple[_Factor, _Factor], tuple[_Factor, _Factor]]:
-    return (left, right), (right, left)
-
-
 def _opset() -> Any:
     from onnxscript import opset18
 
@@ -260,7 +259,3 @@ def _opset() -> Any:
 
 def _numbers(*values: int) -> Any:
     return _opset().Constant(value_ints=[int(value) for value in values])
-
-
-def _number(value: int) -> Any:
-    return _opset().Constant(value_int=int(value))

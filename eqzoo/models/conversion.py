@@ -106,11 +106,7 @@ def _write_att_gconvs(path: Path, model: str, output: Path, untransposed: bool =
     return f"wrote {output}; eqzoo.create_model({name!r}, checkpoint_path={str(output)!r}) reads it"
 
 
-def _write_octic_vits(path: Path, model: str, output: Path, settings: Mapping[str, Any] | None = None) -> str:
-    return write_octic_vit(path, model, output, settings or {})
-
-
-SOURCES: dict[str, Callable[..., str]] = {"att_gconvs": _write_att_gconvs, "octic_vits": _write_octic_vits}
+SOURCES: dict[str, Callable[..., str]] = {"att_gconvs": _write_att_gconvs, "octic_vits": write_octic_vit}
 
 
 def att_gconvs(path: str | os.PathLike[str], model: str, untransposed: bool = False) -> dict[str, Tensor]:

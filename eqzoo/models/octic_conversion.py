@@ -37,7 +37,7 @@ _LIFTED = "patch_embed.lift8.conv_A1.weight"
 _LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")
 
 
-def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str, Any]) -> str:
+def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str, Any] | None = None) -> str:
     """Converts a file to a folder with model.safetensors and config.json; says how it is loaded.
 
     Args:
@@ -50,6 +50,7 @@ def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str,
         FileNotFoundError: If there is no such file.
         ValueError: If the file is not of such a network, or is not invariant.
     """
+    settings = settings or {}
     network, cfg, args = read_octic_vit(path, model, settings)
     output.mkdir(parents=True, exist_ok=True)
     weights = output / WEIGHTS_NAME

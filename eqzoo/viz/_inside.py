@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from ..equivariance import group_to_check, is_subgroup
 from ..groups import P4, Group, transform
 
-__all__ = ["act", "as_one_image", "copies_of", "fed_to", "moved", "one_of"]
+__all__ = ["act", "act_on_input", "as_one_image", "copies_of", "fed_to", "moved", "one_of"]
 
 
 def as_one_image(image: Tensor) -> Tensor:
@@ -66,6 +66,11 @@ def act(maps: Tensor, own: Group, group: Group, g: int) -> Tensor:
     element = own.element(group.matrix(g))
     assert element is not None
     return transform(maps, own, element, "regular")
+
+
+def act_on_input(x: Tensor, own: Group, group: Group, g: int) -> Tensor:
+    """The action of an element on a regular field or on images, ``(B, C, height, width)``."""
+    return act(x, own, group, g) if x.ndim == 5 else transform(x, group, g, "trivial")
 
 
 def moved(place: tuple[int, int], height: int, width: int, group: Group, g: int) -> tuple[int, int]:

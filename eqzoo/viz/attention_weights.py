@@ -21,7 +21,7 @@ from ..layers import (
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
-from ._inside import act, as_one_image, copies_of, fed_to, moved, one_of
+from ._inside import act, act_on_input, as_one_image, copies_of, fed_to, moved, one_of
 from ._responses import input_weights, response_weights
 from ._windows import group_weights, neighbor_places, window_weights
 
@@ -95,7 +95,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
-        inside = isinstance(module, InputAttention2d) and isinstance(_parent(model, name), _ATTENTIVE)
+        parent = model.get_submodule(name.rpartition(".")[0])
+        inside = isinstance(module, InputAttention2d) and isinstance(parent, _ATTENTIVE)
         if isinstance(module, (*_ATTENTIVE, *_WINDOWS, *_GROUP, InputAttention2d, E4Layer2d)) and not inside:
             found[name] = module
     return found
@@ -156,7 +157,7 @@ def attention(
     seen, images = [], []
     size = (0, 0)
     for g in group.grid_elements:
-        rotated = act(x, own, group, g) if x.ndim == 5 else act(x[:, :, None], own, group, g)[:, :, 0]
+        rotated = act_on_input(x, own, group, g)
         fed = fed_to(net, name, rotated)
         if g == 0:
             size = (fed.shape[-2], fed.shape[-1])
@@ -194,10 +195,6 @@ def _has_poses(module: nn.Module) -> bool:
     """Whether the attention has one map per pose; attention on an image has a single map."""
     attention = getattr(module, "attention", module)
     return not (isinstance(attention, InputAttention2d) and attention.field == "trivial")
-
-
-def _parent(model: nn.Module, name: str) -> nn.Module:
-    return model.get_submodule(name.rpartition(".")[0]) if name else nn.Identity()
 
 
 def _moved_pose(pose: int | None, own: Group, group: Group, g: int) -> int | None:

@@ -12,7 +12,7 @@ from ..equivariance import in_float64, module_group, without_parallel
 from ..groups import Group
 from ..layers import GroupConv2d, LiftingConv2d
 from ..layers.group_conv import _OrbitConv2d
-from ._inside import act, copies_of, fed_to
+from ._inside import act, act_on_input, copies_of, fed_to
 
 __all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]
 
@@ -109,13 +109,9 @@ def error_maps(model: nn.Module, x: Tensor, layer: str | None = None, group: Gro
         raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")
     maps = {}
     for g in group.grid_elements:
-        difference = function(_transformed(x, own, group, g)) - act(y, own, group, g)
+        difference = function(act_on_input(x, own, group, g)) - act(y, own, group, g)
         maps[g] = difference.square().sum((0, 1, 2)).sqrt() / scale
     return ErrorMaps(group, maps)
-
-
-def _transformed(x: Tensor, own: Group, group: Group, g: int) -> Tensor:
-    return act(x, own, group, g) if x.ndim == 5 else act(x.unsqueeze(2), own, group, g).squeeze(2)
 
 
 def _maps(module: Callable[[Tensor], Any], x: Tensor, own: Group, planes: bool) -> Tensor:

@@ -163,15 +163,6 @@ def test_every_command_is_a_module_that_runs(name):
     assert callable(importlib.import_module(f"eqzoo.cli.{name}").run)
 
 
-def test_predict_as_json(capsys):
-    code, out, _ = run(capsys, "predict", IMAGE, "--json")
-    p4, z2 = json.loads(out)["networks"]
-    assert code == 0
-    assert p4["largest_change"] < 1e-12 < z2["largest_change"]
-    assert [copy["label"] for copy in p4["copies"]] == ["7"] * 4
-    assert sum(p4["copies"][1]["probabilities"]) == pytest.approx(1)
-
-
 def test_info_of_a_checkpoint_has_its_results(capsys):
     code, out, _ = run(capsys, "info", "p4_cnn.rotmnist")
     assert code == 0
