@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from .chula_rbc12 import CELL_CLASSES, chula_rbc12
@@ -91,15 +90,6 @@ def dataset(name: str) -> DataSet:
     )
 
 
-def _rotmnist(data_dir: str | os.PathLike[str], download: bool, size: object) -> Mapping[str, AnySplit]:
-    try:
-        return rotmnist(data_dir, download)
-    except (ValueError, AssertionError, EOFError) as error:  # a corrupt file of MNIST
-        folder = Path(data_dir) / "MNIST" / "raw"
-        message = f"{folder} is corrupt or has other contents ({error}); remove it and download it again"
-        raise ValueError(message) from error
-
-
 _BENCHMARK = (
     "A small network for a benchmark of research: to compare networks, to study equivariance, and to start fine-tuning "
     "from. Every image gets one of the classes, whatever it shows, and the probabilities are not calibrated."
@@ -114,7 +104,7 @@ _ROTMNIST = DataSet(
     "bicubic interpolation. It has the size and the distribution of the original set but not its digits, so "
     "numbers on the two are close, not the same",
     "Made for single digits on a plain ground, to show and to test equivariance; it knows nothing else.",
-    read=_rotmnist,
+    read=lambda data_dir, download, size: rotmnist(data_dir, download),
     input_size=(1, 28, 28),
     mean=(0.1314,),
     std=(0.3025,),

@@ -96,76 +96,38 @@ def _part(micrograph: int) -> str:
 
 def _read(data_dir: str | os.PathLike[str]) -> tuple[Split, torch.Tensor]:
     """The cells, and the number of each one's micrograph."""
-    folder = _folder(Path(data_dir))
-    images = _numbered(folder / "Dataset", ".jpg")
-    texts = _numbered(folder / "Label", ".txt")
+    folder = Path(data_dir)
+    folder = folder / "chula_rbc12" if (folder / "chula_rbc12").is_dir() else folder
+    images = {int(path.stem): path for path in (folder / "Dataset").glob("*.jpg") if path.stem.isdigit()}
     if not images:
-        raise FileNotFoundError(f"{folder / 'Dataset'} holds no <number>.jpg")
-    if alone := sorted(images.keys() ^ texts.keys()):
-        lacks = f"Label/{alone[0]}.txt" if alone[0] in images else f"Dataset/{alone[0]}.jpg"
         raise FileNotFoundError(
-            f"{folder} lacks {lacks}; every micrograph has an image and its labels ({len(alone)} do not)"
+            f"no Chula RBC-12 in {folder}: its folders Dataset, of <number>.jpg, and Label, of <number>.txt, are at "
+            "https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset"
         )
     seen: set[bytes] = set()
     chosen = []
-    for number, path in images.items():
+    for number, path in sorted(images.items()):
         digest = hashlib.sha256(path.read_bytes()).digest()
         if digest not in seen:
             chosen.append(number)
         seen.add(digest)
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda number: _cells(images[number], texts[number]), chosen))
+        found = list(pool.map(lambda number: _cells(images[number], folder / "Label" / f"{number}.txt"), chosen))
     crops = torch.from_numpy(np.concatenate([crops for crops, _ in found])).permute(0, 3, 1, 2).contiguous()
     labels = torch.tensor([label for _, labels in found for label in labels], dtype=torch.int64)
     numbers = [n for n, (_, labels) in zip(chosen, found, strict=True) for _ in labels]
     return Split(crops, labels, CELL_CLASSES), torch.tensor(numbers, dtype=torch.int64)
 
 
-def _folder(path: Path) -> Path:
-    for folder in (path / "chula_rbc12", path):
-        if (folder / "Dataset").is_dir() and (folder / "Label").is_dir():
-            return folder
-    raise FileNotFoundError(
-        f"no Chula RBC-12 in {path}: its folders Dataset and Label belong into {path / 'chula_rbc12'}; they are at "
-        "https://github.com/Chula-PIC-Lab/Chula-RBC-12-Dataset"
-    )
-
-
-def _numbered(folder: Path, suffix: str) -> dict[int, Path]:
-    return dict(sorted((int(path.stem), path) for path in folder.glob(f"[0-9]*{suffix}") if path.stem.isdigit()))
-
-
 def _cells(image: Path, text: Path) -> tuple[np.ndarray[Any, Any], list[int]]:
     """The crops of a micrograph, ``(n, 80, 80, 3)`` uint8, and their labels."""
-    try:
-        with Image.open(image) as file:
-            micrograph = np.asarray(file.convert("RGB"))
-    except Exception as error:  # every format of Pillow's raises its own on a broken file
-        raise ValueError(f"{image} is not an image that Pillow can read: {error}") from error
-    height, width = micrograph.shape[:2]
+    with Image.open(image) as file:
+        micrograph = np.asarray(file.convert("RGB"))
     half = SIDE // 2
-    if min(height, width) <= half:
-        raise ValueError(f"{image} is {width} x {height} pixels; crops of {SIDE} x {SIDE} need more than {half}")
     around = np.pad(micrograph, ((half, half), (half, half), (0, 0)), mode="reflect")
-    crops, labels = [], []
-    for place, line in enumerate(text.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        x, y, number = _numbers(line, f"{text}, line {place}")
-        if number in _LEFT_OUT:
-            continue
-        if not (0 <= x < width and 0 <= y < height):
-            raise ValueError(f"{text}, line {place}: the center ({x}, {y}) is outside of the {width} x {height} pixels")
-        crops.append(around[y : y + SIDE, x : x + SIDE])
-        labels.append(_LABELS[number])
-    return np.stack(crops) if crops else np.empty((0, SIDE, SIDE, 3), np.uint8), labels
-
-
-def _numbers(line: str, where: str) -> tuple[int, int, int]:
-    words = line.split()
-    if len(words) != 3 or not all(word.lstrip("-").isdigit() for word in words):
-        raise ValueError(f"{where}: a cell is a line of three whole numbers, x y class, got {line.strip()!r}")
-    x, y, number = map(int, words)
-    if number not in _LABELS and number not in _LEFT_OUT:
-        raise ValueError(f"{where}: classes are 0 to 12, got {number}")
-    return x, y, number
+    crops, labels = [np.empty((0, SIDE, SIDE, 3), np.uint8)], []
+    for x, y, number in np.loadtxt(text, int, ndmin=2).tolist():
+        if number not in _LEFT_OUT:
+            crops.append(around[None, y : y + SIDE, x : x + SIDE])
+            labels.append(_LABELS[number])
+    return np.concatenate(crops), labels

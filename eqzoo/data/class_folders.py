@@ -11,6 +11,7 @@ References:
     FIRST radio galaxy data set (Griese, Kummer, Connor, Brüggen and Rustige, 2023)
     https://doi.org/10.5281/zenodo.7120632
     Tiny ImageNet Visual Recognition Challenge (Le and Yang, 2015)
+    http://cs231n.stanford.edu/tiny-imagenet-200.zip
 """
 
 import os
@@ -25,8 +26,7 @@ import numpy as np
 import torch
 
 from .arrays import from_arrays
-from .external import fetched, missing
-from .folder import class_names, image_folder, images_below, read_files, split_folder
+from .folder import class_names, image_folder, images_below, read_files
 from .splits import DRAW_SEED, AnySplit, part_of, resized, stratified
 
 __all__ = ["ClassFolders", "radio_galaxies", "tiny_imagenet"]
@@ -107,15 +107,11 @@ class ClassFolders:
         if download and self.torchvision and not folders[0].is_dir():
             from torchvision import datasets
 
-            with fetched(self.title, folders[0]):
-                getattr(datasets, self.torchvision)(str(data_dir), download=True)
+            getattr(datasets, self.torchvision)(str(data_dir), download=True)
         for folder in folders:
             if folder.is_dir() and class_names(folder) == tuple(self.counts):
                 return folder
-        raise FileNotFoundError(
-            f"{missing(self.title, folders[0], None if self.torchvision else self.url)}; its class folders are "
-            f"{', '.join(self.counts)}"
-        )
+        raise FileNotFoundError(f"no {self.title} in {folders[0]}, folders {', '.join(self.counts)} of {self.url}")
 
 
 def radio_galaxies(
@@ -139,10 +135,8 @@ def radio_galaxies(
     if (file := folder / "galaxy_data_h5.h5").is_file():
         splits = _radio_file(file)
         splits = {part: resized(split, size) for part, split in splits.items()} if size else splits
-    elif split_folder(folder, "train"):
-        splits = image_folder(folder, (1, *(size or (side, side))))
     else:
-        raise FileNotFoundError(missing("radio galaxies", folder, "https://doi.org/10.5281/zenodo.7120632"))
+        splits = image_folder(folder, (1, *(size or (side, side))))
     _check_counts(splits, counts, folder)
     return splits
 
@@ -187,11 +181,7 @@ def tiny_imagenet(
         ValueError: If it has other numbers of classes or images, or a file cannot be read.
     """
     folders = [Path(data_dir) / name for name in ("tiny_imagenet", "tiny-imagenet-200", ".")]
-    folder = next((path for path in folders if (path / "train").is_dir() and (path / "val").is_dir()), None)
-    if folder is None:
-        raise FileNotFoundError(
-            missing("Tiny ImageNet", folders[0], "http://cs231n.stanford.edu/tiny-imagenet-200.zip")
-        )
+    folder = next((path for path in folders if (path / "train").is_dir() and (path / "val").is_dir()), folders[0])
     numbers, shape = class_names(folder / "train"), (3, *(size or (side, side)))
     paths = {"train": [images_below(folder / "train" / number) for number in numbers]}
     if (table := folder / "val" / "val_annotations.txt").is_file():

@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-from .arrays import is_npz, npz
+from .arrays import npz
 from .catalog import CATALOG
+from .external import fetched
 from .folder import image_folder
 from .splits import AnySplit, check, hold_out, per_class, resized
 
@@ -50,13 +51,8 @@ def load_splits(
             raise ValueError(f"images of the folder {path} have to be scaled: pass input_size, or name a network")
         splits, source = image_folder(path, input_size), str(path)
     else:
-        file = stand_in(name, data_dir) or path
-        if not is_npz(file) or not file.is_file():
-            raise FileNotFoundError(
-                f"no data set {name!r}: it is not one of {', '.join(CATALOG)}, and no image folder or .npz file is at "
-                f"{path}; set --data-dir to the folder that contains it"
-            )
-        splits, source = npz(file), str(file)
+        with fetched(name, data_dir):
+            splits, source = npz(stand_in(name, data_dir) or path), str(path)
     check(splits, source)
     if input_size is not None:
         splits = {part: resized(split, input_size[1:]) for part, split in splits.items()}
@@ -92,4 +88,5 @@ def named_set(
         return npz(file, needs_test), str(file)
     read = CATALOG[name].read
     assert read is not None
-    return dict(read(data_dir, download, size)), f"{name} in {data_dir}"
+    with fetched(name, data_dir):
+        return dict(read(data_dir, download, size)), f"{name} in {data_dir}"

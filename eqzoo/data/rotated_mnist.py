@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .external import fetched
 from .splits import Split
 
 __all__ = ["rotmnist", "rotmnist_from_amat"]
@@ -36,7 +35,7 @@ def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[s
         The splits ``train``, ``valid`` and ``test``; images ``(n, 1, 28, 28)`` uint8, white on black.
 
     Raises:
-        FileNotFoundError: If MNIST is not in ``data_dir`` and is not downloaded.
+        RuntimeError: If MNIST is not in ``data_dir`` and is not downloaded.
 
     References:
         An Empirical Evaluation of Deep Architectures on Problems with Many Factors of Variation
@@ -44,17 +43,7 @@ def rotmnist(data_dir: str | os.PathLike[str], download: bool = False) -> dict[s
     """
     from torchvision.datasets import MNIST
 
-    folder = Path(data_dir) / "MNIST" / "raw"
-    if download:
-        with fetched("MNIST", folder):
-            MNIST(data_dir, download=True)
-    try:
-        parts = [MNIST(data_dir, train=train) for train in (True, False)]
-    except RuntimeError as error:
-        raise FileNotFoundError(
-            f"no MNIST in {folder}: put its four files there, set --data-dir to the "
-            "folder that contains them, or pass --download"
-        ) from error
+    parts = [MNIST(data_dir, train=train, download=download) for train in (True, False)]
     train, test = ((part.data.numpy(), part.targets.numpy()) for part in parts)
     # RandomState, because its streams are frozen for good; torch's and numpy's new generators promise none.
     random = np.random.RandomState(ROTMNIST_SEED)
@@ -82,31 +71,18 @@ def rotmnist_from_amat(folder: str | os.PathLike[str]) -> dict[str, Split]:
         FileNotFoundError: If a file is missing.
         ValueError: If a file has other contents.
     """
-    rows = []
-    for part, count in AMAT_ROWS.items():
-        path = Path(folder) / f"mnist_all_rotation_normalized_float_{part}.amat"
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing; rotmnist() generates a similar set from MNIST")
-        rows.append(_read_amat(path, count))
+    rows = [
+        np.loadtxt(Path(folder) / f"mnist_all_rotation_normalized_float_{part}.amat", np.float32, ndmin=2)
+        for part in AMAT_ROWS
+    ]
+    if [table.shape for table in rows] != [(count, 785) for count in AMAT_ROWS.values()]:
+        raise ValueError(
+            f"the files in {folder} are not rotated MNIST: they have {[table.shape for table in rows]} numbers"
+        )
     table = np.concatenate(rows)
     # Pixels are stored as multiples of 1/256, in column-major order.
     pixels = np.rint(table[:, :-1] * 256).clip(0, 255).astype(np.uint8)
     return _split(pixels.reshape(-1, 28, 28).swapaxes(1, 2), table[:, -1].astype(np.int64))
-
-
-def _read_amat(path: Path, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    try:
-        table = np.loadtxt(path, dtype=np.float32, encoding="utf-8", ndmin=2)
-    except ValueError as error:
-        raise ValueError(f"{path} is not rotated MNIST: {error}") from error
-    if table.shape != (count, 785):
-        raise ValueError(
-            f"{path} has {len(table)} rows of {table.shape[1]} numbers, not {count} rows of 784 pixels and a class"
-        )
-    pixels, classes = table[:, :-1], table[:, -1]
-    if np.any(pixels < 0) or np.any(pixels > 1) or not np.all(np.isin(classes, np.arange(10))):
-        raise ValueError(f"{path} is not rotated MNIST: pixels must be in [0, 1] and classes in 0 to 9")
-    return table
 
 
 def _rotate(image: np.ndarray[Any, Any], angle: float) -> np.ndarray[Any, Any]:
