@@ -62,7 +62,8 @@ def test_predict_takes_images_of_five_channels(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"a": np.zeros((2, 28, 28), np.uint8), "b": np.zeros(2)}, "has the arrays ['a', 'b']; that of the images is"),
+        ({"a": np.zeros((2, 28, 28), np.uint8), "b": np.zeros(2)}, "has a (2, 28, 28), b (2,): images are"),
+        ({"x": np.zeros((28, 28, 3), np.uint8)}, "has x (28, 28, 3): images are named x_test"),
         ({"x": np.zeros((0, 28, 28), np.uint8)}, "has no images, its array is (0, 1, 28, 28)"),
     ],
 )
