@@ -61,17 +61,9 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
         Images of the same shape and range of values; floating point if they were interpolated, else of the same type.
 
     Raises:
-        ValueError: If there is no such augmentation, images are no batch, the numbers are not those of as many images,
-            the augmentation rotates and the images are not square, or it changes colors and values of images on the
-            CPU are beyond 0 to 255.
+        ValueError: If the augmentation rotates and the images are not square, or it changes colors and values of images
+            on the CPU are beyond 0 to 255.
     """
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"augmentations are {', '.join(AUGMENTATIONS)}; got {name!r}")
-    if images.ndim != 4 or len(numbers) != len(images):
-        raise ValueError(
-            "images are (n, channels, height, width), and numbers a row for each, as draw(n, generator) gives; got "
-            f"{tuple(images.shape)} and {tuple(numbers.shape)}"
-        )
     numbers = numbers.to(images.device, non_blocking=True)
     return AUGMENTATIONS[name](images, numbers.double() if images.dtype == torch.float64 else numbers)
 

@@ -2,8 +2,7 @@
 
 import os
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -30,6 +29,7 @@ __all__ = [
     "split_folder",
 ]
 
+S = TypeVar("S")
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
@@ -62,51 +62,50 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
     folders = _split_folders(path, flat)
     found = {name: _class_files(folder) for name, folder in folders.items()}
     classes = tuple(found["train"])
-    for name, files in found.items():
-        if not classes or files.keys() != set(classes):
-            raise ValueError(_of_other_classes(folders[name], classes, tuple(files)))
     listed = {}
     for name, files in found.items():
+        if not classes or files.keys() != set(classes):
+            raise ValueError(
+                f"{folders[name]} has images of the classes: {_some(files)}; train has: {_some(classes)}; "
+                "all splits have the same class folders, and images without classes are for eqzoo predict"
+            )
         labels = [label for label, own in enumerate(files.values()) for _ in own]
         listed[name] = [*chain(*files.values())], torch.tensor(labels)
     return read_files(path, listed, classes, input_size)
 
 
-def _of_other_classes(folder: Path, classes: tuple[str, ...], here: tuple[str, ...]) -> str:
-    """The error of a split without classes, or with others than the training images."""
-    if not here and (images := images_below(folder)):
-        return (
-            f"{folder} holds images ({images[0].name} ...) without a folder for each class: sort them into such "
-            "folders, or move the folder away and classify its images with eqzoo predict"
-        )
-    lacking, more = [name for name in classes if name not in here], [name for name in here if name not in classes]
-    parts = [
-        f"{verb} {', '.join(map(repr, names[:SHOWN]))}" + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-        for verb, names in (("lacks images of", lacking), ("has the additional folders", more))
-        if names
-    ]
-    return (
-        f"{folder} {' and '.join(parts) or 'has no folders of images'}; the class folders have to be the same in every "
-        "split, with images in each: add or rename them, or leave a class out of all splits"
-    )
+def _some(names: Collection[str]) -> str:
+    return ", ".join(map(repr, [*names][:SHOWN])) + (", ..." if len(names) > SHOWN else "") or "none"
 
 
 def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
-    """The folders of the splits that there are, ``train`` among them; it raises what `image_folder` says of layouts."""
+    """The folders of the splits that there are, ``train`` among them.
+
+    Raises:
+        FileNotFoundError: If there are no folders.
+        ValueError: If those of splits are beside class folders, inside of these, or without ``train``.
+    """
     folders = {name: folder for name, names in _NAMES.items() if (folder := _first(path, names))}
     others = [name for name in _class_files(path) if path / name not in folders.values()] if flat else []
-    layout = "the layout is train/<class>/<image>, val/..., test/..." + ", or <class>/<image>" * flat
-    if others and not folders:
-        _check_order(path)
+    if "train" in folders and (len(folders) > 1 or not others):
+        return folders
+    if others and not folders and not _splits_inside(path):
         return {"train": path}
-    if "train" not in folders or (others and len(folders) == 1):
-        names = [folder.name for folder in folders.values()]
-        if not names and path.is_dir() and images_below(path):
-            raise ValueError(_of_other_classes(path, (), ()))
-        beside = f" has {' and '.join(names)} beside {others[0]};" if names and others else " has no folder train;"
-        error = ValueError if names else FileNotFoundError
-        raise error(f"{path}{beside} {layout}")
-    return folders
+    error = ValueError if folders or others else FileNotFoundError
+    raise error(
+        f"the layout of {path} is train/<class>/<image>, val/..., test/..."
+        f"{', or <class>/<image> without these' if flat else ''}; it has the folders: "
+        f"{_some(class_names(path) if path.is_dir() else ())}"
+    )
+
+
+def _splits_inside(path: Path) -> bool:
+    """Whether the class folders have folders of splits inside, which would be read as sources of the images."""
+    inner = _inner(path)
+    known = {name for names in _NAMES.values() for name in names}
+    # A folder of that name in one class of several is one of its sources.
+    several = len({folder.parent for folder in inner}) >= min(2, len(class_names(path)))
+    return bool(inner) and several and known.issuperset(folder.name.casefold() for folder in inner)
 
 
 def folder_colors(path: Path) -> tuple[int, list[str]]:
@@ -115,17 +114,13 @@ def folder_colors(path: Path) -> tuple[int, list[str]]:
     And a line where some of them are gray and others are not. Unreadable files are ignored.
     """
     with _pool() as pool:
-        found = _tried(pool, lambda file: (file, _gray(file)), _files(path))[0]
-    colored = [file for file, gray in found if not gray]
-    if not colored or len(colored) == len(found):
-        return 3 if colored else 1, []
-    gray = [file for file, gray in found if gray]
-    kind, few, others = ("in color", colored, "gray") if len(colored) <= len(gray) else ("gray", gray, "in color")
-    are = "is" if len(few) == 1 else "are"
-    first = _shown(few[0].relative_to(path).as_posix())
+        found = _tried(pool, lambda file: (file, read_file(file, is_grayscale, whole=False)), _files(path))[0]
+    gray = [file.relative_to(path).as_posix() for file, is_gray in found if is_gray]
+    if not gray or len(gray) == len(found):
+        return 1 if len(gray) == len(found) else 3, []
     return 3, [
-        f"{len(few):,} of the {len(found):,} images {are} {kind} ({first}{', ...' * (len(few) > 1)}) and the others "
-        f"{others}: all are read as red, green and blue; if color means nothing here, add --channels 1"
+        f"some images are gray ({len(gray):,} of {len(found):,}, such as {gray[0]!r}) and others in color: all are "
+        "read as red, green and blue; if color means nothing here, add --channels 1"
     ]
 
 
@@ -174,10 +169,6 @@ def _sides(path: Path) -> tuple[int, int]:
     return read_file(path, lambda image: (min(image.size), max(image.size)), whole=False)
 
 
-def _gray(path: Path) -> bool:
-    return read_file(path, is_grayscale, whole=False)
-
-
 def images_below(folder: Path) -> list[Path]:
     """The image files in a folder and the folders in it, sorted, without hidden ones."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -201,18 +192,12 @@ def _below(folder: Path) -> Iterator[Path]:
 
 def left_out(folder: Path) -> list[str]:
     """A line on the files below a folder that hold images and are not read, because of the ends of their names."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    found = Counter(
-        path.suffix.lower() for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES and path.is_file()
-    )
-    count = found.total()
-    if not count:
+    found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES]
+    if not found:
         return []
-    files = "1 file" if count == 1 else f"{count:,} files"
     return [
-        f"{files} in {folder.name or folder} not read ({', '.join(sorted(found))}): images end in "
-        f"{', '.join(IMG_EXTENSIONS)}; convert what is to be among them"
+        f"files of other image formats in {folder.name or folder} are not read ({len(found):,}, such as "
+        f"{found[0].name!r}): convert what is to be among the images to .png, .jpg, .tif or .webp"
     ]
 
 
@@ -236,19 +221,6 @@ def _first(path: Path, names: tuple[str, ...]) -> Path | None:
     return found[0] if found else None
 
 
-def _check_order(path: Path) -> None:
-    """Raises ValueError if the folders of splits are inside of the class folders, or in a single folder."""
-    inner = _inner(path)
-    names, parents = {folder.name for folder in inner}, sorted({folder.parent.name for folder in inner})
-    known = {name for names in _NAMES.values() for name in names}
-    # A folder of that name in one class of several is one of its sources.
-    if inner and known.issuperset(map(str.casefold, names)) and len(parents) >= min(2, len(class_names(path))):
-        raise ValueError(
-            f"{path} has folders {', '.join(sorted(names))} inside of {', '.join(parents[:SHOWN])}; the layout is "
-            "train/<class>/<image>, val/..., test/...: the other way round, or give the folder inside"
-        )
-
-
 def composed(name: str) -> str:
     """A name in one Unicode form: é is one character, and not e with an accent."""
     return unicodedata.normalize("NFC", name)
@@ -262,16 +234,7 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
 
 def class_names(folder: Path) -> tuple[str, ...]:
     """The sorted names of the folders in a folder, which are those of the classes."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name))
-    for name in names:
-        if (shown := _shown(name)) != name:
-            raise ValueError(f"the name of the class folder {shown} in {folder} is not UTF-8; rename it")
-    return tuple(names)
-
-
-def _shown(name: str) -> str:
-    """The name of a file or folder as text that can be printed: bytes that are not UTF-8 are escaped."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)))
 
 
 def read_files(
@@ -291,75 +254,54 @@ def read_files(
     Raises:
         ValueError: If files cannot be read; of a streamed split, only their headers are checked.
     """
-    splits, broken = dict[str, AnySplit](), list[tuple[Path, str]]()
+    splits, broken = dict[str, AnySplit](), list[str]()
     with _pool() as pool:
         for name, (files, labels) in listed.items():
-            splits[name], unreadable = _read(pool, root, files, labels, classes, input_size)
+            names = tuple(file.relative_to(root).as_posix() for file in files)
+            splits[name], unreadable = _read(pool, _Reader(files, input_size), labels, classes, names)
             broken += unreadable
     if broken:
-        more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-        reasons = {reason for _, reason in broken}
-        same = len(broken) > 1 and len(reasons) == 1
-        why = f" (each: {reasons.pop()})" if same else ""
-        shown = [f"{path}" if same else f"{path} ({reason})" for path, reason in broken[:SHOWN]]
         raise ValueError(
-            f"{len(broken)} of {sum(map(len, splits.values()))} files cannot be read{why}; remove or replace them: "
-            f"{', '.join(shown)}{more}"
+            f"{len(broken)} of {sum(map(len, splits.values()))} files cannot be read; remove or replace them: "
+            f"{'; '.join(broken[:SHOWN])}{'; ...' if len(broken) > SHOWN else ''}"
         )
     return splits
 
 
-def _read(
-    pool: ThreadPoolExecutor,
-    root: Path,
-    files: list[Path],
-    labels: Tensor,
-    classes: tuple[str, ...],
-    input_size: tuple[int, int, int],
-) -> tuple[AnySplit, list[tuple[Path, str]]]:
-    """A split, in memory or streamed, and each unreadable file with the reason."""
-    reader, names = _Reader(files, input_size), tuple(file.relative_to(root).as_posix() for file in files)
-    if len(files) * torch.Size(input_size).numel() > MEMORY_LIMIT:
-        _, broken = _tried(pool, lambda file: read_file(file, check_header), files)
-        return Streamed(reader, torch.arange(len(files)), labels, input_size, classes, names), broken
-    images = torch.empty((len(files), *input_size), dtype=torch.uint8)
-    place = dict(zip(files, images, strict=True))
-    _, broken = _tried(pool, lambda file: place[file].copy_(reader.image(file)), files)
-    return Split(images, labels, classes, names), broken
-
-
 class _Reader:
-    """Reads file i of a list, scaled and cropped to the input size."""
+    """Reads file i of a list, scaled and cropped to the input size, uint8."""
 
     def __init__(self, files: list[Path], input_size: tuple[int, int, int]) -> None:
         self.files = files
         self.input_size = input_size
 
     def __call__(self, index: int) -> Tensor:
-        return self.image(self.files[index])
-
-    def image(self, path: Path) -> Tensor:
-        """An image of the input size, uint8."""
         channels, *size = self.input_size
-        image = preprocess(load_image(path, channels), (size[0], size[1]))
+        image = preprocess(load_image(self.files[index], channels), (size[0], size[1]))
         return image.round().clamp(0, 255).to(torch.uint8)
 
 
-def _tried(
-    pool: ThreadPoolExecutor, read: Callable[[Path], T], files: list[Path]
-) -> tuple[list[T], list[tuple[Path, str]]]:
-    """The results of a function for the files that it can read, and each that it cannot with the reason."""
+def _read(
+    pool: ThreadPoolExecutor, reader: _Reader, labels: Tensor, classes: tuple[str, ...], names: tuple[str, ...]
+) -> tuple[AnySplit, list[str]]:
+    """A split, in memory or streamed, and what is wrong with each unreadable file."""
+    files, size = reader.files, reader.input_size
+    if len(files) * torch.Size(size).numel() > MEMORY_LIMIT:
+        _, broken = _tried(pool, lambda file: read_file(file, check_header), files)
+        return Streamed(reader, torch.arange(len(files)), labels, size, classes, names), broken
+    images = torch.empty((len(files), *size), dtype=torch.uint8)
+    _, broken = _tried(pool, lambda i: images[i].copy_(reader(i)), range(len(files)))
+    return Split(images, labels, classes, names), broken
 
-    def attempt(path: Path) -> tuple[list[T], str]:
+
+def _tried(pool: ThreadPoolExecutor, read: Callable[[S], T], items: Iterable[S]) -> tuple[list[T], list[str]]:
+    """The results of a function for the items that it can read, and what is wrong with each that it cannot."""
+
+    def attempt(item: S) -> tuple[list[T], list[str]]:
         try:
-            return [read(path)], ""
-        except MemoryError:  # which says nothing of the file
-            raise
-        except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-            reason = str(error) or type(error).__name__
-            return [], reason.removeprefix(f"{path} is not an image that Pillow can read: ").removeprefix(f"{path}: ")
+            return [read(item)], []
+        except (ValueError, OSError) as error:
+            return [], [str(error)]
 
-    results = list(pool.map(attempt, files))
-    return [made for found, _ in results for made in found], [
-        (path, said) for path, (found, said) in zip(files, results, strict=True) if not found
-    ]
+    results = list(pool.map(attempt, items))
+    return [made for found, _ in results for made in found], [text for _, broken in results for text in broken]

@@ -1,9 +1,9 @@
 """Splits of a data set, in memory or streamed: batches, held-out parts and subsets."""
 
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -157,14 +157,9 @@ def _with_readable_errors(images: Iterator[Tensor]) -> Iterator[Tensor]:
         # end, and each of these is waited for, five seconds.
         traceback.clear_frames(error.__traceback__)
         images = iter(())
-        said, of_image = str(error), isinstance(error, ValueError | FileNotFoundError)
-        if "DataLoader worker" in said:
-            said = said.strip().splitlines()[-1].removeprefix(f"{type(error).__name__}: ")
-        elif not of_image:
+        if "DataLoader worker" not in str(error):
             raise
-        # Without the file the labels are others, which a run is recognized by.
-        advice = "; repair the file, or replace it under the same name: a run on other images starts anew"
-        raise ValueError(said + advice * of_image) from error
+        raise ValueError(str(error).strip().splitlines()[-1].removeprefix(f"{type(error).__name__}: ")) from error
 
 
 def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[str, AnySplit]:
@@ -178,19 +173,15 @@ def hold_out(splits: Mapping[str, AnySplit], size: int | None = None) -> dict[st
         ValueError: If no training image would be left, or none of a class; or a size is given and there is a validation
             split already.
     """
-    if "valid" in splits:
-        if size is not None:
-            raise ValueError(
-                f"the data set has {len(splits['valid'])} validation images of its own, so none are held out: omit "
-                f"valid_size, got {size}"
-            )
-        return dict(splits)
     count = len(splits["train"])
-    size = max(1, count // 10) if size is None else size
-    if not 0 <= size < count:
-        raise ValueError(f"valid_size is at least 0 and less than the {count} training images, got {size}")
+    if size is None:
+        size = 0 if "valid" in splits else max(1, count // 10)
+    if size and "valid" in splits:
+        raise ValueError(f"there are {len(splits['valid'])} validation images already: leave valid_size={size} out")
     if size == 0:
         return dict(splits)
+    if not 0 < size < count:
+        raise ValueError(f"valid_size is at least 0 and less than the {count} training images, got {size}")
     # RandomState, whose streams are frozen; those of torch and of numpy's newer generators may change.
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(count))
     train = splits["train"]
@@ -229,17 +220,15 @@ def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
     The parts are the same at every call.
 
     Raises:
-        ValueError: If the fraction is not between 0 and 1, or a class has no image left for the first part.
+        ValueError: If a class has no image left for one of the parts.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"fraction is between 0 and 1, got {fraction}")
     order = torch.from_numpy(np.random.RandomState(DRAW_SEED).permutation(len(split)))
     labels = split.labels.cpu()[order]
     first, second = [], []
     for label in labels.unique().tolist():
         of_class = order[labels == label]
-        count = max(1, round(fraction * len(of_class)))
-        if count >= len(of_class):
+        count = round(fraction * len(of_class)) or 1
+        if not 0 < count < len(of_class):
             name = split.classes[label] if split.classes else label
             raise ValueError(
                 f"class {name!r} has too few images to split: {count} of {len(of_class)} would be held out; add "
@@ -255,41 +244,17 @@ def num_classes(splits: Mapping[str, AnySplit]) -> int:
     return int(splits["train"].labels.max()) + 1
 
 
-def check_types(split: AnySplit, source: str, which: str = "these") -> None:
-    """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64.
-
-    Or if names of classes or files are no strings, or two classes have the same name. TypeError if it is no split, or
-    its images are no tensor.
-    """
-    if not isinstance(split, Split | Streamed):
-        raise TypeError(f"{source}: {which} are an eqzoo.data.Split(images, labels), got {type(split).__name__}")
-    if isinstance(split, Split):
-        if not isinstance(split.images, Tensor):
-            way = "; torch.from_numpy makes one of an array" * isinstance(split.images, np.ndarray)
-            raise TypeError(f"{source}: images are a tensor; {which} are of type {type(split.images).__name__}{way}")
-        if split.images.dtype != torch.uint8:
-            raise ValueError(f"{source}: images are uint8, 0 to 255; {which} are {split.images.dtype}")
-        if split.images.ndim != 4:
-            shape = tuple(split.images.shape)
-            raise ValueError(f"{source}: images are (n, channels, height, width); {which} have shape {shape}")
-    if not isinstance(split.labels, torch.Tensor) or split.labels.dtype != torch.int64 or split.labels.ndim != 1:
-        got = f"{split.labels.dtype} {tuple(split.labels.shape)}" if isinstance(split.labels, torch.Tensor) else ""
-        raise ValueError(f"{source}: labels are int64 (n,); {which} are {got or f'a {type(split.labels).__name__}'}")
-    for kind, names in (("classes", split.classes), ("files", split.files)):
-        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
-            got = repr(names) if len(repr(names)) < 80 else f"{repr(names)[:80]}..."
-            raise ValueError(
-                f"{source}: {kind} are names, {kind}=tuple(map(str, names)) makes them, () is none; got {got}"
-            )
-    if twice := [name for name, count in Counter(split.classes).items() if count > 1]:
-        raise ValueError(f"{source}: classes have different names, and several are named {twice[0]!r}; rename them")
-
-
-def check_files(split: AnySplit, source: str) -> None:
-    """Raises ValueError unless each image has a file, or none has."""
-    if split.files and len(split.files) != len(split):
+def check_types(split: AnySplit, source: str) -> None:
+    """Raises ValueError unless images are ``(n, channels, height, width)`` uint8 and labels ``(n,)`` int64."""
+    labels, files, images = split.labels, split.files, getattr(split, "images", None)
+    wrong = labels.dtype != torch.int64 or labels.ndim != 1 or len(files) not in (0, len(labels))
+    if images is not None:
+        wrong |= images.dtype != torch.uint8 or images.ndim != 4 or len(images) != len(labels)
+    if wrong:
+        got = "" if images is None else f"images {images.dtype} {tuple(images.shape)}, "
         raise ValueError(
-            f"{source} has {len(split):,} images and {len(split.files):,} files; each image has one, or files is ()"
+            f"{source}: images are uint8 (n, channels, height, width), labels int64 (n,), and files n or no names, got "
+            f"{got}labels {labels.dtype} {tuple(labels.shape)} and {len(files)} files"
         )
 
 
@@ -302,40 +267,22 @@ def check(splits: Mapping[str, AnySplit], source: str) -> None:
         raise ValueError(
             f"{source}: the splits are train and possibly valid and test, got {', '.join(splits) or 'none'}"
         )
-    for name, split in splits.items():
-        check_types(split, source, f"those of {name}")
-        check_files(split, f"{source}: {name}")
-    shapes = {name: split.shape for name, split in splits.items()}
-    for name, split in splits.items():
-        if not len(split):
-            raise ValueError(f"{source}: the {name} split has no images")
-        if split.shape != shapes["train"]:
-            raise ValueError(f"{source}: images have to be of one size, got {shapes} (channels, height, width)")
-        if isinstance(split, Split) and len(split.images) != len(split.labels):
-            raise ValueError(f"{source}: {name} has {len(split.images)} images and {len(split.labels)} labels")
-    present = splits["train"].labels.unique().tolist()
-    if present != list(range(len(present))):
-        missing = next(i for i, label in enumerate([*present, None]) if i != label)
-        raise ValueError(
-            f"{source}: labels are 0, 1, 2 ... without gaps; the training labels go from {present[0]} to "
-            f"{present[-1]}, and {missing} is not among them"
-        )
-    if (names := splits["train"].classes) and len(names) != len(present):
-        empty = f", and no images of {', '.join(map(repr, names[len(present) :][:5]))}" * (len(names) > len(present))
-        raise ValueError(
-            f"{source}: there are {len(names)} names for {len(present)} classes{empty}; give each class one, in the "
-            "order of the labels"
-        )
-    for name, split in splits.items():
-        if names and split.classes and tuple(split.classes) != tuple(names):
+    train = splits["train"]
+    classes, names = len(train.labels.unique()), tuple(train.classes)
+    for part, split in splits.items():
+        check_types(split, f"{source}, {part}")
+        if not len(split) or split.shape != train.shape:
+            raise ValueError(f"{source}: splits have images of one size, got {splits}")
+        least, most = int(split.labels.min()), int(split.labels.max())
+        if least < 0 or most >= classes:
             raise ValueError(
-                f"{source}: the classes of {name} are {', '.join(split.classes)}, those of train "
-                f"{', '.join(names)}; label 0 is the first class, and so on, in every split"
+                f"{source}: labels are 0, 1, 2 ... without gaps, and {classes} are among those of the training images; "
+                f"those of {part} go from {least} to {most}"
             )
-        if split.labels.min() < 0 or split.labels.max() >= len(present):
+        if split.classes and (tuple(split.classes) != names or len({*names}) != classes):
             raise ValueError(
-                f"{source}: labels of {name} go from {int(split.labels.min())} to {int(split.labels.max())}, those of "
-                f"train from 0 to {len(present) - 1}"
+                f"{source}: the {classes} classes have different names, in one order in all splits; those of {part} "
+                f"are {', '.join(map(repr, split.classes))}, those of train {', '.join(map(repr, names))}"
             )
 
 
@@ -353,17 +300,11 @@ def resized(split: AnySplit, size: tuple[int, int]) -> AnySplit:
         return split
     if isinstance(split, Split):
         return replace(split, images=torch.cat([_scaled(part, size) for part in split.images.split(_BATCH)]))
-    return replace(split, read=_Resized(split, size), shape=(channels, *size))
+    return replace(split, read=partial(_read_scaled, split.read, size), shape=(channels, *size))
 
 
-class _Resized:
-    """Reads an image and resizes it."""
-
-    def __init__(self, split: Streamed, size: tuple[int, int]) -> None:
-        self.read, self.size = split.read, size
-
-    def __call__(self, index: int) -> Tensor:
-        return _scaled(self.read(index), self.size)
+def _read_scaled(read: Callable[[int], Tensor], size: tuple[int, int], index: int) -> Tensor:
+    return _scaled(read(index), size)
 
 
 def _scaled(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -17,7 +17,7 @@ from .folder import (
     left_out,
     split_folder,
 )
-from .splits import AnySplit, Split, Streamed, check, check_files, check_types, resized
+from .splits import AnySplit, Split, Streamed, check, check_types, resized
 
 __all__ = [
     "FOLDERS",
@@ -72,15 +72,11 @@ def read_images(
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
         splits = torchvision_set(name, data_dir, side, channels, download)
-    elif path.is_file():
-        raise ValueError(
-            f"{name} is no folder and no .npz file: arrays, as of HDF5 files, go into one (numpy.savez with x_train "
-            "and y_train), and where a table has the labels, the images go into a folder for each class"
-        )
     else:
         raise FileNotFoundError(
-            f"no images at {name}: give a folder, a .npz file, one of {', '.join(CATALOG)}, the name of a torchvision "
-            f"data set such as Flowers102, or {HUB_PREFIX}<owner>/<name>"
+            f"no images at {name}: give a folder with one for each class, a .npz file (numpy.savez with x_train and "
+            f"y_train), one of {', '.join(CATALOG)}, the name of a torchvision data set such as Flowers102, or "
+            f"{HUB_PREFIX}<owner>/<name>"
         )
     check(splits, name)
     found = splits["train"].shape[0]
@@ -115,52 +111,44 @@ def labeled_images(
         FileNotFoundError: If the data set is not found.
         ValueError: As `read_images`, or if there is no such part.
     """
-    if not isinstance(data, str | os.PathLike):
-        if not isinstance(data, Split | Streamed):
-            raise TypeError(
-                f"the data is a folder, a .npz file, the name of a data set or a Split, got {type(data).__name__}"
-            )
+    if isinstance(data, Split | Streamed):
         if part is not None:
             raise ValueError(f"a split has no parts to choose from, got {part!r}")
-        _check_labeled(data, channels, "the split")
-        return resized(data, (side, side)), None
-    path, splits = Path(data), dict[str, AnySplit]()
+        return _for_network(data, side, channels, "the split"), None
+    path = Path(data)
     there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
-    file = path if is_npz(path) else None
-    if not path.is_dir() and str(data).lower() in CATALOG:
-        file = stand_in(str(data).lower(), data_dir)
-    if file and file.is_file():
+    splits = dict[str, AnySplit]()
+    file = stand_in(str(data).lower(), data_dir) if not path.is_dir() and str(data).lower() in CATALOG else path
+    if file and is_npz(file):
         splits = npz(file, needs_test=False, needs_train=False)
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
-    if len(splits) > 1 or "test" in splits or "valid" in splits:
+    if splits.keys() - {"train"}:
         there = [name for name in _PARTS if _PARTS[name] in splits]
     if part is not None and part not in there:
         parts = f"only {' and '.join(there)}" if there else "they are not divided"
         raise ValueError(f"{data} has no {part} images, {parts}")
     chosen = (part or there[0]) if there else None
-    if not splits:
-        folder = split_folder(path, _PARTS[chosen or ""])
-        assert folder
-        images = read_images(folder, side, channels)["train"]
-        return replace(images, files=tuple(f"{folder.name}/{file}" for file in images.files)), chosen
-    split = splits[_PARTS[chosen] if chosen else "train"]
-    _check_labeled(split, channels, data)
-    return resized(split, (side, side)), chosen
+    if splits:
+        return _for_network(splits[_PARTS[chosen or "train"]], side, channels, data), chosen
+    folder = split_folder(path, _PARTS[chosen or ""])
+    assert folder
+    images = read_images(folder, side, channels)["train"]
+    return replace(images, files=tuple(f"{folder.name}/{file}" for file in images.files)), chosen
 
 
-def _check_labeled(split: AnySplit, channels: int, data: object) -> None:
-    """Raises ValueError unless there are images of these channels with a label each, and a name for each label."""
+def _for_network(split: AnySplit, side: int, channels: int, data: object) -> AnySplit:
+    """The images resized; raises ValueError unless they have these channels and labels that fit the classes."""
     check_types(split, str(data))
-    if split.shape[0] != channels:
-        raise ValueError(f"the images of {data} have {split.shape[0]} channels, and the network takes {channels}")
-    check_files(split, str(data))
-    images = len(split.images) if isinstance(split, Split) else len(split.labels)
-    if not images or images != len(split.labels):
-        raise ValueError(f"{data} has {images} images and {len(split.labels)} labels; there is a label for each image")
+    if not len(split) or split.shape[0] != channels:
+        raise ValueError(f"the images of {data} are {split}, and the network takes {channels} channels")
     least, most = int(split.labels.min()), int(split.labels.max())
-    if least < 0 or (split.classes and most >= len(split.classes)):
-        raise ValueError(f"{data}: labels are 0, 1, 2 ..., with a name each or none, got {least} to {most}")
+    names = split.classes
+    if least < 0 or (names and (most >= len(names) or len({*names}) < len(names))):
+        raise ValueError(
+            f"{data}: labels are 0, 1, 2 ..., with a different name each or none, got {least} to {most} and {names}"
+        )
+    return resized(split, (side, side))
 
 
 def native_sides(
@@ -173,26 +161,32 @@ def native_sides(
     None for data of another kind than a folder, a .npz file, a data set of `CATALOG` or splits in memory. A file
     ``<name>.npz`` in ``data_dir`` takes the place of the data set of that name.
     """
-    if isinstance(data, Mapping | Split | Streamed):
+    if folder := _folder(data, part):
+        return folder_sides(folder)
+    name = str(data).lower() if isinstance(data, str | os.PathLike) else ""
+    file = stand_in(name, data_dir) if name in CATALOG else Path(str(data)) if is_npz(name) else None
+    if file:
+        sides = images_shape(file)[1:3]
+    elif name in CATALOG:
+        sides = CATALOG[name].input_size[1:]
+    elif isinstance(data, Mapping | Split | Streamed):
         sides = (data["train"] if isinstance(data, Mapping) else data).shape[1:]
-        return min(sides), max(sides)
-    if not isinstance(data, str | os.PathLike):
+    else:
         return None
-    path = Path(data)
-    if not path.is_dir() and (known := CATALOG.get(str(data).lower())):
-        if not (file := stand_in(str(data).lower(), data_dir)):
-            return known.side, known.side
-        path = file
-    if is_npz(path) and path.is_file():
-        sides = images_shape(path)[1:3]
-        return min(sides), max(sides)
-    folder = split_folder(path, _PARTS[part]) if part and path.is_dir() else None
-    return folder_sides(folder or path) if path.is_dir() else None
+    return min(sides), max(sides)
+
+
+def _folder(data: object, part: str | None = None) -> Path | None:
+    """The folder of the data, or of a part of it; None for data of another kind."""
+    if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
+        return None
+    return (split_folder(Path(data), _PARTS[part]) if part else None) or Path(data)
 
 
 def folders_in_classes(data: object) -> list[str]:
     """The names of folders with images inside of the class folders; none for data of another kind."""
-    return inner_folders(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else []
+    folder = _folder(data)
+    return inner_folders(folder) if folder else []
 
 
 def channels_found(data: object) -> tuple[int | None, list[str]]:
@@ -200,7 +194,8 @@ def channels_found(data: object) -> tuple[int | None, list[str]]:
 
     None and no line for data of another kind, which has as many channels as its arrays.
     """
-    return folder_colors(Path(data)) if isinstance(data, str | os.PathLike) and Path(data).is_dir() else (None, [])
+    folder = _folder(data)
+    return folder_colors(folder) if folder else (None, [])
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
@@ -208,7 +203,5 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
 
     No line for data of another kind.
     """
-    if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
-        return []
-    folder = split_folder(Path(data), _PARTS[part]) if part else None
-    return left_out(folder or Path(data))
+    folder = _folder(data, part)
+    return left_out(folder) if folder else []
