@@ -4,19 +4,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from .arrays import is_npz
 from .folder import split_folder
+from .hashes import SPLIT_NAMES
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
 __all__ = ["check_apart", "complete_splits", "image_sources", "source_counts"]
 
 _FRACTION = 0.15
-_NOUNS = {"train": "training", "valid": "validation", "test": "test"}
 _SWAPS = 10**6  # numbers of images, of pairs of sources that are tried in a step, at most
 _SEEDS = 20  # orders of the sources that are tried
 _MISSING = {"", "None", "nan", "NaN", "NaT", "<NA>"}  # what gaps in a table become
@@ -42,33 +41,27 @@ def complete_splits(
 
     Raises:
         ValueError: If a fraction is out of range or is given for a split that there is, a class has too few images or
-            sources, or there are not as many sources as training images, or nothing is drawn.
+            sources, or there are sources and nothing is drawn.
     """
-    given = {"valid": valid, "test": test}
-    for part, share in given.items():
+    shares = {}
+    for part, share in (("test", test), ("valid", valid)):
         if share is not None and part in splits:
             raise ValueError(
-                f"the data has {len(splits[part]):,} {_NOUNS[part]} images of its own, so none are drawn from its "
-                f"training images: leave --{part} ({part}_fraction) out, got {share}"
+                f"there are {len(splits[part]):,} {SPLIT_NAMES[part]} images, and none are drawn from training images: "
+                f"leave --{part} ({part}_fraction) out, got {share}"
             )
-    rule = {part: 0.0 if part in splits else _FRACTION for part in given}
-    valid, test = (rule[part] if share is None else share for part, share in given.items())
-    if min(valid, test) < 0 or valid + test >= 1:
-        raise ValueError(
-            f"the fractions valid and test are at least 0 and together less than 1, got {valid} and {test}"
-        )
+        shares[part] = share if share is not None else 0.0 if part in splits else _FRACTION
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        raise ValueError(f"the fractions valid and test are at least 0 and together less than 1, got {shares}")
     # Those of a part that is drawn are known by their numbers in the whole.
     parts = {part: numbered(split) for part, split in splits.items()}
-    drawn = [part for part, share in (("test", test), ("valid", valid)) if share]
+    drawn = {part: share for part, share in shares.items() if share}
     if sources is not None:
-        return parts | _by_source(parts["train"], sources, {"valid": valid, "test": test}, drawn)
-    _check_classes(parts["train"], drawn)
+        return parts | _by_source(parts["train"], sources, drawn)
     left = 1.0
-    if test:
-        parts["train"], parts["test"] = stratified(parts["train"], test)
-        left -= test
-    if valid:
-        parts["train"], parts["valid"] = stratified(parts["train"], valid / left)
+    for part, share in drawn.items():
+        parts["train"], parts[part] = stratified(parts["train"], share / left)
+        left -= share
     return parts
 
 
@@ -86,26 +79,20 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, s
     Raises:
         ValueError: If it finds no source of an image.
     """
-    if not isinstance(split_by, str):
-        values = np.asarray(split_by) if isinstance(split_by, np.ndarray | Sequence) else np.empty(())
-        if values.shape != (len(split),):
-            got = f"{values.shape}" if values.ndim else f"a {type(split_by).__name__}"
-            raise ValueError(
-                f"split_by is a list with a value for each of the {len(split):,} training images, got {got}"
-            )
-        found = _of_values(values.tolist(), "split_by")
-    elif not isinstance(data, str | os.PathLike):
-        raise ValueError(f"for splits in memory split_by is a value for each training image, got {split_by!r}")
-    elif is_npz(data) and Path(data).is_file():
-        found = _of_array(split_by, Path(data), len(split))
-    elif Path(data).is_dir():
-        found = _of_files(split_by, Path(data), split.files)
-    else:
+    if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir():
+        return _of_files(split_by, Path(data), split.files)
+    if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and is_npz(data):
+        with np.load(data, allow_pickle=False) as arrays:
+            split_by = arrays.get(split_by)  # None is refused below
+    values = np.asarray(split_by)
+    gaps = [i for i, value in enumerate(values.reshape(-1).tolist()) if str(value) in _MISSING]
+    if values.shape != (len(split),) or gaps:
         raise ValueError(
-            f"split_by goes with a folder or a .npz file, and {data} is neither, got {split_by!r}; in Python it may be "
-            "a list with a value for each training image"
+            "split_by is 'folder' or a regular expression for image files, an array of a .npz file, or a list, with a "
+            f"value for each of the {len(split):,} training images, got {values.dtype} {values.shape}"
+            + (f" without values at {', '.join(map(str, gaps[:5]))}" if gaps else "")
         )
-    return found
+    return [str(value) for value in values.tolist()]
 
 
 def check_apart(sources: Mapping[str, Sequence[str]]) -> None:
@@ -120,11 +107,9 @@ def check_apart(sources: Mapping[str, Sequence[str]]) -> None:
             parts.setdefault(name, []).append(part)
     if several := {name: found for name, found in parts.items() if len(found) > 1}:
         name, found = next(iter(several.items()))
-        are = "source is" if len(several) == 1 else "sources are"
         raise ValueError(
-            f"{len(several):,} {are} in several splits, such as {name!r} among the "
-            f"{' and '.join(_NOUNS[part] for part in found)} images: move the images of each into one, or give one "
-            "folder of class folders, which is split by sources"
+            f"{len(several):,} sources are in several splits, such as {name!r} in {' and '.join(found)}: move the "
+            "images of each into one, or give one folder of class folders, which is split by sources"
         )
 
 
@@ -143,117 +128,48 @@ def source_counts(
     return {part: len({known[of][file] for file in splits[part].files}) for part, of in origin.items()}
 
 
-def _of_array(name: str, path: Path, count: int) -> list[str]:
-    with np.load(path, allow_pickle=False) as arrays:
-        if name not in arrays:
-            others = ", ".join(sorted(arrays)) or "none"
-            raise ValueError(
-                f"{path} has no array {name!r} to split by, with a value for each training image; it has {others}"
-            )
-        try:
-            values = arrays[name]
-        except ValueError as error:  # an array of objects, as pandas makes of strings
-            raise ValueError(
-                f"{path}: the array {name} to split by cannot be read ({error}); save strings, "
-                f"{name}=np.array(values, dtype=str)"
-            ) from error
-    if values.shape != (count,):
-        raise ValueError(
-            f"{path}: the array {name} to split by has a value for each of the {count:,} training images, got "
-            f"{values.shape}"
-        )
-    return _of_values(values.tolist(), f"{path}: the array {name}")
-
-
-def _of_values(values: Sequence[Any], source: str) -> list[str]:
-    missing = [i for i, value in enumerate(values) if str(value) in _MISSING]
-    if missing:
-        raise ValueError(
-            f"{source} has no value for {len(missing):,} of {len(values):,} images, the first with index {missing[0]}; "
-            "give each a source, one of its own where nothing is known, or leave these images out"
-        )
-    return [str(value) for value in values]
-
-
 def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
-    outer = 2 if any(split_folder(path, part) for part in _NOUNS) else 1  # train/<class>/... or <class>/...
-    below = [file.split("/", outer)[outer] for file in files]
-    if split_by == "folder":
-        found = [name.partition("/")[0] if "/" in name else None for name in below]
-        wanted = "a folder for each source inside of the class folders"
-    else:
-        try:
-            pattern = re.compile(split_by)
-        except re.error as error:
-            raise ValueError(f"split_by is 'folder' or a regular expression, got {split_by!r}: {error}") from error
-        matches = [pattern.search(name) for name in below]
-        found = [match and match[min(1, pattern.groups)] for match in matches]
-        wanted = f"what {split_by!r} finds in the path below the class folder"
-    if missing := [name for name, source in zip(files, found, strict=True) if not source]:
+    outer = 2 if any(split_folder(path, part) for part in SPLIT_NAMES) else 1  # train/<class>/... or <class>/...
+    pattern = re.compile(r"([^/]+)/" if split_by == "folder" else split_by)
+    search = pattern.match if split_by == "folder" else pattern.search
+    matches = [search(file.split("/", outer)[outer]) for file in files]
+    found = [match[min(1, pattern.groups)] if match else "" for match in matches]
+    if missing := [file for file, source in zip(files, found, strict=True) if not source]:
         raise ValueError(
-            f"{len(missing):,} of {len(files):,} images have no source to split by, {wanted}: {missing[0]}"
+            f"{len(missing):,} of {len(files):,} images have no source to split by: {pattern.pattern!r} finds nothing "
+            f"below the class folder in {missing[0]}"
         )
-    return [str(source) for source in found]
+    return found
 
 
-def _check_classes(train: AnySplit, drawn: list[str]) -> None:
-    """Raises ValueError unless each class has an image for the training and for each split that is drawn from it."""
-    counts = torch.bincount(train.labels).tolist()
-    if few := [label for label, count in enumerate(counts) if 0 < count <= len(drawn)]:
-        count = counts[few[0]]
-        raise ValueError(_too_few(train, few[0], f"has {count} image{'s' * (count > 1)}", "add images", drawn))
-
-
-def _too_few(train: AnySplit, label: int, has: str, add: str, drawn: Sequence[str]) -> str:
-    drawn = sorted(drawn, reverse=True)
-    *others, last = (_NOUNS[part] for part in ("train", *drawn))
-    options = " or ".join(f"--{part} 0" for part in drawn)
-    return (
-        f"class {dict(enumerate(train.classes)).get(label, label)!r} {has}, and one each is needed for "
-        f"{', '.join(others)} and {last}: {add}, hold none out ({options}; "
-        f"{', '.join(f'{part}_fraction' for part in drawn)}), or give the folders train, val and test yourself"
-    )
-
-
-def _by_source(
-    train: AnySplit, sources: Sequence[str], shares: Mapping[str, float], drawn: list[str]
-) -> dict[str, AnySplit]:
-    """The training split divided into the drawn parts and the rest, each source whole in one of them."""
-    if len(sources) != len(train):
-        raise ValueError(f"there are {len(train):,} training images and {len(sources):,} sources; each image has one")
-    if not drawn:
+def _by_source(train: AnySplit, sources: Sequence[str], shares: Mapping[str, float]) -> dict[str, AnySplit]:
+    """The training split divided into parts with these shares and the rest, each source whole in one of them."""
+    if not shares:
         raise ValueError(
             "split_by divides training images into parts, and none is drawn from them here: the data has validation "
             "and test images of its own, or their fractions are 0; leave split_by out"
         )
     names, source = np.unique(np.asarray(sources, dtype=str), return_inverse=True)
-    if len(names) < 2:
-        raise ValueError(
-            f"all {len(train):,} training images come from {str(names[0])!r}, so nothing can be held out: split_by is "
-            "what differs between them, such as a pattern whose first group does"
-        )
     classes = train.labels.cpu().numpy()
     counts = np.zeros((len(names), classes.max() + 1), dtype=np.int64)  # images of each source and class
     np.add.at(counts, (source, classes), 1)
     fewest, label = min((number, label) for label, number in enumerate((counts > 0).sum(0).tolist()) if number)
-    if fewest <= len(drawn):
-        has = f"has images from {fewest} source{'s' * (fewest > 1)}"
-        raise ValueError(_too_few(train, label, has, "add sources", drawn))
-    for seed in range(DRAW_SEED, DRAW_SEED + _SEEDS):
+    for seed in range(DRAW_SEED, DRAW_SEED + _SEEDS) if fewest > len(shares) else ():
         free, held = np.ones(len(names), dtype=bool), dict[str, np.ndarray]()
-        for number, part in enumerate(drawn):
-            chosen = _held_out(counts[free], shares[part] * counts.sum(0), len(drawn) - number, seed)
+        for number, (part, share) in enumerate(shares.items()):
+            chosen = _held_out(counts[free], share * counts.sum(0), len(shares) - number, seed)
             if chosen is None:
                 break
             held[part] = np.flatnonzero(free)[chosen]
             free[held[part]] = False
-        if len(held) == len(drawn):
+        if len(held) == len(shares):
             parts = {part: np.isin(source, chosen) for part, chosen in held.items()} | {"train": free[source]}
             return {part: part_of(train, torch.from_numpy(np.flatnonzero(own))) for part, own in parts.items()}
+    rarest = train.classes[label] if train.classes else label
     raise ValueError(
-        f"no division of the {len(names):,} sources was found in which each class has "
-        f"{' and '.join(_NOUNS[part] for part in drawn)} images and others: add sources, or give the folders train, "
-        "val and test yourself"
+        f"no division of the {len(names):,} sources into train, {' and '.join(shares)} was found in which each class "
+        f"has images in each; class {rarest!r} has images from {fewest}: add sources, hold none out, or give the "
+        "folders train, val and test yourself"
     )
 
 
