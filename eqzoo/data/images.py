@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 __all__ = [
@@ -30,13 +30,9 @@ __all__ = [
 T = TypeVar("T")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")
-_ANIMATED = (
-    "GIF",
-    "PNG",
-    "WEBP",
-    "AVIF",
-)  # the frames of MPO are previews or another eye's view
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # the frames of MPO are previews or another eye's view
 _FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolation adds at edges
+_UNKNOWN_RANGE = "and the values of black and white are unknown; save it with 8 or 16 bits, without a sign"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT")  # what pixels depend on
 _MISREAD_APART = ("LA", "PA", "LAB", "YCbCr")  # with the bands of a TIFF one behind the other
@@ -97,16 +93,10 @@ def _warn_of_fractions(images: Tensor) -> None:
         largest = float(images.amax())
     except RuntimeError:  # no values to look at: under torch.func.vmap, or a fake tensor
         return
-    if 0 < largest <= _FRACTION:
+    if 0 < largest <= _FRACTION or largest > 2 * 255:
         warnings.warn(
-            f"the largest value of the images is {largest:.3g}: normalize takes values in 0 to 255 and divides them by "
-            "255; multiply images with values in 0 to 1 by 255 before",
-            stacklevel=3,
-        )
-    if largest > 2 * 255:
-        warnings.warn(
-            f"the largest value of the images is {largest:.4g}: normalize takes values in 0 to 255; scale them as "
-            "those that the network was trained on",
+            f"the largest value of the images is {largest:.4g}, and normalize takes values in 0 to 255: multiply those "
+            "in 0 to 1 by 255, and scale others as the images that the network was trained on",
             stacklevel=3,
         )
 
@@ -181,7 +171,7 @@ def _misread(image: Image.Image) -> str | None:
             "train on all of them in a .npz file"
         )
     if _tag(image, _SIGN) == _SIGNED:
-        return _unknown_range(f"{bits}-bit numbers with a sign")
+        return f"its pixels are {bits}-bit numbers with a sign, {_UNKNOWN_RANGE}"
     deep = bits > 8 and _tag(image, _COMPRESSION) == _UNCOMPRESSED
     if _tag(image, _PLANES) == _APART and (deep or image.mode in _MISREAD_APART):
         return (
@@ -189,13 +179,6 @@ def _misread(image: Image.Image) -> str | None:
             "pixel side by side (gdal_translate -co INTERLEAVE=PIXEL), or in color with 8 bits"
         )
     return None
-
-
-def _unknown_range(numbers: str) -> str:
-    return (
-        f"its pixels are {numbers}, and the values of black and white are unknown; save it with 8 or 16 bits, without "
-        "a sign"
-    )
 
 
 def _check_single(image: Image.Image) -> None:
@@ -237,7 +220,7 @@ def _deep(image: Image.Image, bits: int | None) -> Tensor:
     values = np.asarray(image)
     if image.mode == "F" or (image.mode == "I" and (bits or values.min() < 0 or values.max() > 65_535)):
         kind = "floating point numbers" if image.mode == "F" else f"{bits or 32}-bit numbers"
-        raise _UnsuitableError(_unknown_range(f"{kind}, {values.min():g} to {values.max():g}"))
+        raise _UnsuitableError(f"its pixels are {kind}, {values.min():g} to {values.max():g}, {_UNKNOWN_RANGE}")
     white = 2 ** min(bits or 16, 16) - 1
     return torch.from_numpy(values.astype(np.float32) / (white / 255))
 
@@ -290,7 +273,11 @@ def read_file(path: Path, read: Callable[[Image.Image], T], whole: bool = True) 
     except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-        raise ValueError(f"{path} is not an image that Pillow can read: {_reason(path, error)}") from error
+        way = "; save it with 8 or 16 bits in gray or color, or its bands in a .npz file"
+        way = way if path.suffix.lower() in (".tif", ".tiff") else ""
+        raise ValueError(
+            f"{path} is not an image that Pillow can read: {str(error) or type(error).__name__}{way}"
+        ) from error
 
 
 def _png_without_metadata(path: Path) -> BytesIO:
@@ -301,33 +288,12 @@ def _png_without_metadata(path: Path) -> BytesIO:
     kept, place = [_PNG], len(_PNG)
     while place < len(data):
         end = place + 12 + int.from_bytes(data[place : place + 4], "big")
-        kind, intact = (
-            data[place + 4 : place + 8],
-            data[end - 4 : end] == crc32(data[place + 4 : end - 4]).to_bytes(4, "big"),
-        )
+        kind = data[place + 4 : place + 8]
+        intact = data[end - 4 : end] == crc32(data[place + 4 : end - 4]).to_bytes(4, "big")
         if kind in _PNG_CHUNKS or (kind == b"eXIf" and intact):
             kept.append(data[place:end])
         place = end
     return BytesIO(b"".join(kept))
-
-
-def _reason(path: Path, error: Exception) -> str:
-    """What Pillow says, and what can be done about it."""
-    suffix = path.suffix.lower()
-    if isinstance(error, Image.DecompressionBombError):
-        return f"{error}; cut it into tiles or scale it down, or set PIL.Image.MAX_IMAGE_PIXELS"
-    if suffix in (".npz", ".npy", ".h5", ".hdf5"):
-        return f"{error}; eqzoo predict and evaluate read .npz files, and in Python a network takes arrays as tensors"
-    if not isinstance(error, UnidentifiedImageError):
-        return str(error) or type(error).__name__
-    if not path.stat().st_size:
-        return "the file is empty"
-    if suffix not in (".tif", ".tiff"):
-        return "its format is unknown"
-    return (
-        "its format, or the number or type of its bands, is unknown; save it as gray or color with 8 or 16 bits, or "
-        "train on its bands in a .npz file"
-    )
 
 
 def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:

@@ -72,7 +72,7 @@ def test_normalize():
 
 def test_images_in_0_to_1_are_not_normalized_without_a_word():
     images = torch.tensor([0, 255, 51], dtype=torch.uint8).reshape(3, 1, 1, 1)
-    with pytest.warns(UserWarning, match=r"largest value of the images is 1: normalize takes .* multiply .* by 255"):
+    with pytest.warns(UserWarning, match="largest value of the images is 1, and normalize takes values in 0 to 255"):
         normalize(images / 255, (0.2,), (0.4,), torch.float64)
     edge = torch.zeros(1, 8, 8)
     edge[..., 4:] = 1
@@ -80,6 +80,8 @@ def test_images_in_0_to_1_are_not_normalized_without_a_word():
     assert over.max() > 1.01  # bicubic interpolation
     with pytest.warns(UserWarning, match="multiply"):
         normalize(over, (0.2,), (0.4,), torch.float64)
+    with pytest.warns(UserWarning, match="the largest value of the images is 5500"):  # raw counts
+        normalize(images * 5500.0 / 255, (0.5,), (0.5,), torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
@@ -98,15 +100,6 @@ def test_normalizing_is_traced_and_mapped():
     for again in (traced, torch.fx.symbolic_trace(of), torch.compile(of, backend="eager", fullgraph=True)):
         torch.testing.assert_close(again(x), of(x))
     torch.testing.assert_close(torch.func.vmap(of)(x[None]), of(x)[None])
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
-def test_images_of_any_mode(tmp_path, mode):
-    Image.new("L", (5, 4), 255).convert(mode).save(tmp_path / "white.png")
-    for channels in (1, 3):
-        image = load_image(tmp_path / "white.png", channels)
-        assert image.shape == (channels, 4, 5)
-        assert image.unique().tolist() == [255]
 
 
 def test_tiffs_say_what_their_numbers_are(tmp_path):
@@ -165,10 +158,10 @@ def test_bands_that_are_no_colors_are_not_lost(tmp_path, monkeypatch):
         (tmp_path / "mine" / "train" / name / "4.tif").write_bytes(tiff(values[..., :4]))
     for limit in (2**31, 0):  # of files that are streamed, headers are checked before the training
         monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
-        with pytest.raises(ValueError, match=r"2 of 2 files cannot be read \(each: it has 4 bands, of which"):
+        with pytest.raises(ValueError, match=r"2 of 2 files cannot be read.* it has 4 bands, of which"):
             load_splits("mine", tmp_path, input_size=(3, 8, 8))
     (tmp_path / "6.tif").write_bytes(tiff((values, {"colors": 1})))
-    with pytest.raises(ValueError, match=r"6\.tif .*or train on its bands in a \.npz file$"):
+    with pytest.raises(ValueError, match=r"6\.tif .*or its bands in a \.npz file$"):
         load_image(tmp_path / "6.tif", 3)
 
 
@@ -278,11 +271,6 @@ def test_unreadable_images_are_errors(tmp_path):
         load_image(ROOT / "examples" / "seven.png", 5)
 
 
-def test_raw_counts_are_told():
-    with pytest.warns(UserWarning, match="the largest value of the images is 5500: normalize takes values in 0 to 255"):
-        normalize(torch.full((1, 1, 4, 4), 5500.0), (0.5,), (0.5,), torch.float32)
-
-
 def test_a_transparent_color_of_16_bits_is_black(tmp_path):
     values = np.array([[0, 1000], [65_535, 30_000]], np.uint16)
     chunk = b"tRNS" + struct.pack(">H", 65_535)
@@ -295,13 +283,6 @@ def test_a_transparent_color_of_16_bits_is_black(tmp_path):
     gray = load_image(tmp_path / "a.png", 1)[0]
     assert (gray[1, 0], gray[0, 1] > 0, gray[1, 1] > 0) == (0, True, True)
     assert load_image(tmp_path / "a.png", 4)[3].tolist() == [[255, 255], [0, 255]]
-
-
-def test_images_beyond_pillows_limit_say_so(tmp_path, monkeypatch):
-    Image.new("L", (64, 64)).save(tmp_path / "a.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(ValueError, match=r"a\.png .*; cut it into tiles"):
-        load_image(tmp_path / "a.png", 1)
 
 
 def test_darkness_counts_in_all_colors_and_in_them_alone():
