@@ -1,7 +1,7 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,22 +40,12 @@ TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 FEW_EPOCHS, ENOUGH_EPOCHS = 5, 20
-_BATCH = 256
 _SMALL = 0.1  # a small share of images to hold out
 # Up to the first, second or third number of a file's name, as --split-by takes it: slide12 of slide12_0034.png.
 _IN_NAMES = [rf"((?:[^/\d]*\d+[A-Za-z]*){{1,{depth}}}|[^/]+)" for depth in (1, 2, 3)]
 _FEW_SOURCES = 3  # that are not only the classes under other names
 _REPEATED = 0.75  # of the images: at most so many pairs of source and class, else sources are numbers within a class
-# How images can be augmented more, by the augmentation that they have; of the others `_STRONGEST`.
-_STRONGER = {
-    "affine": ", or augment them more with --augment affine_color",
-    "affine_color": "",
-    **dict.fromkeys(
-        ("rotations", "rotations_shifts"),
-        ", or, if they mean the same reflected, augment them more with --augment affine",
-    ),
-}
-_STRONGEST = ", or, if they mean the same rotated and reflected, augment them more with --augment affine"
+_STRONGER = {"affine": "affine_color", "affine_color": ""}  # augmentations by the one that a run has; else affine
 
 
 def chosen(recipe: Recipe, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
@@ -94,11 +84,12 @@ def advice_before(plan: "Plan") -> list[str]:
     splits, train, request = plan.splits, plan.splits["train"], plan.request
     by_source, inner, drawn = request.source_of_splits, folders_in_classes(request.data), plan.images.drawn
     trained_side = plan.source.image_side if plan.settings["start"] else None
+    shares = {"valid": request.valid_fraction, "test": request.test_fraction}
     resized = request.size is None and plan.native is not None and plan.native[0] != trained_side
     return [
         *([] if by_source == "folder" else _nested(inner, train, bool(drawn) and not by_source)),
         *(_named_sources(splits.values()) if drawn and not by_source and not inner else []),
-        *_few(splits, drawn),
+        *_few(train, [part for part, share in shares.items() if part in drawn and (share is None or share > _SMALL)]),
         *([] if request.balance else _imbalanced(train)),
         *_dark(train),
         *cut_off(plan.native),
@@ -171,13 +162,15 @@ def advice_after(
         return [said, *_reflected(recipe.model, reflections)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
-        found.append(f"{_listed(missed)} never predicted: {more} {longer}")
+        found.append(f"never predicted: {_some(missed, 5)}: {more} {longer}")
     if valid_accuracy is None:
         return found
     gap = training_accuracy - valid_accuracy
     said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
     if gap >= OVERFIT:
-        found.append(f"{said}: add images{_STRONGER.get(recipe.augment, _STRONGEST)}")
+        more = _STRONGER.get(recipe.augment, "affine")
+        way = f", or, if that keeps their classes, augment them more with --augment {more}" if more else ""
+        found.append(f"{said}: add images{way}")
     elif training_accuracy < NOT_FITTED:
         found.append(f"{said}: the network does not fit its images yet; {longer}")
         found += _reflected(recipe.model, reflections)
@@ -199,9 +192,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5} more classes are" if len(names) > 5 else " are" if len(names) > 1 else " is"
-    return ", ".join(map(repr, names[:5])) + more
+def _some(names: Sequence[str], count: int = 3) -> str:
+    return ", ".join(map(repr, names[:count])) + (", ..." if len(names) > count else "")
 
 
 def _predicted(metrics: Mapping[str, Any], label: int) -> int:
@@ -213,20 +205,15 @@ def _name(split: AnySplit, label: int) -> str:
 
 
 def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]:
-    if not inner:
-        return
-
-    def some(names: Sequence[str]) -> str:
-        return ", ".join(map(repr, names[:3])) + ", ..." * (len(names) > 3)
-
-    apart = (
-        "; images of one inner folder can be in several splits, so if one is a patient or a slide, keep it in one: "
-        "--split-by folder (split_by='folder')"
-    )
-    yield (
-        f"class folders hold folders of images ({some(inner)}): the classes are the outer folders "
-        f"({some(train.classes)}){apart if drawn else ''}"
-    )
+    if inner:
+        apart = (
+            "; images of one inner folder can be in several splits, so if one is a patient or a slide, keep it in one: "
+            "--split-by folder (split_by='folder')"
+        )
+        yield (
+            f"class folders hold folders of images ({_some(inner)}): the classes are the outer folders "
+            f"({_some(train.classes)}){apart if drawn else ''}"
+        )
 
 
 def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
@@ -261,26 +248,13 @@ def _not_rotated(model: nn.Module, augment: str | None) -> Iterator[str]:
         )
 
 
-def _few(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> Iterator[str]:
-    train = splits["train"]
+def _few(train: AnySplit, fewer: Sequence[str]) -> Iterator[str]:
     counts = train.labels.bincount().tolist()
-    few = [label for label, count in enumerate(counts) if count < FEW_IMAGES]
+    few = [f"{_name(train, label)} ({count})" for label, count in enumerate(counts) if count < FEW_IMAGES]
     if few:
-        names = ", ".join(f"{_name(train, label)} ({counts[label]})" for label in few[:5])
-        more = f" and {len(few) - 5} more" if len(few) > 5 else ""
-        fewer = _reducible(splits).intersection(drawn)
-        options = " ".join(f"--{name} {_SMALL:g}" for name in ("valid", "test") if name in fewer)
-        other = f", or hold out fewer with {options}" if options else ""
-        yield f"fewer than {FEW_IMAGES} training images of {names}{more}: add images{other}"
-
-
-def _reducible(splits: Mapping[str, AnySplit]) -> set[str]:
-    """The splits that have more images of a class than if `_SMALL` of all images were held out; each keeps one."""
-    counts = {name: split.labels.bincount(minlength=1) for name, split in splits.items()}
-    classes = len(counts["train"])
-    found = [torch.nn.functional.pad(count, (0, classes - len(count))) for count in counts.values()]
-    least = (_SMALL * torch.stack(found).sum(0)).round().clamp(min=1)
-    return {name for name, count in zip(counts, found, strict=True) if (count > least).any()}
+        options = f", or hold out fewer with {' '.join(f'--{part} {_SMALL:g}' for part in fewer)}" if fewer else ""
+        more = ", ..." if len(few) > 5 else ""
+        yield f"fewer than {FEW_IMAGES} training images of {', '.join(few[:5])}{more}: add images{options}"
 
 
 def _imbalanced(train: AnySplit) -> Iterator[str]:
@@ -294,36 +268,19 @@ def _imbalanced(train: AnySplit) -> Iterator[str]:
 
 
 def _dark(train: AnySplit) -> Iterator[str]:
-    what = (
-        "as with 12-bit numbers in files of 16 bits: if the files hold more shades, stretch {} first, all by the same "
-        "factor, or, where single bright pixels matter, by np.arcsinh"
-    )
-    if isinstance(train, Split) and (value := int(train.images.amin())) == int(train.images.amax()):
+    if not isinstance(train, Split):
+        return
+    if (value := int(train.images.amin())) == int(train.images.amax()):
         yield (
             f"all pixels of all training images are {value}, so there is nothing to learn; if they were scaled, was a "
             "number among them infinite or not a number?"
         )
-    elif (level := _bright(train)) < DARK:
+    elif (count := int(dark_images(train.images).sum())) >= SOME * len(train):
         yield (
-            f"{100 * NEARLY_ALL:g} % of the pixels of the training images are at most {level} of 255, "
-            f"{what.format('the images')}"
+            f"{count:,} of the {len(train):,} training images are dark: {100 * NEARLY_ALL:g} % of their pixels are "
+            f"below {DARK} of 255, as with 12-bit numbers in files of 16 bits: if the files hold more shades, stretch "
+            "all images first by the same factor, or, where single bright pixels matter, by np.arcsinh"
         )
-    elif isinstance(train, Split) and (count := int(dark_images(train.images).sum())) >= SOME * len(train):
-        yield (
-            f"{count:,} of the {len(train):,} training images are darker than the others: {100 * NEARLY_ALL:g} % of "
-            f"their pixels are below {DARK} of 255, {what.format('them')}"
-        )
-
-
-def _bright(split: AnySplit) -> int:
-    """The value that nearly all pixels do not exceed, 0 to 255; 255 if the images are not in memory."""
-    if not isinstance(split, Split):
-        return 255
-    counts = torch.zeros(256, dtype=torch.long)
-    for part in split.images.split(_BATCH):
-        counts += part.flatten().bincount(minlength=256).cpu()
-    shares = counts.cumsum(0).double() / counts.sum()
-    return int((shares < NEARLY_ALL).sum())
 
 
 def _larger(model: Any, native: int, side: int) -> Iterator[str]:
