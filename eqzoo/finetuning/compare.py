@@ -46,14 +46,12 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: If a folder is not that of a finished fine-tuning.
-        ValueError: If there are less than two, or they were evaluated on other images or classes.
+        ValueError: If they were evaluated on other images or classes.
 
     References:
         Note on the sampling error of the difference between correlated proportions (McNemar, 1947)
         https://doi.org/10.1007/BF02295996
     """
-    if len(folders) < 2:
-        raise ValueError(f"two or more folders are compared, got {len(folders)}")
     paths = [Path(folder) for folder in folders]
     found = [_read(path) for path in paths]
     first = found[0]

@@ -1,7 +1,6 @@
 """The images of a fine-tuning: read, divided into splits, and their statistics."""
 
 import math
-import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from ..data import (
     complete_splits,
     image_sources,
     read_images,
+    resized,
     source_counts,
 )
 from ..data.arrays import without_npz
@@ -56,11 +56,18 @@ class OwnImages:
 
 def own_images(request: "Request", side: int) -> OwnImages:
     """Reads the images with a side in pixels, and draws the splits that are missing."""
-    data, channels, split_by = request.data, request.channels, request.split_by
-    data_dir, download = request.data_dir, request.download
-    found, colors = channels_found(data) if channels is None else (channels, [])
-    images = _read(data, side, found, data_dir, download)
-    sources = {} if split_by is None else _sources(split_by, data, images)
+    data, split_by = request.data, request.split_by
+    channels, colors = channels_found(data) if request.channels is None else (request.channels, [])
+    if isinstance(data, Mapping):
+        check(data, "data")
+        images = {part: resized(split, (side, side)) for part, split in data.items()}
+    else:
+        images = read_images(data, side, channels, request.data_dir, request.download)
+    sources: dict[str, list[str]] = {}
+    if split_by is not None:  # known of all images of a folder, of others of the training images alone
+        of_files = isinstance(split_by, str) and not isinstance(data, Mapping) and Path(data).is_dir()
+        sources = {part: image_sources(split_by, data, images[part]) for part in (images if of_files else ["train"])}
+        check_apart(sources)
     apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
     splits = complete_splits(
         images, request.valid_fraction, request.test_fraction, None if apart else sources.get("train")
@@ -68,31 +75,6 @@ def own_images(request: "Request", side: int) -> OwnImages:
     counts = source_counts(splits, images, sources) if sources else {}
     lines = [_by_source(split_by, counts, [part for part in splits if part not in counts])] if sources else []
     return OwnImages(splits, frozenset(splits.keys() - images.keys()), colors, counts, lines)
-
-
-def _read(
-    data: str | os.PathLike[str] | Mapping[str, AnySplit],
-    side: int,
-    channels: int | None,
-    data_dir: str | os.PathLike[str],
-    download: bool,
-) -> Mapping[str, AnySplit]:
-    """The splits that there are, resized."""
-    if not isinstance(data, Mapping):
-        return read_images(data, side, channels, data_dir, download)
-    check(data, "data")
-    if tuple(data["train"].shape[1:]) != (side, side):
-        raise ValueError(f"splits need images of {side} x {side} pixels, got {data['train'].shape}; or set size")
-    return data
-
-
-def _sources(split_by: str | Sequence[object], data: object, images: Mapping[str, AnySplit]) -> dict[str, list[str]]:
-    """What the images of each split come from, of a folder; of others those of the training images alone."""
-    of_files = isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir()
-    parts = images if of_files else ["train"]
-    found = {part: image_sources(split_by, data, images[part]) for part in parts}
-    check_apart(found)
-    return found
 
 
 def _by_source(split_by: object, counts: Mapping[str, int], unknown: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,14 +19,17 @@ from ..data.splits import resized
 from ..engine import Recipe, RunDirectory
 from ..engine.speed import AUTOMATIC, Speed, measure
 from ..engine.state import freeze as freeze_modules
+from ..evaluation.predictor import check_device
 from ..hub import WeightsNotFoundError, base_model
 from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
-from .checks import check_call, check_values
 from .images import OwnImages, data_label, image_statistics, own_images
-from .rules import default_side, fine_tuning_recipe
+from .rules import default_side, fine_tuning_recipe, with_rules
 
 __all__ = ["Plan", "Request", "make_plan", "with_speed"]
+
+# Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
+_OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
 
 
 @dataclass(frozen=True)
@@ -55,11 +58,22 @@ class Request:
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises TypeError or ValueError for what is wrong whatever the network and the images."""
-        if self.size is not None and self.size < 1:
-            raise ValueError(f"size is the side of the images, at least one pixel; got {self.size}")
-        check_call(self.output, self.data, self.recipe, self.device)
-        check_values(self.recipe, self.balance, self.minutes, self.valid_fraction, self.test_fraction)
+        """Raises ValueError for what is wrong whatever the images, before these are read."""
+        check_device(self.device)
+        known = {item.name for item in fields(Recipe)} - _OTHERS
+        if unknown := sorted(self.recipe.keys() - known):
+            raise ValueError(f"fine-tuning has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        images = None if isinstance(self.data, Mapping) else Path(self.data)
+        if images and images.is_dir() and Path(self.output).resolve().is_relative_to(images.resolve()):
+            raise ValueError(f"{self.output} is inside the images {images} and would be read as a class; name another")
+        if self.minutes is not None and ("epochs" in self.given or not 0 < self.minutes < float("inf")):
+            raise ValueError(f"minutes is a time above 0, instead of a number of epochs; got {self.minutes}")
+        # The length of a warm-up, the epochs and the augmentation may depend on the images.
+        later = {} if "epochs" in self.given else {"epochs": sys.maxsize, "warmup_epochs": 0}
+        values = with_rules(later | self.given)
+        if values.get("augment") == "missing":
+            values["augment"] = "none"
+        Recipe("", "", class_weights=(1.0,) if self.balance else (), **values)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -212,20 +226,12 @@ def with_speed(plan: Plan, saved: Mapping[str, Any]) -> Plan:
     Args:
         plan: The plan.
         saved: The content of training.json of a run that is resumed; empty for a new one.
-
-    Raises:
-        ValueError: If the run that is resumed has another number format or memory format than the given one.
     """
     request = plan.request
-    fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
     if "speed" in saved:
         speed = Speed(**saved["speed"])
-        if other := [key for key, value in fixed.items() if getattr(speed, key) != value]:
-            raise ValueError(
-                f"{request.output} holds a run with {other[0]} {getattr(speed, other[0])}; resume it without the "
-                "option, or name another folder"
-            )
     else:
+        fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
         seconds = None if request.minutes is None else 60 * request.minutes
         folder = plan.directory.path
         speed = measure(
@@ -242,7 +248,7 @@ def _recipe(plan: Plan, measured: Mapping[str, Any]) -> Recipe:
     freeze = plan.request.freeze
     modules = trunk(plan.blank) if freeze is True else (freeze,) if isinstance(freeze, str) else tuple(freeze or ())
     fixed = {"epochs": 1} if plan.fits_classifier else {}
-    return fine_tuning_recipe(plan, plan.request.given | dict(measured) | fixed, modules)
+    return fine_tuning_recipe(plan, dict(measured) | plan.request.given | fixed, modules)
 
 
 def trunk(model: nn.Module) -> tuple[str, ...]:
@@ -268,10 +274,6 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
         raise ValueError(
             f"there is one class, {classes[0]!r}; two or more are needed. If it is the folder that holds those of the "
             "classes, give that one"
-        )
-    if len(classes) != num_classes(images.splits):
-        raise ValueError(
-            f"there are {len(classes)} names for {num_classes(images.splits)} classes: {', '.join(classes)}"
         )
     mean, std = image_statistics(
         blank, train, started=bool(start), frozen=bool(request.freeze), workers=request.workers

@@ -146,12 +146,7 @@ def finetune(
         plan = with_speed(plan, _saved(plan))
         assert plan.speed is not None
         directory.check(plan.recipe)
-        advice = [
-            *advice_before(plan),
-            *advice_on_time(plan),
-            *plan.images.colors,
-            *files_left_out(data),
-        ]
+        advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
         train_splits = {key: split for key, split in plan.splits.items() if key != "test"}
         facts = dict(plan.settings) | {"speed": plan.speed.as_dict()}
@@ -183,8 +178,6 @@ def _saved(plan: Plan) -> Mapping[str, Any]:
     directory = plan.directory
     directory.check_is_free()
     saved = directory.saved()
-    if saved and "data" not in saved:
-        raise ValueError(f"{directory.path} holds a run that is no fine-tuning; name another folder")
     if saved and (differences := "; ".join(settings_differences(saved, plan.settings))):
         raise ValueError(
             f"{directory.path} holds a run with other images, weights or settings ({differences}); name another folder"

@@ -55,5 +55,3 @@ def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
     (other / "predictions.csv").write_text(text.replace("test,bar/", "test,new/"))
     with pytest.raises(ValueError, match="other images or classes"):
         compare(tmp_path / "p4_cnn", other)
-    with pytest.raises(ValueError, match="two or more"):
-        compare(tmp_path / "p4_cnn")

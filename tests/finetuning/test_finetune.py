@@ -34,6 +34,7 @@ from eqzoo.data import (
     read_images,
     stratified,
 )
+from eqzoo.data.hashes import settings_differences
 from eqzoo.engine.run import RunDirectory
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.finetuning import run as finetuning
@@ -41,7 +42,7 @@ from eqzoo.finetuning import write
 from eqzoo.finetuning.images import data_label
 from eqzoo.finetuning.plan import Plan, trunk
 from eqzoo.hub import shipped_folder
-from tests.finetuning.shapes import NAMES, arrays, save_shapes, shape
+from tests.finetuning.shapes import NAMES, arrays, save_shapes, shape, shapes
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +97,6 @@ def test_a_folder_becomes_a_checkpoint_with_its_results(tuned):
     assert (tuned.folder / "README.md").read_text() == render_card(read_checkpoint(tuned.folder))
 
 
-def test_a_line_of_the_command_has_the_accuracy_of_the_results(tuned, capsys):
-    results = json.loads((tuned.folder / "results.json").read_text())
-    code, out, _ = run(capsys, *(arg for arg in tuned.args if arg != "--json"))
-    assert code == 0
-    low, high = results["accuracy_interval"]
-    assert f"{results['accuracy']:.2f} % (95 % interval {low:.1f} to {high:.1f} %)" in out
-
-
 def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, capsys):
     folder = shutil.copytree(tuned.folder, tmp_path / "out")
     assert run(capsys, "publish", folder, "--license", "cc-by-4.0", "--checkpoint", "p4_cnn.mine", "--onnx")[0] == 0
@@ -129,8 +122,7 @@ def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, cap
 
 
 def test_numbered_classes_are_given_names(tmp_path, capsys):
-    x, y = arrays(24)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(24)
     folder = eqzoo.finetune("z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, device="cpu").folder
     assert run(capsys, "publish", folder, "--label-names", "a", "b")[0] == 2
     assert run(capsys, "publish", folder, "--label-names", "a", "b", "b")[0] == 2
@@ -139,20 +131,18 @@ def test_numbered_classes_are_given_names(tmp_path, capsys):
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
-    x, y = arrays(24)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(24)
     call = {"name": "p4_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "epochs": 1}
-    with pytest.raises(ValueError, match="nonesuch"):
+    with pytest.raises(TypeError, match="nonesuch"):
         eqzoo.finetune(**call, pretrained=False, optimizer_args={"nonesuch": 1})
     result = eqzoo.finetune(**call, test_fraction=0)
     assert result.results["start"] == "p4_cnn.rotmnist"  # not the random weights of before
-    with pytest.raises(ValueError, match="there are test images, and there were none"):
+    with pytest.raises(ValueError, match="the test images differ"):
         eqzoo.finetune(**call)
 
 
 def test_without_held_out_images_the_results_say_so(tmp_path):
-    x, y = arrays(18)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(18)
     result = eqzoo.finetune(
         "z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, valid_fraction=0, test_fraction=0, device="cpu"
     )
@@ -308,7 +298,7 @@ def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tu
         fair = eqzoo.finetune(folder, images, tmp_path / f"fair {images.name}", **call)
         assert not any("weights were trained on" in line for line in fair.results["advice"])
     (tmp_path / "second" / "trained_on.npy").write_bytes(b"none")
-    with pytest.raises(ValueError, match=r"trained_on.npy is damaged .*; restore it or remove it"):
+    with pytest.raises(ValueError, match="pickle"):
         eqzoo.finetune(tmp_path / "second", tuned.images, tmp_path / "fourth", **call)
 
 
@@ -317,14 +307,6 @@ def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, cap
     code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
     assert code == 2
     assert "a smaller lr" in err
-
-
-def test_one_class_is_none(tmp_path):
-    save_shapes(tmp_path / "a")
-    for name in NAMES[1:]:
-        shutil.rmtree(tmp_path / "a" / name)
-    with pytest.raises(ValueError, match="one class, 'bar'"):
-        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out")
 
 
 def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned, tmp_path, capsys):
@@ -339,12 +321,12 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     other = [str(moved) if arg == str(tuned.images) else arg for arg in tuned.args]
     for words, message in (
         (other, "images differ"),
-        ([*tuned.args, "--test", "0"], "there are no test images, and there"),
+        ([*tuned.args, "--test", "0"], "the test images differ"),
         (
             [*tuned.args, "--size", "32"],
             "input_size was [1, 28, 28] and is [1, 32, 32]",
         ),  # the images cannot be compared
-        ([*tuned.args, "--precision", "bfloat16"], "holds a run with precision float32; resume it without the option"),
+        ([*tuned.args, "--precision", "bfloat16"], "precision 'float32', not 'bfloat16'"),
         ([*tuned.args, "--epochs", "9"], "epochs 8, not 9"),
         ([*tuned.args, "--patience", "3"], "patience None, not 3"),
     ):
@@ -352,31 +334,6 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
         assert code == 2
         assert message in err
     assert (tuned.folder / "model.safetensors").read_bytes() == weights
-
-
-def test_gray_images_among_images_in_color_are_told(capsys, tmp_path):
-    images = save_shapes(tmp_path / "images", (6, 6, 6))
-    first, second = (images / "bar" / f"0{i}.png" for i in (0, 1))
-    assert channels_found(images)[1] == []
-    Image.open(first).convert("RGB").save(first)
-    assert channels_found(images)[1][0].startswith(
-        "1 of the 18 images is in color (bar/00.png) and the others gray: all are"
-    )
-    Image.open(second).convert("RGB").save(second)
-    assert channels_found(images)[1][0].startswith(
-        "2 of the 18 images are in color (bar/00.png, ...) and the others gray: "
-    )
-    for file in images.glob("*/*"):
-        Image.open(file).convert("L" if file == first else "RGB").save(file)
-    assert channels_found(images)[1][0].startswith("1 of the 18 images is gray (bar/00.png) and the others in color: ")
-    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
-    assert "1 of the 18 images is gray" in run(capsys, *args)[2]
-    gray = Image.open(first).copy()
-    gray.convert("RGB").save(first)
-    assert channels_found(images)[1] == []
-    gray.save(first)
-    args[4] = tmp_path / "gray"
-    assert "is gray" not in run(capsys, *args, "--channels", 1)[2]
 
 
 def parsed(command):
@@ -392,28 +349,8 @@ def test_the_command_of_a_card_is_that_of_the_run(tuned):
     assert made_by == given | known
 
 
-def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
-    images = save_shapes(tmp_path / "images", (4, 4, 4))
-    monkeypatch.setattr("eqzoo.finetuning.images.read_images", lambda *_: pytest.fail("images were read"))
-    for changes, message in (
-        ({"lr": -1.0}, "lr is a finite number above 0"),
-        ({"epochs": 0}, "epochs should be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size should be at least 1, got 0"),
-        ({"valid_fraction": 0.6, "test_fraction": 0.6}, "together less than 1"),
-        ({"valid_fraction": -0.1}, "together less than 1, got -0.1"),
-        ({"valid_fraction": 0, "patience": 5}, "valid 0 holds none out: leave one of the two out, got patience 5"),
-        ({"augment": "nonesuch"}, "augment should be one of"),
-        ({"optimizer": "nonesuch"}, "optimizer should be one of"),
-        ({"freeze": ["nonesuch"]}, "freeze names modules"),
-        ({"device": "tpu"}, "device is"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            eqzoo.finetune("p4_cnn", images, tmp_path / "out", **changes)
-
-
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
-    x, y = arrays(30)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(30)
     call = {"epochs": 3, "device": "cpu", "pretrained": False, "valid_fraction": 0.2, "test_fraction": 0.2}
     whole = eqzoo.finetune("z2_cnn", splits, tmp_path / "whole", **call)
     saved = RunDirectory.save_state
@@ -434,8 +371,7 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
 
 
 def test_a_second_command_leaves_a_fine_tuning_that_has_just_begun_as_it_is(tmp_path, monkeypatch):
-    x, y = arrays(30)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(30)
     call = {"name": "z2_cnn", "data": splits, "output": tmp_path / "out", "device": "cpu", "pretrained": False}
     original, errors = finetuning.with_speed, []
 
@@ -466,8 +402,7 @@ def test_a_file_of_any_channels_and_another_size(tmp_path, channels):
 
 
 def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
-    x, y = arrays(24)
-    splits = {"train": Split(torch.from_numpy(x)[:, None], torch.from_numpy(y))}
+    splits = shapes(24)
     result = eqzoo.finetune("p4_cnn", splits, tmp_path / "out", epochs=2, freeze=True, device="cpu")
     first = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()
     for name, value in result.model.state_dict().items():
@@ -544,39 +479,6 @@ def test_the_orientation_in_exif_is_applied(tmp_path):
     )
 
 
-def test_broken_images_are_named_before_the_first_step(tmp_path, capsys):
-    images = save_shapes(tmp_path / "images")
-    (images / "bar" / "empty.png").write_bytes(b"")
-    (images / "blob" / "text.jpg").write_text("no image")
-    whole = (images / "cross" / "00.png").read_bytes()
-    (images / "cross" / "cut.png").write_bytes(whole[: len(whole) // 2])
-    Image.fromarray(np.zeros((8, 8), np.float32)).save(images / "cross" / "deep.tif")
-    (images / "cross" / "notes.txt").write_text("not looked at")
-    (images / "cross" / "._00.png").write_text("nor this")
-    out = tmp_path / "out"
-    code, _, err = run(capsys, "finetune", "p4_cnn", images, "--output", out)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "4 of 34 files cannot be read" in err
-    assert "empty.png (the file is empty)" in err
-    assert all(name in err for name in ("text.jpg", "cut.png"))
-    assert "deep.tif (its pixels are floating point numbers" in err
-    assert not out.exists()
-
-
-def test_a_streamed_image_that_breaks_is_named_without_a_traceback(tmp_path, monkeypatch):
-    images = save_shapes(tmp_path / "images")
-    monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", 0)
-    result = eqzoo.finetune("z2_cnn", images, tmp_path / "out", epochs=1, pretrained=False, device="cpu", workers=1)
-    assert result.results["images"]["train"] > 10
-    whole = (images / "cross" / "00.png").read_bytes()
-    for path in (images / "cross").iterdir():
-        path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cross/\d\d\.png is not an image") as info:
-        eqzoo.finetune("z2_cnn", images, tmp_path / "other", epochs=1, pretrained=False, device="cpu", workers=1)
-    assert "Traceback" not in str(info.value)
-
-
 def test_a_streamed_test_image_that_breaks_is_named_after_the_training(tmp_path, monkeypatch):
     save_shapes(tmp_path / "images" / "train")
     test = save_shapes(tmp_path / "images" / "test", (2, 2, 2))
@@ -623,13 +525,16 @@ def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
     together = torch.cat([part.images for part in parts.values()])
     assert len(together.flatten(1).unique(dim=0)) == 34
     assert complete_splits({"train": split}, 0, 0).keys() == {"train"}
-    for fraction in (0.0, 1.0):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            stratified(split, fraction)
-    with pytest.raises(ValueError, match="class 'bar' has too few images to split: 20 of 20 would be held out"):
-        stratified(split, 0.99)
-    with pytest.raises(ValueError, match="class 'bar' has 1 image, and one each is needed for training, validation"):
-        complete_splits({"train": split[torch.tensor([0, 20, 21, 22, 30, 31, 32])]}, 0.2, 0.2)
+    few = split[torch.tensor([0, 20, 21, 22, 30, 31, 32])]
+    for fractions, message in (
+        ((-0.1, 0.2), "together less than 1"),
+        ((0.6, 0.6), "together less than 1"),
+        ((0.01, 0.98), "class 'bar' has too few images to split: 20 of 20 would be held out"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            complete_splits({"train": split}, *fractions)
+    with pytest.raises(ValueError, match="class 'bar' has too few images to split: 1 of 1"):
+        complete_splits({"train": few})
 
 
 def test_train_val_and_test_stay_what_they_are(tmp_path):
@@ -637,89 +542,75 @@ def test_train_val_and_test_stay_what_they_are(tmp_path):
         save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
     splits = complete_splits(read_images(tmp_path / "a", 28))
     assert {name: len(split) for name, split in splits.items()} == {"train": 12, "valid": 12, "test": 12}
-    for given, message in (
-        ({"valid": 0.3}, r"12 validation images of its own, .*: leave --valid \(valid_fraction\) out, got 0\.3"),
-        ({"test": 0}, r"12 test images of its own, .*: leave --test \(test_fraction\) out, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for given in ({"valid": 0.3}, {"test": 0}):
+        with pytest.raises(ValueError, match=rf"12 \w+ images, .*: leave --{next(iter(given))}"):
             complete_splits(splits, **given)
-    few = {"train": splits["train"][torch.tensor([0, 4, 5, 8, 9])], "valid": splits["valid"]}
-    with pytest.raises(ValueError, match=r"for training and test: .* none out \(--test 0; test_fraction\)"):
-        complete_splits(few)
 
 
-def test_the_command_refuses_parts_that_are_there(capsys, tmp_path):
-    for part, first in (("train", 0), ("test", 2000)):
-        save_shapes(tmp_path / "a" / part, (4, 4, 4), first)
-    code, _, err = run(capsys, "finetune", "p4_cnn", tmp_path / "a", "--output", tmp_path / "out", "--test", "0.15")
-    assert code == 2
-    assert "the data has 12 test images of its own" in err
-    assert not (tmp_path / "out").exists()
+def test_settings_that_differ_from_those_of_a_run_are_named():
+    run = {"data_sha256": {"train": "a"}, "input_size": [1, 28, 28], "mean": [0.1], "split_by": "folder"}
+    other = {"data_sha256": {"train": "b"}, "mean": [0.2]}
+    assert [*settings_differences(run, run | other)] == ["the training images differ", "mean was [0.1] and is [0.2]"]
+    # Images that were split otherwise differ, and are not compared; a split that changes no image is the same run.
+    assert [*settings_differences(run, run | other | {"split_by": None})] == ["split_by was 'folder' and is None"]
+    assert [*settings_differences(run, run | {"split_by": None})] == []
 
 
-def test_another_way_to_split_is_named_and_not_the_images(tmp_path):
-    """Their parts differ then, and the images look as if they had changed."""
-    images = save_shapes(tmp_path / "images", (8, 8, 8))
-    options = {"epochs": 1, "batch_size": 4, "device": "cpu"}
-    eqzoo.finetune("p4_cnn", images, tmp_path / "out", split_by=r"\d\d", **options)
-    said = r"other images, weights or settings \(split_by was '\\\\d\\\\d' and is None\); name another folder"
-    with pytest.raises(ValueError, match=said):
-        eqzoo.finetune("p4_cnn", images, tmp_path / "out", **options)
-
-
-def test_a_way_to_split_that_changes_nothing_is_no_other_run(tmp_path):
-    """Where the folder has all splits it is only checked."""
-    for first, part in enumerate(("train", "val", "test")):
-        for name in NAMES:
-            (folder := tmp_path / "images" / part / name / f"p{first}").mkdir(parents=True)
-            for i in range(4):
-                Image.fromarray(shape(NAMES.index(name), 10 * first + i)).save(folder / f"{i}.png")
-    options = {"epochs": 1, "batch_size": 4, "device": "cpu"}
-    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", **options)
-    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", split_by="folder", **options)
-
-
-def test_wrong_calls_say_what_would_work(tmp_path):
+def test_wrong_calls_are_errors_before_anything_is_written(tmp_path):
     images = save_shapes(tmp_path / "images", (4, 4, 4))
-    hdf5 = tmp_path / "own" / "x.h5"
-    hdf5.parent.mkdir()
-    hdf5.write_bytes(b"\x89HDF")
-    cases = {
-        "no setting 'epoch'; near it are epochs": {"epoch": 3},
-        "no setting 'samples_per_class'": {"samples_per_class": 3},
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    np.savez(tmp_path / "deep.npz", x_train=np.zeros((4, 8, 8), np.float32), y_train=np.arange(4))
+    shutil.copytree(images / "bar", tmp_path / "one" / "bar")
+    for message, changes in {
+        "no setting epoch; it has .* epochs": {"epoch": 3},
+        "no setting samples_per_class": {"samples_per_class": 3},
         "freeze needs trained weights": {"freeze": True, "pretrained": False},
         "no weights for p4m_e4net": {"name": "p4m_e4net", "pretrained": True},
         "no weights for p4m_e4net.rotmnist: .*; --no-pretrained trains from random": {"name": "p4m_e4net.rotmnist"},
         "nothing is called 'p5_cnn'": {"name": "p5_cnn"},
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
-        "no images at": {"data": tmp_path / "nothing"},
-        "x.h5 is no folder and no .npz file: arrays, as of HDF5 files, go into one": {"data": hdf5},
-        "labels.csv is no folder and no .npz file: .* a folder for each class": {"data": tmp_path / "labels.csv"},
-        "class 'bar' has 2 images, and one each is needed for training, validation and test: .* --test 0": {
-            "data": tmp_path / "few"
-        },
-        "images are uint8, .* got float32 .* scale the values: .*astype": {"data": tmp_path / "deep.npz"},
-        "no folder train; .* or <class>/<image>": {"data": tmp_path / "bare"},
+        "no images at .*: give a folder": {"data": tmp_path / "full" / "thesis.tex"},
+        "images are uint8, .* got float32": {"data": tmp_path / "deep.npz"},
+        "one class, 'bar'": {"data": tmp_path / "one"},
         "together less than 1": {"valid_fraction": 0.6, "test_fraction": 0.6},
-        "augment should be one of": {"augment": "spin"},
-        "freeze names modules of the network such as stem, .* got 'nonesuch'": {"freeze": ["nonesuch"]},
-        "device is 'cpu' or 'cuda', got 'tpu'": {"device": "tpu"},
-        "is a file; name a new folder": {"output": tmp_path / "full" / "thesis.tex"},
-    }
-    (tmp_path / "labels.csv").write_text("file,label\n")
-    save_shapes(tmp_path / "few", (2, 4, 4))
-    np.savez(tmp_path / "deep.npz", x_train=np.zeros((4, 8, 8), np.float32), y_train=np.arange(4))
-    (tmp_path / "bare").mkdir()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("")
-    for message, changes in cases.items():
+        "patience should be null without validation images": {"valid_fraction": 0, "patience": 5},
+    }.items():
         call = {"name": "p4_cnn", "data": images, "output": tmp_path / "out", "device": "cpu"} | changes
         with pytest.raises((ValueError, OSError), match=message):
             eqzoo.finetune(**call)
         assert not (tmp_path / "out").exists(), message
-    with pytest.raises(TypeError, match=r"dictionary of splits such as \{'train': .*, got list"):
-        eqzoo.finetune("p4_cnn", [images], tmp_path / "out", device="cpu")
+
+
+def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
+    images = save_shapes(tmp_path / "images", (4, 4, 4))
+    monkeypatch.setattr("eqzoo.finetuning.images.read_images", lambda *_: pytest.fail("images were read"))
+    for changes, message in (
+        ({"lr": -1.0}, "lr should be a finite number above 0"),
+        ({"epochs": 0}, "epochs should be at least 1, got 0"),
+        ({"augment": "nonesuch"}, "augment should be one of"),
+        ({"optimizer": "nonesuch"}, "optimizer should be one of"),
+        ({"freeze": ["nonesuch"]}, "freeze names modules of the network such as stem, .* got 'nonesuch'"),
+        ({"device": "tpu"}, "device is 'cpu' or 'cuda', got 'tpu'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            eqzoo.finetune("p4_cnn", images, tmp_path / "out", **changes)
+
+
+def test_gray_images_among_images_in_color_are_told(tmp_path):
+    images = save_shapes(tmp_path / "images", (6, 6, 6))
+    assert channels_found(images) == (1, [])
+    for file in images.glob("*/*"):
+        if file.name != "00.png" or file.parent.name != "bar":
+            Image.open(file).convert("RGB").save(file)
+    (line,) = channels_found(images)[1]
+    assert line.startswith("some images are gray (1 of 18, such as 'bar/00.png') and others in color")
+    call = {"epochs": 1, "device": "cpu", "pretrained": False}
+    assert line in eqzoo.finetune("z2_cnn", images, tmp_path / "a", **call).results["advice"]
+    assert line not in eqzoo.finetune("z2_cnn", images, tmp_path / "b", channels=1, **call).results["advice"]
+    Image.open(images / "bar" / "00.png").convert("RGB").save(images / "bar" / "00.png")
+    assert channels_found(images) == (3, [])
 
 
 class Pairs:
@@ -751,28 +642,20 @@ def test_data_sets_of_torchvision_by_name(tmp_path, monkeypatch):
     assert {name: len(split) for name, split in splits.items()} == {"train": 12, "test": 12}
     assert splits["train"].shape == (1, 28, 28)
     assert splits["test"].classes == NAMES
-    with pytest.raises(FileNotFoundError, match="--download fetches it"):
+    with pytest.raises(FileNotFoundError, match="--download"):
         read_images("Flowers102", 28, data_dir=tmp_path)
     monkeypatch.setattr("eqzoo.data.external.MEMORY_LIMIT", 0)
     assert isinstance(read_images("Flowers102", 28, data_dir=tmp_path, download=True)["train"], Streamed)
 
 
-def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch, capsys):
-    class Feature:
-        names = NAMES
-
-    kinds = {"image": type("Image", (Feature,), {})(), "label": type("ClassLabel", (Feature,), {})()}
+def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
+    kinds = {"image": type("Image", (), {})(), "label": type("ClassLabel", (), {"names": NAMES})()}
 
     class Rows:
         features = kinds
 
-        def __len__(self):
-            return 9
-
         def __getitem__(self, key):
-            if isinstance(key, str):
-                return [i % 3 for i in range(9)]
-            return {"image": Image.fromarray(shape(key % 3, key)), "label": key % 3}
+            return [0, 1, 2] * 3 if key == "label" else {"image": Image.fromarray(shape(key % 3, key))}
 
     module = ModuleType("datasets")
     module.load_dataset = lambda name, cache_dir: {"train": Rows(), "validation": Rows()}
@@ -780,22 +663,8 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch, capsys):
     splits = read_images("hf:some/shapes", 28, data_dir=tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
     assert splits["valid"].classes == NAMES
-
-    class Unlabeled(Rows):
-        def __getitem__(self, key):
-            return [-1] * 9 if isinstance(key, str) else super().__getitem__(key)
-
-    module.load_dataset = lambda name, cache_dir: {"train": Rows(), "test": Unlabeled()}
-    assert set(read_images("hf:some/shapes", 28, data_dir=tmp_path)) == {"train"}
-    assert "some/shapes, test: its images have no labels, and are left out" in capsys.readouterr().err
-    module.load_dataset = lambda name, cache_dir: {"train": Unlabeled()}
-    with pytest.raises(ValueError, match="labels"):
-        read_images("hf:some/shapes", 28, data_dir=tmp_path)
     monkeypatch.setitem(kinds, "coarse_label", kinds["label"])
-    with pytest.raises(ValueError, match=r"one of type ClassLabel; it has .*label \(ClassLabel\), coarse_label"):
-        read_images("hf:some/shapes", 28, data_dir=tmp_path)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match="pip install datasets"):
+    with pytest.raises(ValueError, match=r"one of type ClassLabel; it has .*'coarse_label': 'ClassLabel'"):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
 
 
