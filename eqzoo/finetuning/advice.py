@@ -343,9 +343,10 @@ def _taught_before(plan: "Plan") -> Iterator[str]:
 
 
 def _seen(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> str:
-    """How many of the images that are held out are among those of the codes; empty for none."""
+    """How many of the images that are held out are among those of the codes, and no copies of training images."""
     if trained is None or not len(trained):
         return ""
+    others = np.setdiff1d(trained, image_codes(splits["train"]))
     held_out = [split for name, split in splits.items() if name != "train"]
-    count = sum(int(np.isin(image_codes(split), trained).sum()) for split in held_out)
+    count = sum(int(np.isin(image_codes(split), others).sum()) for split in held_out)
     return f"{count:,} of the {sum(map(len, held_out)):,} validation and test images" if count else ""

@@ -11,7 +11,9 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.data import Split, complete_splits, read_images
+from eqzoo.data.hashes import image_codes
 from eqzoo.engine import RunDirectory
+from eqzoo.finetuning.advice import _seen
 from tests.finetuning.plans import plan_of
 
 SETTINGS = {"epochs": 1, "precision": "float32", "channels_last": False, "workers": 0}
@@ -89,3 +91,12 @@ def test_a_frozen_network_that_is_taught_is_trained_in_epochs():
     plan = plan_of(splits, "z2_resnet29", freeze=True)
     taught = replace(plan, request=replace(plan.request, recipe={"teachers": ["teacher"]}))
     assert (plan.fits_classifier, taught.fits_classifier) == (True, False)
+
+
+def test_copies_of_training_images_are_not_counted_as_those_of_a_teacher():
+    """They are in the images themselves, and told as such; the other held-out image counts."""
+    images = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 4, 4).contiguous()
+    labels = torch.zeros(3, dtype=torch.int64)
+    splits = {"train": Split(images[:2], labels[:2]), "test": Split(images[1:], labels[1:])}
+    assert _seen(splits, image_codes(splits["train"])) == ""
+    assert _seen(splits, image_codes(Split(images, labels))).startswith("1 of the 2 ")
