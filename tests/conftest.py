@@ -1,5 +1,6 @@
 """Fixtures of all tests: float64, a fixed seed, short measurements, data sets, and the table of networks."""
 
+import contextlib
 import csv
 import functools
 import gzip
@@ -32,6 +33,17 @@ with (ROOT / "tests" / "models" / "networks.csv").open() as file:
 def slow(names, these):
     """The names as test parameters, with ``these`` marked slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in these else name for name in names]
+
+
+@contextlib.contextmanager
+def threads(count):
+    """Lets torch and the kernels use some threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

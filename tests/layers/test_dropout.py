@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from eqzoo import create_model
 from eqzoo.layers import Dropout
 from eqzoo.ops import _compile, dropout, use_backend
+from tests.conftest import threads
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
@@ -46,14 +47,11 @@ def test_the_threshold_is_exact_where_p_is_small():
 def test_the_seed_of_torch_decides():
     assert torch.equal(mask((1000,), 0.5), mask((1000,), 0.5))
     assert not torch.equal(mask((1000,), 0.5), mask((1000,), 0.5, seed=1))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        several = mask((100_001,), 0.5)
-        torch.set_num_threads(1)
-        assert torch.equal(mask((100_001,), 0.5), several)
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for count in (3, 1):
+        with threads(count):
+            found.append(mask((100_001,), 0.5))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

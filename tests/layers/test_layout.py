@@ -116,14 +116,6 @@ def test_axes_of_length_one_preserve_the_layout(shape):
         torch.testing.assert_close(y, layer(last.contiguous(memory_format=torch.contiguous_format).clone()))
 
 
-def test_a_single_field():
-    x = torch.randn(2, 1, 4, 5, 5)
-    last = x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
-    assert is_channels_last(last)
-    for layer in GroupConv2d(P4, 1, 6, 3), GroupBatchNorm2d(P4, 1), SpatialPool2d(P4, 5), GroupSqueezeExcite(P4, 1, 1):
-        torch.testing.assert_close(layer(last), layer(x))
-
-
 def test_an_empty_batch():
     x = torch.zeros(0, 7, 7, 4, 6).permute(0, 4, 3, 1, 2)
     for make in LAYERS.values():
@@ -214,14 +206,3 @@ def test_squeeze_and_excitation_compiles_with_dynamic_sides_in_bfloat16():
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for x in torch.randn(2, 4, 4, 8, 8).bfloat16(), torch.randn(2, 4, 4, 6, 9).bfloat16():
         torch.testing.assert_close(compiled(x), layer(x))
-
-
-def test_vmap():
-    conv, (first, last) = GroupConv2d(P4, 6, 4, 3, padding=1), field(P4)
-    for x in (first, last):
-        torch.testing.assert_close(torch.vmap(lambda image: conv(image[None])[0])(x), conv(first))
-
-
-def test_torch_layers_between_ours_preserve_the_layout():
-    net = nn.Sequential(GroupConv2d(P4, 6, 6, 3, padding=1), nn.ReLU(), nn.Dropout(0.0), GroupBatchNorm2d(P4, 6))
-    assert is_channels_last(net(field(P4)[1]))

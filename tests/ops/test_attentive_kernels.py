@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from eqzoo.groups import P4, P4M, Z2
-from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d
 from eqzoo.ops import _chunks, _compile, attend_input, attentive_conv, use_backend
 from eqzoo.ops.attentive import eager, responses
 from eqzoo.ops.attentive import input as input_attention
-from tests.conftest import slow
-from tests.layers import reference_attentive as reference
+from tests.conftest import slow, threads
 
 # (C, S, O), k, (height, width), (stride, padding, dilation), (n, attention dilation), attention
 CASES = {
@@ -84,20 +81,6 @@ def test_without_kernels_the_operations_are_eager_torch_too(name, monkeypatch):
     assert_near(with_gradients(arguments, sources), expected, 1e-13)
 
 
-@pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
-@pytest.mark.parametrize("layer_cls", [AttentiveLiftingConv2d, AttentiveGroupConv2d])
-@pytest.mark.parametrize("group", [Z2, P4, P4M], ids=lambda g: g.name)
-def test_the_cpu_kernels_are_the_equations(group, layer_cls, attention, no_eager):
-    layer = layer_cls(group, 2, 3, 3, padding=1, attention=attention, attention_size=3)
-    lead = (2,) if layer_cls is AttentiveLiftingConv2d else (2, group.order)
-    x = torch.randn(1, *lead, 3, 5, requires_grad=True)
-    sources = (x, *layer.parameters())
-    y, expected = layer(x), reference.attentive_conv(x, layer, padding=1)
-    direction = torch.randn_like(y)
-    slopes = (torch.autograd.grad((v * direction).sum(), sources) for v in (y, expected))
-    assert_near((y, *next(slopes)), (expected, *next(slopes)), 1e-12)
-
-
 def test_strided_and_channels_last_inputs_are_read_as_they_are(no_eager):
     arguments, sources = case("plain")
     expected = with_gradients(arguments, sources)
@@ -112,14 +95,11 @@ def test_strided_and_channels_last_inputs_are_read_as_they_are(no_eager):
 
 def test_threads_change_nothing_but_rounding(no_eager):
     arguments, sources = case("plain", batch=5)
-    expected, threads = with_gradients(arguments, sources), torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    expected = with_gradients(arguments, sources)
+    with threads(3):
         found = with_gradients(arguments, sources)
         assert_near(found, expected, 1e-14)
         assert all(torch.equal(a, b) for a, b in zip(found, with_gradients(arguments, sources), strict=True))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_a_kernel_with_a_bug_is_noticed(no_eager, monkeypatch):
@@ -240,9 +220,3 @@ def test_the_gpu_kernels_are_the_cpu_kernels(name, monkeypatch):
         expected = responses._sum_backward(slope, *inputs, *kept, [*sizes, 1])
         pairs = [(f, e) for f, e in zip(found, expected, strict=True) if e.numel()]
         assert_near(*zip(*pairs, strict=True), 1e-5)
-
-
-def test_even_sides_of_the_spatial_attention_are_refused():
-    matrices = torch.ones(4, 8, 1, 1), torch.ones(8, 4, 1, 1)
-    with pytest.raises(ValueError, match="windows have odd sides"):
-        attend_input(torch.randn(2, 8, 5, 5), *matrices, torch.randn(4, 8, 2, 2), 4)

@@ -8,6 +8,7 @@ from eqzoo.layers import E4Layer2d
 from eqzoo.ops import _chunks, _compile, dynamic_depthwise, generated_depthwise, use_backend
 from eqzoo.ops.e4 import eager
 from eqzoo.ops.e4 import generated as generated_module
+from tests.conftest import threads
 from tests.layers import reference_e4 as slow
 
 # Images, fields C and J, slices, |H|, height, width, k: odd sides, sides below the window, one pixel, large batches.
@@ -113,12 +114,8 @@ def test_large_images_many_fields_and_threads():
         found = with_gradients(generated_depthwise, arguments)
         with use_backend("eager"):
             torch.testing.assert_close(found, with_gradients(generated_depthwise, arguments), rtol=0, atol=1e-11)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(3)
-        try:
+        with threads(3):
             torch.testing.assert_close(with_gradients(generated_depthwise, arguments), found, rtol=0, atol=1e-11)
-        finally:
-            torch.set_num_threads(threads)
 
 
 def test_the_form_that_is_exported_gives_the_same():
@@ -210,11 +207,16 @@ def test_what_is_kept_does_not_grow_with_the_window(group):
 
 def test_shapes_that_do_not_belong_together_are_refused():
     hidden, weight, bias, value = generated(SHAPES[0])
-    with pytest.raises(ValueError, match="hidden has shape"):
-        generated_depthwise(hidden[:1], weight, bias, value)
-    with pytest.raises(ValueError, match="hidden has shape"):
-        generated_depthwise(hidden, weight[..., :1], bias, value)
-    with pytest.raises(ValueError, match="value has shape"):
-        generated_depthwise(hidden, weight, bias, value[:, :5])
-    with pytest.raises(ValueError, match="odd sides"):
-        generated_depthwise(hidden, weight[:, :, :4], bias[:, :, :4], value)
+    kernel, _ = stored(SHAPES[0])
+    for function, arguments, message in (
+        (generated_depthwise, (hidden[:1], weight, bias, value), "hidden has shape"),
+        (generated_depthwise, (hidden, weight[..., :1], bias, value), "hidden has shape"),
+        (generated_depthwise, (hidden, weight, bias, value[:, :5]), "value has shape"),
+        (generated_depthwise, (hidden, weight[:, :, :4], bias[:, :, :4], value), "odd sides"),
+        (dynamic_depthwise, (kernel, value[0]), "has shape"),
+        (dynamic_depthwise, (kernel, value[:, :5]), "has shape"),
+        (dynamic_depthwise, (kernel[:1], value), "has shape"),
+        (dynamic_depthwise, (kernel[:, :, :, :4], value), "odd sides"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(*arguments)

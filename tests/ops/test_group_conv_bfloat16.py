@@ -10,6 +10,7 @@ from eqzoo import groups
 from eqzoo.groups import P4, P4M, Z2M
 from eqzoo.layers import GroupConv2d
 from eqzoo.ops import group_conv2d, use_backend
+from tests.conftest import threads
 from tests.ops.test_group_conv_kernels import CHOICE, GROUPS, assert_near, case, channels_last, with_gradients
 
 # Batch, fields in and out, k, stride, padding, dilation, height, width: 32 channels at a time, 16, and parts of them;
@@ -79,12 +80,8 @@ def test_what_was_computed_before_does_not_matter():
 def test_threads_give_the_same():
     arguments, options = case(P4M, (7, 20, 36, 3, 1, 1, 1, 9, 9), torch.bfloat16)
     expected = with_gradients("irreps", arguments, P4M, options)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         found = with_gradients("irreps", arguments, P4M, options)
-    finally:
-        torch.set_num_threads(threads)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert_near(found[2:], expected[2:], 1e-2)

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from eqzoo.equivariance import randomize_norms
@@ -12,6 +11,7 @@ from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import GroupBatchNorm2d
 from eqzoo.ops import _compile, batch_norm, use_backend
 from eqzoo.ops._dtypes import accumulation_dtype
+from tests.conftest import threads
 
 # The axes of a field from the slowest in memory to the fastest.
 ORDERS = {
@@ -225,19 +225,10 @@ def test_one_number_a_field_has_no_variance():
 
 def test_threads_give_the_same_numbers():
     x = field((40, 6, 4, 14, 14), "fields fastest")
-    before = torch.get_num_threads()
-    try:
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(
-                (
-                    batch_norm(x, None, None, training=True),
-                    F.relu(batch_norm(x.contiguous(), None, None, None, None, True)),
-                )
-            )
-    finally:
-        torch.set_num_threads(before)
+    found = []
+    for count in (1, 2, 3):
+        with threads(count):
+            found.append([batch_norm(y, None, None, training=True) for y in (x, x.contiguous())])
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-12)
 

@@ -26,71 +26,38 @@ from tests.ops import (
     test_gsa_kernels,
 )
 
-# A layer on a group, the shape of its input without the batch, and its loops.
+
+def flipped(loops):
+    return lambda x, layer: loops(layer, x)
+
+
+GSA = {"kernel_size": 3, "num_heads": 2}
+ATTEND, ON_INPUT = reference_attentive.attentive_conv, reference_attentive.attend_input
+DILATED = flipped(reference_gsa.dilation_self_attention)
+# A layer, its arguments, the shape of its input where it is no field of the group of 3 x 4 pixels, and its loops.
 LAYERS = {
-    "e4": lambda g: (E4Layer2d(g, 2, 4, 3, 2), (2, g.order, 3, 4), lambda x, m: reference_e4.e4_layer(x, m, g)),
-    "asc": lambda g: (AffineSelfConv2d(g, 4, 3, 2), (4, g.order, 3, 4), reference_asc.affine_self_conv),
-    "simple asc": lambda g: (
-        SimpleAffineSelfConv2d(g, 4, 3, 2),
-        (4, g.order, 3, 4),
-        reference_asc.simple_affine_self_conv,
-    ),
-    "sasa": lambda g: (
-        StandAloneSelfAttention2d(g, 4, 3, 2),
-        (4, g.order, 3, 4),
-        reference_asc.stand_alone_self_attention,
-    ),
-    "attentive": lambda g: (
-        AttentiveGroupConv2d(g, 2, 2, 3, attention_size=3),
-        (2, g.order, 4, 5),
-        reference_attentive.attentive_conv,
-    ),
-    "attentive, channel": lambda g: (
-        AttentiveGroupConv2d(g, 2, 2, 3, attention="channel"),
-        (2, g.order, 4, 5),
-        reference_attentive.attentive_conv,
-    ),
-    "attentive, spatial": lambda g: (
-        AttentiveGroupConv2d(g, 2, 2, 3, attention="spatial", attention_size=3),
-        (2, g.order, 4, 5),
-        reference_attentive.attentive_conv,
-    ),
-    "attentive, lifting": lambda g: (
-        AttentiveLiftingConv2d(g, 2, 2, 3, attention_size=3),
-        (2, 4, 5),
-        reference_attentive.attentive_conv,
-    ),
-    "input attention": lambda g: (
-        InputAttention2d(g, 3, "regular", attention_size=3),
-        (3, g.order, 4, 5),
-        reference_attentive.attend_input,
-    ),
-    "input attention, image": lambda g: (
-        InputAttention2d(g, 3, "trivial", attention_size=3),
-        (3, 4, 5),
-        reference_attentive.attend_input,
-    ),
-    "gsa": lambda g: (
-        GroupSelfAttention2d(g, 2, 6, 3, num_heads=2),
-        (2, g.order, 2, 3),
-        lambda x, m: reference_gsa.group_self_attention(m, x),
-    ),
-    "gsa, lifting": lambda g: (
-        LiftingSelfAttention2d(g, 2, 6, 3, num_heads=2),
-        (2, 2, 3),
-        lambda x, m: reference_gsa.lifting_self_attention(m, x),
-    ),
-    "gsa, dilations": lambda _: (
-        DilationSelfAttention2d(2, 6, num_heads=2),
-        (2, 3, 3, 4),
-        lambda x, m: reference_gsa.dilation_self_attention(m, x),
-    ),
-    "gsa, lifting to dilations": lambda _: (
-        LiftingDilationSelfAttention2d(2, 6, num_heads=2),
-        (2, 3, 4),
-        lambda x, m: reference_gsa.dilation_self_attention(m, x),
-    ),
+    "e4": (E4Layer2d, (2, 4, 3, 2), {}, None, lambda x, m: reference_e4.e4_layer(x, m, m.group)),
+    "asc": (AffineSelfConv2d, (4, 3, 2), {}, None, reference_asc.affine_self_conv),
+    "simple asc": (SimpleAffineSelfConv2d, (4, 3, 2), {}, None, reference_asc.simple_affine_self_conv),
+    "sasa": (StandAloneSelfAttention2d, (4, 3, 2), {}, None, reference_asc.stand_alone_self_attention),
+    "attentive": (AttentiveGroupConv2d, (2, 2, 3), {"attention_size": 3}, None, ATTEND),
+    "attentive, channel": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "channel"}, None, ATTEND),
+    "attentive, spatial": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "spatial"}, (2, 4, 9, 9), ATTEND),
+    "attentive, lifting": (AttentiveLiftingConv2d, (2, 2, 3), {"attention_size": 3}, (2, 4, 5), ATTEND),
+    "input attention": (InputAttention2d, (3, "regular"), {"attention_size": 3}, None, ON_INPUT),
+    "input attention, image": (InputAttention2d, (3, "trivial"), {"attention_size": 3}, (3, 4, 5), ON_INPUT),
+    "gsa": (GroupSelfAttention2d, (2, 6), GSA, None, flipped(reference_gsa.group_self_attention)),
+    "gsa, lifting": (LiftingSelfAttention2d, (2, 6), GSA, (2, 2, 3), flipped(reference_gsa.lifting_self_attention)),
+    "gsa, dilations": (DilationSelfAttention2d, (2, 6), {"num_heads": 2}, (2, 3, 3, 4), DILATED),
+    "gsa, lifting to dilations": (LiftingDilationSelfAttention2d, (2, 6), {"num_heads": 2}, (2, 3, 4), DILATED),
 }
+
+
+def drawn(name, group):
+    """A layer, an image or field for it, and its loops."""
+    kind, args, options, shape, loops = LAYERS[name]
+    layer = kind(*args, **options) if "dilations" in name else kind(group, *args, **options)
+    return layer, torch.randn(1, *(shape or (args[0], group.order, 3, 4))), loops
 
 
 @pytest.mark.parametrize(
@@ -99,8 +66,7 @@ LAYERS = {
     ids=lambda value: getattr(value, "name", value),
 )
 def test_it_is_the_loops(name, group):
-    layer, shape, loops = LAYERS[name](group)
-    x = torch.randn(1, *shape)
+    layer, x, loops = drawn(name, group)
     with use_backend("reference"):
         found = layer(x)
     torch.testing.assert_close(found, loops(x, layer), rtol=0, atol=1e-12)
@@ -179,8 +145,7 @@ def test_dropout_of_the_reference_has_its_law():
 
 def test_the_comparison_can_fail(monkeypatch):
     """Negative control: attention that does not suppress."""
-    layer, shape, loops = LAYERS["attentive"](P4)
-    x = torch.randn(1, *shape)
+    layer, x, loops = drawn("attentive", P4)
     monkeypatch.setattr(reference, "channel_attention", lambda mean, *_: torch.zeros_like(mean))
     with use_backend("reference"):
         assert (layer(x) - loops(x, layer)).abs().max() > 1e-2
@@ -189,9 +154,9 @@ def test_the_comparison_can_fail(monkeypatch):
 @pytest.mark.parametrize("name", LAYERS)
 def test_forward_mode_has_the_tangents_that_differences_have(name):
     """torch would take the tangents behind a custom operator for zero."""
-    layer, shape, _ = LAYERS[name](P4)
+    layer, x, _ = drawn(name, P4)
     layer.eval().requires_grad_(False)
-    x, v = torch.randn(2, 1, *shape)
+    v = torch.randn_like(x)
     step = 1e-6
     expected = (layer(x + step * v) - layer(x - step * v)) / (2 * step)
     y, tangent = torch.func.jvp(layer, (x,), (v,))

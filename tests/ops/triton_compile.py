@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a GPU that is not there: ``python triton_compile.py CAPABILITY CASE ...``.
+"""Compiles Triton kernels for a GPU that is not there: ``python triton_compile.py CAPABILITY [CASE ...]``.
 
 The launching code runs on CPU tensors with a driver that stands for the GPU, so that kernels are specialized and
 configured as in a launch. Prints a line of JSON for each kernel: its name, registers and stack bytes a thread, and
@@ -139,7 +139,7 @@ def main(capability, *names):
         compiled[kernel.hash] = kernel
 
     JITFunction.run = compile_alone
-    for name in names:
+    for name in names or CASES:
         (CASES | CONTROLS)[name]()
     for kernel in compiled.values():
         print(json.dumps(resources(kernel)), flush=True)
