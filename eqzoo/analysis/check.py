@@ -1,7 +1,6 @@
 """Equivariance check of any network: of this package, of timm, or an ONNX file."""
 
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -142,8 +141,8 @@ def check_equivariance(
 
     Raises:
         ValueError: If there is no such network, it does not take the size, its output hardly depends on the image, the
-            group has no rotation or reflection of the pixel grid, the tolerance is no number from 0, or an argument is
-            given that does not apply to the source.
+            group has no rotation or reflection of the pixel grid, or an argument is given that does not apply to the
+            source.
         WeightsNotFoundError: If weights are asked for and found nowhere.
         FileNotFoundError: If there is no such file.
         ImportError: If the source is an ONNX file and ONNX Runtime is not installed.
@@ -153,8 +152,6 @@ def check_equivariance(
         (True, False)
     """
     asked = None if group is None else group_to_check(group)
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise ValueError(f"the tolerance is a number from 0, the largest error that counts as exact; got {tolerance}")
     is_onnx = not isinstance(source, nn.Module) and Path(source).suffix.lower() == ".onnx"
     has_weights = is_onnx or isinstance(source, nn.Module)
     if (has_weights and (model is not None or pretrained)) or (is_onnx and randomize is not None):
@@ -171,8 +168,6 @@ def check_equivariance(
         found = None if model else resolve(text)
         if found and not is_own(found.architecture):
             trained = pretrained or bool(found.config)  # a checkpoint's folder or repo is named for its weights
-            if pretrained and not found.has_weights:
-                raise ValueError(f"timm has no weights of {found.name}; leave pretrained out")
             return _check_module(instantiate(found, trained), found.name, "timm", trained, options)
         loaded = load_network(text, model, pretrained or None)
     return _check_module(loaded.network, loaded.name, "eqzoo", loaded.trained, options)
@@ -320,13 +315,7 @@ def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
 
 def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
-    try:
-        outputs = [[y.flatten() for y in tensors_of(function(z))] for z in (x, x.square())]
-    except TypeError as error:
-        raise ValueError(f"{subject} cannot be checked: {error}") from error
-    if not all(outputs):
-        raise ValueError(f"{subject} cannot be checked: its output has no tensor")
-    first, other = map(torch.cat, outputs)
+    first, other = (torch.cat([y.flatten() for y in tensors_of(function(z))]) for z in (x, x.square()))
     change = ((first - other).norm() / first.norm()).item()
     if change <= 10 * _TOLERANCES[precision]:
         raise ValueError(
@@ -356,10 +345,7 @@ def _check_onnx(path: Path, options: _Options) -> EquivarianceCheck:
     x = torch.randn(batch, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
     def run(images: Tensor) -> list[Tensor]:
-        try:
-            found = [y.double() for y in file.run(images.movedim(1, -1) if channels_last else images)]
-        except Exception as error:  # ONNX Runtime has errors of its own
-            raise ValueError(f"{path} does not run on images of {' x '.join(map(str, shape))}: {error}") from error
+        found = [y.double() for y in file.run(images.movedim(1, -1) if channels_last else images)]
         return [y.movedim(-1, 1) if channels_last and y.ndim == 4 else y for y in found]
 
     limit = options.limit(file.dtype)
@@ -397,19 +383,8 @@ def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[in
     batch, *rest = file.input_shape
     channels_last = rest[2] in (1, 3, 4) and rest[0] not in (1, 3, 4)
     channels, *sides = [rest[2], *rest[:2]] if channels_last else rest
-    stored = _stored_shape(file.metadata.get("input_size", "[null, null, null]"), path)
+    stored = json.loads(file.metadata.get("input_size", "[null, null, null]"))
     known = [channels or stored[0], *(have or size or side for have, side in zip(sides, stored[1:], strict=True))]
     if None in known or (size and known[1:] != [size, size]):
         raise ValueError(f"{path} takes images of {file.input_shape}, not of size={size}; give their side with --size")
     return (known[0], known[1], known[2]), batch or 2, channels_last
-
-
-def _stored_shape(text: str, path: Path) -> list[Any]:
-    """Channels, height and width in a file's metadata, each None where it does not say it."""
-    try:
-        stored: Any = json.loads(text)
-    except ValueError:
-        stored = None
-    if isinstance(stored, list) and len(stored) == 3 and all(n is None or (type(n) is int and n > 0) for n in stored):
-        return stored
-    raise ValueError(f"{path}: input_size in its metadata is [channels, height, width], got {text!r}")

@@ -78,7 +78,7 @@ def equivariance_error(
         ValueError: If the model has no group or input size and none is given, if the input has no batch axis, if the
             output is zero or not finite, or if the group has no rotation or reflection of the pixel grid, as that of a
             plain network, z2, and r3.
-        TypeError: If the group is neither a group nor a name, or the output is not of tensors.
+        TypeError: If the output is not of tensors.
 
     Example:
         >>> import eqzoo
@@ -106,15 +106,12 @@ def group_to_check(group: Group | str) -> Group:
     Raises:
         ValueError: If it is the name of no group, or has no rotation or reflection of the pixel grid, so that there is
             no copy but the image itself.
-        TypeError: If it is neither a group nor a name.
 
     Example:
         >>> group_to_check("p4m").order
         8
     """
-    if not isinstance(group, Group | str):
-        raise TypeError(f"group is an eqzoo.Group such as eqzoo.P4, or its name, got {group!r}")
-    found = Group.from_name(group) if isinstance(group, str) else group
+    found = group if isinstance(group, Group) else Group.from_name(group)
     if len(found.grid_elements) < 2:
         raise ValueError(_nothing_to_compare(found))
     return found
@@ -135,7 +132,7 @@ def equivariance_report(
     model = without_parallel(model)
     group = group_of(model) if group is None else group_to_check(group)
     if group is None:
-        raise ValueError(f"{type(model).__name__} has no attribute group; pass group=, such as eqzoo.P4")
+        raise ValueError(f"{type(model).__name__} has no group of eqzoo as its attribute; pass group=")
     law = getattr(model, "transform_field", None)
     if isinstance(x, Tensor) and x.ndim < 4 and law is None:
         raise ValueError(
@@ -164,17 +161,8 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 
 def group_of(model: nn.Module) -> Group | None:
-    """The network's own group, its attribute ``group``; None if it has none.
-
-    Raises:
-        TypeError: If it is something else than a `Group`.
-    """
-    found = getattr(unwrapped(model), "group", None)
-    if found is not None and not isinstance(found, Group):
-        raise TypeError(
-            f"the attribute group of {type(model).__name__} is an eqzoo.Group such as eqzoo.P4, got {found!r}"
-        )
-    return found
+    """The network's own group, its attribute ``group``; None if it has none, or another one."""
+    return module_group(unwrapped(model))
 
 
 def module_group(module: nn.Module) -> Group | None:
@@ -235,8 +223,6 @@ def _measured(x: Any) -> Any:
     """The input in float64 on the CPU; the fields of some layers are named tuples of tensors."""
     if isinstance(x, Tensor):
         return x.detach().to("cpu", torch.float64)
-    if not isinstance(x, tuple):
-        raise TypeError(f"x is a tensor, such as torch.from_numpy(x) of an array, got {type(x).__name__}")
     return type(x)(*map(_measured, x))
 
 

@@ -220,8 +220,8 @@ def evaluate(
         (4, 100.0)
     """
     check_device(device)
-    if workers < 0 or (rotated is not None and rotated < 0):
-        raise ValueError(f"workers and rotated are 0 or more, got {workers} and {rotated}")
+    if rotated is not None and rotated < 0:
+        raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     predictor = _predictor_of(model, device)
     classes = predictor.classes
     if tta is not None:
@@ -251,12 +251,6 @@ def _predictor_of(model: str | os.PathLike[str] | nn.Module | Predictor, device:
         return model
     if not isinstance(model, nn.Module):
         return load_predictor(model, device)
-    if missing := {"mean", "std", "input_size"} - {*getattr(model, "pretrained_cfg", ())}:
-        raise ValueError(
-            f"the network's pretrained_cfg says how its images are normalized, and lacks {', '.join(sorted(missing))}"
-        )
-    if device is not None:
-        raise ValueError(f"device is for a checkpoint; move the network with model.to({device!r}), and leave it out")
     return Predictor.of(model)
 
 
@@ -330,7 +324,6 @@ def _in_other_case(unknown: Sequence[str], names: Mapping[str, str]) -> str:
 
 def _trained_on(split: AnySplit, folder: Path, name: str) -> list[str]:
     """A note where the network of a folder was fine-tuned on some of the images."""
-    count = int(np.isin(image_codes(split), trained_images(folder)).sum())
-    return [f"{name} was trained on {count:,} of these {len(split):,} images, so the metrics are too good"] * (
-        count > 0
-    )
+    if count := int(np.isin(image_codes(split), trained_images(folder)).sum()):
+        return [f"{name} was trained on {count:,} of these {len(split):,} images, so the metrics are too good"]
+    return []

@@ -38,12 +38,8 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
         >>> torch.equal(rotate(x, 90), x.rot90(1, (2, 3))), rotate(x, 30).shape
         (True, torch.Size([2, 3, 8, 8]))
     """
-    if images.ndim != 4:
-        raise ValueError(f"images are (B, C, height, width), got {tuple(images.shape)}")
-    if not images.is_floating_point():
-        raise ValueError(
-            f"images are interpolated, so they are floating point, got {images.dtype}; pass images.float()"
-        )
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(f"images are (B, C, height, width), floating point; got {images.dtype} {tuple(images.shape)}")
     quarters = round(degrees / 90)
     images = images.rot90(quarters % 4, (2, 3))
     rest = math.radians(degrees - 90 * quarters)
@@ -81,20 +77,16 @@ def rotation_curve(
         The accuracy in percent at each angle.
 
     Raises:
-        ValueError: If there is not one label for each image, or there are no images, or logits are not finite.
-        TypeError: If labels are not integers.
+        ValueError: If there is not one integer for each image, or there are no images, or logits are not finite.
 
     Example:
         >>> rotation_curve(nn.Flatten(), torch.eye(4).reshape(4, 1, 2, 2), torch.arange(4), [0, 90, 180])
         [100.0, 0.0, 0.0]
     """
-    if labels.shape != (len(images),) or not len(images):
+    if labels.shape != (len(images),) or not len(images) or labels.is_floating_point():
         raise ValueError(
-            f"labels are (n,), one for each of n >= 1 images; got {tuple(labels.shape)} for {len(images)} images"
-        )
-    if labels.is_floating_point() or labels.is_complex():
-        raise TypeError(
-            f"labels are numbers of classes, integers, got {labels.dtype}; accuracy is that of a classifier"
+            f"labels are (n,) integers, one for each of n >= 1 images; got {labels.dtype} {tuple(labels.shape)} for "
+            f"{len(images)} images"
         )
     curve = []
     with evaluation_mode(model):

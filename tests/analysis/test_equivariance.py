@@ -174,8 +174,6 @@ def test_no_tensor_of_an_output_is_passed_over():
     counts = iter((4, 3))
     with pytest.raises(ValueError, match="has shapes"):
         eqzoo.equivariance_error(Mask(lambda _, maps: [maps] * next(counts)))
-    with pytest.raises(ValueError, match="its output has no tensor"):
-        eqzoo.check_equivariance(Mask(lambda _, maps: []))
 
 
 def test_tokens_that_are_not_exact_are_diagnosed():
@@ -188,10 +186,9 @@ def test_tokens_that_are_not_exact_are_diagnosed():
 
 def test_outputs_that_cannot_be_compared():
     model = Mask(lambda _, maps: {"out": maps, "names": "mask"})
-    with pytest.raises(TypeError, match="outputs are tensors, or lists, tuples and dictionaries of them, got str"):
-        eqzoo.equivariance_error(model)
-    with pytest.raises(ValueError, match="Mask cannot be checked: outputs are tensors"):
-        eqzoo.check_equivariance(model)
+    for measure in (eqzoo.equivariance_error, eqzoo.check_equivariance):
+        with pytest.raises(TypeError, match="outputs are tensors, or lists, tuples and dictionaries of them, got str"):
+            measure(model)
     with pytest.raises(ValueError, match=r"has shapes \[\(2, 4, 8, 12\)\] instead of \[\(2, 4, 12, 8\)\]"):
         eqzoo.equivariance_error(Mask(lambda _, maps: maps[:, :, :8]))
     with pytest.raises(ValueError, match="the output is zero everywhere"):
