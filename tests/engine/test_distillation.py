@@ -250,32 +250,6 @@ def test_a_network_learns_the_soft_labels_of_its_images(tmp_path):
         state_of(recipe, {"train": valid})
 
 
-def test_a_resumed_run_has_its_teachers_again(teach, tmp_path, monkeypatch):
-    torch.set_default_dtype(torch.float32)
-
-    def run(folder, epochs=3):
-        teach(a=Seer(), b=Seer())
-        recipe = replace(RECIPE, epochs=epochs)
-        return train(
-            recipe, lambda: eqzoo.create_model("p4_cnn", **ARGS), {"train": bars(48, 0), "valid": bars(16, 1)}, folder
-        ).state_dict()
-
-    whole = run(tmp_path / "whole")
-    original, calls = TrainingState.begin_epoch, []
-
-    def stop(self, epoch):
-        calls.append(epoch)
-        if epoch == 2 and len(calls) == 3:
-            raise KeyboardInterrupt
-        original(self, epoch)
-
-    monkeypatch.setattr(TrainingState, "begin_epoch", stop)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "stopped")
-    resumed = run(tmp_path / "stopped")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-
-
 def test_a_teacher_of_other_classes_is_refused(teach):
     teach(a=Seer(names=("flat", "square")))
     split = bars(16, 0)

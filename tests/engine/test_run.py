@@ -309,7 +309,8 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkey
 @pytest.mark.parametrize("optimizer", ["nmuon", "nadamuon"])
 def test_a_resumed_run_knows_the_momentum_of_matrices(tmp_path, optimizer):
     """Muon keeps other state for matrices than for vectors; without it the losses after the stop are others."""
-    recipe = other(optimizer=optimizer, optimizer_args={"fallback_lr_scale": 0.3}, lr=0.02, ema_decay=0.9)
+    options = {"optimizer_args": {"fallback_lr_scale": 0.3}, "lr_factors": {"head.*": 0.3}}
+    recipe = other(optimizer=optimizer, lr=0.02, ema_decay=0.9, **options)
     whole = go(tmp_path / "whole", recipe)
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 2)

@@ -14,6 +14,12 @@ from eqzoo.engine import device, loop, speed
 from eqzoo.engine.recipe import Recipe
 from tests.finetuning.shapes import shapes
 
+RECIPE = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
+
+
+def build():
+    return eqzoo.create_model("p4_cnn", num_classes=3)
+
 
 @pytest.fixture(autouse=True)
 def _float32():
@@ -26,10 +32,7 @@ def measured(monkeypatch, seconds, same_loss=True):
     monkeypatch.setattr(speed._Trial, "takes_bfloat16", lambda _, recipe: same_loss)
 
     def choose(given, wanted=3600.0):
-        recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
-        found = speed.measure(
-            recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), given, "cpu", wanted
-        )
+        found = speed.measure(RECIPE, build, shapes(), given, "cpu", wanted)
         return found.precision, found.channels_last
 
     return choose
@@ -47,10 +50,6 @@ def test_the_fastest_formats_are_chosen(monkeypatch):
     assert measured(monkeypatch, slow)({}) == ("float32", False)  # 2.5 % are no gain
 
 
-def build_three():
-    return eqzoo.create_model("p4_cnn", num_classes=3)
-
-
 def test_where_the_epochs_follow_from_the_time_whole_batches_are_timed(monkeypatch):
     """Small parts of a batch are slower for each image, so a short comparison would get too few epochs."""
     timed = []
@@ -60,9 +59,8 @@ def test_where_the_epochs_follow_from_the_time_whole_batches_are_timed(monkeypat
         return 1e-3
 
     monkeypatch.setattr(speed._Trial, "seconds", seconds)
-    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
     for wanted, last in ((None, 2), (5.0, 8), (3600.0, 8)):
-        speed.measure(recipe, build_three, shapes(), {}, "cpu", wanted)
+        speed.measure(RECIPE, build, shapes(), {}, "cpu", wanted)
         assert timed[-1] == last
 
 
@@ -78,18 +76,17 @@ def test_the_epochs_that_fit_into_a_time():
 def test_a_measurement_is_of_the_steps_of_the_run(tmp_path):
     """The time of a step is that of the network: one that sleeps is as slow as it sleeps."""
 
-    def build():
-        model = eqzoo.create_model("p4_cnn", num_classes=3)
+    def sleepy():
+        model = build()
         model.register_forward_pre_hook(lambda *_: time.sleep(0.2))
         return model
 
-    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
-    assert speed.measure(recipe, build, shapes(), {}, "cpu").images_per_second < 2 / 0.2
-    plain = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu")
+    assert speed.measure(RECIPE, sleepy, shapes(), {}, "cpu").images_per_second < 2 / 0.2
+    plain = speed.measure(RECIPE, build, shapes(), {}, "cpu")
     assert plain.images_per_second > 2 / 0.2
     assert plain.saving_seconds == 0  # the number of epochs does not follow from it
     options = {"seconds": 60.0, "folder": tmp_path}
-    timed = speed.measure(recipe, lambda: eqzoo.create_model("p4_cnn", num_classes=3), shapes(), {}, "cpu", **options)
+    timed = speed.measure(RECIPE, build, shapes(), {}, "cpu", **options)
     assert 0 < timed.saving_seconds < 5
     assert list(tmp_path.iterdir()) == []
 
@@ -99,12 +96,8 @@ def test_the_time_of_reading_counts_where_it_is_the_longer_one():
         time.sleep(0.05)
         return torch.zeros(1, 28, 28, dtype=torch.uint8)
 
-    def build():
-        return eqzoo.create_model("p4_cnn", num_classes=3)
-
-    recipe = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
     splits = {"train": Streamed(read, torch.arange(40), torch.arange(40) % 3, (1, 28, 28))}
-    found = [speed.measure(recipe, build, splits, {}, "cpu", workers=workers) for workers in (0, 1, 2)]
+    found = [speed.measure(RECIPE, build, splits, {}, "cpu", workers=workers) for workers in (0, 1, 2)]
     assert found[0].images_per_second < found[1].images_per_second <= 20 < found[2].images_per_second <= 40
 
 

@@ -23,7 +23,6 @@ from eqzoo.finetuning.advice import chosen
 from tests.engine.bars import (
     RECIPE,
     SPLITS,
-    Killed,
     build,
     build_without_batch_norm,
     go,
@@ -32,7 +31,6 @@ from tests.engine.bars import (
     predictions,
     rows,
     same,
-    stop_after,
 )
 
 
@@ -369,17 +367,6 @@ def test_parts_learn_at_rates_of_their_own(tmp_path):
 def test_factors_of_rates_are_among_the_settings_that_are_printed():
     assert chosen(other(lr_factors={"head.*": 0.3}), SPLITS)["lr_factors"] == {"head.*": 0.3}
     assert "lr_factors" not in chosen(other(), SPLITS)
-
-
-def test_a_resumed_run_has_its_factors_of_rates_again(tmp_path, monkeypatch):
-    recipe = other(optimizer="nmuon", lr_factors={"head.*": 0.3}, epochs=3)
-    whole = go(tmp_path / "whole", recipe)
-    assert not same(whole, go(tmp_path / "none", other(optimizer="nmuon", epochs=3)))
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        with pytest.raises(Killed):
-            go(tmp_path / "stopped", recipe)
-    assert same(whole, go(tmp_path / "stopped", recipe))
 
 
 def test_factors_of_rates_of_no_parameter(tmp_path):
