@@ -183,7 +183,7 @@ def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "t
     recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
     state.begin_epoch(epoch)
     generator = torch.manual_seed(recipe.seed * 1_000_003 + epoch)
-    order = list(_epoch_order(len(split), recipe.batch_size, generator))
+    order = _epoch_order(len(split), recipe.batch_size, generator)
     parts, numbers = _process_shares(recipe, accelerator, order, epoch)
     if isinstance(split, Split):
         parts = [part.to(state.device) for part in parts]
@@ -254,14 +254,14 @@ def _check_finite(state: TrainingState, epoch: int, valid_loss: float | None) ->
             raise FloatingPointError(f"epoch {epoch + 1} ends with weights that are not finite, of {name}")
 
 
-def _epoch_order(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _epoch_order(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
     """The images of an epoch in random order, in batches; the last, smaller one is left out."""
     order = torch.randperm(count, generator=generator)
-    return iter(order[: count // size * size].split(size))
+    return order[: count // size * size].split(size)
 
 
 def _process_shares(
-    recipe: Recipe, accelerator: accelerate.Accelerator, order: list[Tensor], epoch: int
+    recipe: Recipe, accelerator: accelerate.Accelerator, order: tuple[Tensor, ...], epoch: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """This process's share of each batch: the indices of the images, and their augmentation numbers."""
     processes, this = accelerator.num_processes, accelerator.process_index
@@ -294,8 +294,6 @@ def accelerator_of(device: str | None, track: str | None = None, run_dir: Path |
             f"this process has trained on {accelerator.device.type} before and keeps to it; start another one for "
             f"{wanted}"
         )
-    if accelerator.num_processes != (started := int(os.environ.get("WORLD_SIZE", "1"))):
-        raise ValueError(f"{started} processes were started, and accelerate joins {accelerator.num_processes} of them")
     return accelerator
 
 

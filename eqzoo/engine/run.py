@@ -2,10 +2,8 @@
 
 import io
 import json
-import pickle
 import statistics
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -25,25 +23,10 @@ from ..models.load import weights_file
 from .epochs import best_row, is_finished
 from .recipe import Recipe
 
-__all__ = [
-    "LOG_NAME",
-    "TRAINING_NAME",
-    "FinishedRun",
-    "RunDirectory",
-]
+__all__ = ["LOG_NAME", "TRAINING_NAME", "FinishedRun", "RunDirectory"]
 
 TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
 TAUGHT_NAME = "teachers.npy"
-_READ_ERRORS = (
-    RuntimeError,
-    ValueError,
-    KeyError,
-    EOFError,
-    OSError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 class RunDirectory:
@@ -231,7 +214,7 @@ class RunDirectory:
                 raise ValueError(f"{LOG_NAME} does not have a line for each of {state['epoch']} epochs")
             if best_row(rows)["epoch"] < state["epoch"] or not self.state.exists():  # else the state has these weights
                 self.load_weights(rows)
-        except _READ_ERRORS as error:
+        except Exception as error:  # damaged files raise errors of many kinds
             raise self.resume_error(error) from error
         if main_process:
             self._write(self.log, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
@@ -334,11 +317,6 @@ class FinishedRun:
         """
         processes = statistics.mode([row["processes"] for row in self.rows if "processes" in row] or [1])
         return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
-
-    @property
-    def seconds(self) -> int:
-        """The training time, in seconds."""
-        return round(sum(row["seconds"] for row in self.rows))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

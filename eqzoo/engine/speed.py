@@ -5,7 +5,7 @@ import io
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,28 +47,16 @@ class Speed:
     precision: str
     channels_last: bool
     images_per_second: float
-    saving_seconds: float = 0.0  # of runs that began before it was measured
+    saving_seconds: float = 0.0
 
     def epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
-        """The expected seconds of an epoch with its validation, but without the writing of its files."""
-        valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
-        return (len(splits["train"]) + valid) / self.images_per_second
-
-    def whole_epoch_seconds(self, splits: Mapping[str, AnySplit]) -> float:
         """The expected seconds of an epoch with its validation, and with the writing of its files where it is known."""
-        return self.epoch_seconds(splits) + self.saving_seconds
+        valid = len(splits["valid"]) / _VALIDATION if "valid" in splits else 0
+        return (len(splits["train"]) + valid) / self.images_per_second + self.saving_seconds
 
     def epochs_within(self, seconds: float, splits: Mapping[str, AnySplit]) -> int:
         """The number of epochs that fit into a time with the writing of their files, 1 to 1,000."""
-        return _between(seconds / self.whole_epoch_seconds(splits))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The values as JSON."""
-        return asdict(self)
-
-
-def _between(epochs: float) -> int:
-    return min(_MOST_EPOCHS, max(1, int(epochs)))
+        return min(_MOST_EPOCHS, max(1, int(seconds / self.epoch_seconds(splits))))
 
 
 @flushed_subnormals()

@@ -70,7 +70,7 @@ def summary(plan: "Plan") -> tuple[str, str]:
     shape = " x ".join(map(str, settings["input_size"]))
     steps, epochs = made["steps"] // recipe.epochs, recipe.epochs
     length = f"{epochs} epoch{'' if epochs == 1 else 's'} of {steps} step{'' if steps == 1 else 's'}"
-    time = _duration(epochs * plan.speed.whole_epoch_seconds(splits))
+    time = _duration(epochs * plan.speed.epoch_seconds(splits))
     values = [f"{key} {setting_text(value)}" for key, value in made.items()]
     return (
         f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {length}; "
@@ -104,7 +104,7 @@ def advice_before(plan: "Plan") -> list[str]:
 def advice_on_time(plan: "Plan") -> list[str]:
     """A line where the minutes that the user gave allow few epochs, with a network and size that allow enough."""
     assert plan.speed is not None
-    minutes, seconds = plan.request.minutes, plan.speed.whole_epoch_seconds(plan.splits)
+    minutes, seconds = plan.request.minutes, plan.speed.epoch_seconds(plan.splits)
     if minutes is None or (epochs := 60 * minutes / seconds) >= FEW_EPOCHS:
         return []
     faster = _faster(plan, epochs)

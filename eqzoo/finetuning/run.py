@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def finetune(
         advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
         train_splits = {key: split for key, split in plan.splits.items() if key != "test"}
-        facts = dict(plan.settings) | {"speed": plan.speed.as_dict()}
+        facts = dict(plan.settings) | {"speed": asdict(plan.speed)}
         if plan.fits_classifier:
             model = train_classifier(plan, facts)
         else:

@@ -70,7 +70,7 @@ def test_the_epochs_that_fit_into_a_time():
     assert found.epochs_within(7.6, split) == 2
     saved = replace(found, saving_seconds=1.0)  # large networks take long to write
     assert [saved.epochs_within(7.6, split), saved.epochs_within(8.0, split)] == [1, 2]
-    assert saved.whole_epoch_seconds(split) == 4
+    assert saved.epoch_seconds(split) == 4
 
 
 def test_a_measurement_is_of_the_steps_of_the_run(tmp_path):

@@ -46,9 +46,9 @@ def test_every_epoch_has_an_order_of_its_own(tmp_path, monkeypatch):
     orders, original = [], loop._epoch_order
 
     def noted(*args):
-        batches = list(original(*args))
+        batches = original(*args)
         orders.append(torch.cat(batches).tolist())
-        return iter(batches)
+        return batches
 
     monkeypatch.setattr(loop, "_epoch_order", noted)
     run(tmp_path)
