@@ -36,7 +36,7 @@ from eqzoo.cards import network_results, training_results, write_card, write_fig
 from eqzoo.data import AnySplit
 from eqzoo.data.hashes import split_differences, split_digests
 from eqzoo.engine import FinishedRun, Recipe, RunDirectory, build_network
-from eqzoo.engine.epochs import selection_key
+from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
 from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
 from eqzoo.models.builder import default_checkpoint

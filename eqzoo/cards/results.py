@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .._common import __version__
 from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput, versions
-from ..engine.epochs import best_row
+from ..engine.recipe import best_row
 from ..equivariance import equivariance_error, equivariance_report
 from ..evaluation import Predictor
 from ..evaluation.metrics import DIGITS

@@ -29,8 +29,7 @@ from ..models.load import weights_file
 from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .device import emulates_bfloat16, flushed_subnormals
-from .epochs import best_row, patience_is_over, selection_key
-from .recipe import Recipe
+from .recipe import Recipe, best_row, patience_is_over, selection_key
 from .run import RunDirectory
 from .state import TrainingState
 

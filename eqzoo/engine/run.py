@@ -20,8 +20,7 @@ from .._common import atomic, write_json
 from ..data.hashes import TRAINED_NAME, split_differences
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
-from .epochs import best_row, is_finished
-from .recipe import Recipe
+from .recipe import Recipe, best_row, is_finished
 
 __all__ = ["LOG_NAME", "TRAINING_NAME", "FinishedRun", "RunDirectory"]
 

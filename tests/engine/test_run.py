@@ -21,7 +21,7 @@ from eqzoo._common import atomic
 from eqzoo.data import Split
 from eqzoo.engine import FinishedRun, RunDirectory, best_row, is_finished, loop
 from eqzoo.engine import run as run_module
-from eqzoo.engine.epochs import patience_is_over
+from eqzoo.engine.recipe import patience_is_over
 from eqzoo.engine.state import TrainingState
 from tests import forks
 from tests.engine.bars import RECIPE, SPLITS, Killed, bars, go, losses, other, rows, run, same, scored, stop_after
