@@ -153,37 +153,61 @@ def test_onnx_files(tmp_path):
         eqzoo.check_equivariance(tmp_path / "none.onnx")
 
 
-def test_onnx_files_of_others(tmp_path):
-    """A strided convolution with a fixed batch and a free size, and one that takes channels last."""
+def write_onnx(path, nodes, shape, filters, outputs="y"):
+    """Writes the ONNX file of a graph from "x" of a shape, with filters "w"; nodes are (kind, in, out, attributes)."""
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
-    weight = onnx.numpy_helper.from_array(torch.randn(4, 3, 3, 3).float().numpy(), "weight")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    ends = [helper.make_tensor_value_info(end, kind, None) for end in outputs]
+    images = [helper.make_tensor_value_info("x", kind, shape)] if shape else []
+    made = [helper.make_node(name, ins.split(), [out], **attributes) for name, ins, out, attributes in nodes]
+    weight = onnx.numpy_helper.from_array(filters.float().numpy(), "w")
+    graph = helper.make_graph(made, "net", images, ends, [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
 
-    def write(name, nodes, shape):
-        ends = [
-            onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, sides)
-            for end, sides in (("x", shape), ("y", None))
-        ]
-        graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[1:], [weight])
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-        onnx.save(model, tmp_path / name)
 
-    conv = {"strides": [2, 2], "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
-    write("a.onnx", [onnx.helper.make_node("Conv", ["x", "weight"], ["y"], **conv)], [1, 3, "h", "w"])
+CONV = {"strides": [2, 2], "pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+
+
+def test_onnx_files_of_others(tmp_path):
+    """A strided convolution with a fixed batch and a free size, and one that takes channels last."""
+    filters = torch.randn(4, 3, 3, 3)
+    path = write_onnx(tmp_path / "a.onnx", [("Conv", "x w", "y", CONV)], [1, 3, "h", "w"], filters)
     with pytest.raises(ValueError, match="give their side"):
-        eqzoo.check_equivariance(tmp_path / "a.onnx")
-    assert not eqzoo.check_equivariance(tmp_path / "a.onnx", size=8).exact
-    last = [
-        onnx.helper.make_node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
-        onnx.helper.make_node("Conv", ["t", "weight"], ["y"], **(conv | {"pads": [0, 0, 1, 1]})),
-    ]
-    write("b.onnx", last, ["n", 8, 8, 3])
-    report = eqzoo.check_equivariance(tmp_path / "b.onnx")
+        eqzoo.check_equivariance(path)
+    assert not eqzoo.check_equivariance(path, size=8).exact
+    last = [("Transpose", "x", "t", {"perm": [0, 3, 1, 2]}), ("Conv", "t w", "y", CONV | {"pads": [0, 0, 1, 1]})]
+    report = eqzoo.check_equivariance(write_onnx(tmp_path / "b.onnx", last, ["n", 8, 8, 3], filters))
     assert report.image == (3, 8, 8)
     assert "likely asymmetric padding" in report.diagnosis[0]
-    write("c.onnx", [onnx.helper.make_node("Flatten", ["x"], ["y"])], ["n", 5])
-    with pytest.raises(ValueError, match="not a batch of images"):
-        eqzoo.check_equivariance(tmp_path / "c.onnx")
+    for nodes, shape, said in (
+        ([("Flatten", "x", "y", {})], ["n", 5], "not a batch of images"),
+        ([("Identity", "w", "y", {})], None, "no input"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            eqzoo.check_equivariance(write_onnx(tmp_path / "c.onnx", nodes, shape, filters))
+
+
+def test_all_outputs_of_an_onnx_file_are_checked(tmp_path):
+    nodes = [("GlobalAveragePool", "x", "y", {}), ("Conv", "x w", "z", {"kernel_shape": [3, 3]})]
+    for outputs, exact in (("y", True), ("yz", False)):
+        path, used = tmp_path / f"{outputs}.onnx", nodes[: len(outputs)]
+        write_onnx(path, used, ["n", 3, 8, 8], torch.randn(4, 3, 3, 3), outputs)
+        assert eqzoo.check_equivariance(path).exact == exact
+
+
+def test_free_sizes_of_onnx_files_are_those_of_the_images(tmp_path):
+    """Only its stride breaks the symmetry, on an even side."""
+    filters = torch.randn(4, 1, 3, 3)
+    filters = sum(torch.rot90(filters, k, (2, 3)) for k in range(4))
+    nodes = [("Conv", "x w", "c", CONV), ("Relu", "c", "r", {}), ("GlobalAveragePool", "r", "y", {})]
+    for name, sides in (("fixed", [32, 32]), ("free", ["h", "w"])):
+        path = write_onnx(tmp_path / f"{name}.onnx", nodes, ["b", 1, *sides], filters)
+        (cause,) = eqzoo.check_equivariance(path, size=32).diagnosis
+        assert "strided windows that do not end at the edge" in cause
+        assert "exact on 31 or 33" in cause
+    assert eqzoo.check_equivariance(tmp_path / "free.onnx", size=33).exact
 
 
 def test_sizes_that_do_not_go_and_names_far_from_all_are_refused_with_what_would_work():
@@ -605,24 +629,6 @@ def test_the_group_of_a_network_is_no_name():
     assert eqzoo.check_equivariance(network).group == "p4"
 
 
-def test_all_outputs_of_an_onnx_file_are_checked(tmp_path):
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    weight = onnx.numpy_helper.from_array(torch.randn(4, 3, 3, 3).float().numpy(), "weight")
-    float32 = onnx.TensorProto.FLOAT
-    nodes = [
-        onnx.helper.make_node("GlobalAveragePool", ["x"], ["y"]),
-        onnx.helper.make_node("Conv", ["x", "weight"], ["z"], kernel_shape=[3, 3]),
-    ]
-    for name, outputs, exact in (("one", "y", True), ("two", "yz", False)):
-        ends = [onnx.helper.make_tensor_value_info(end, float32, None) for end in outputs]
-        image = onnx.helper.make_tensor_value_info("x", float32, ["n", 3, 8, 8])
-        graph = onnx.helper.make_graph(nodes[: len(outputs)], "net", [image], ends, [weight])
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-        onnx.save(model, tmp_path / f"{name}.onnx")
-        assert eqzoo.check_equivariance(tmp_path / f"{name}.onnx").exact == exact
-
-
 def test_a_network_that_does_not_take_the_rotated_image_says_so():
     class Positioned(nn.Module):
         input_size = (3, 8, 16)
@@ -655,41 +661,3 @@ class Offset(nn.Module):
 def test_a_constant_in_the_output_hides_nothing(offset):
     assert not eqzoo.check_equivariance(Offset(offset, 0.01)).exact
     assert offset > 1e6 or eqzoo.check_equivariance(Offset(offset, 0.0)).exact
-
-
-def test_free_sizes_of_onnx_files_are_those_of_the_images(tmp_path):
-    """Only its stride breaks the symmetry, on an even side."""
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    filters = torch.randn(4, 1, 3, 3)
-    filters = sum(torch.rot90(filters, k, (2, 3)) for k in range(4)).float().numpy()
-    weight = onnx.numpy_helper.from_array(filters, "weight")
-    nodes = [
-        onnx.helper.make_node("Conv", ["x", "weight"], ["y"], strides=[2, 2], pads=[1] * 4, kernel_shape=[3, 3]),
-        onnx.helper.make_node("Relu", ["y"], ["r"]),
-        onnx.helper.make_node("GlobalAveragePool", ["r"], ["z"]),
-    ]
-    for name, shape in (("fixed", ["b", 1, 32, 32]), ("free", ["b", 1, "h", "w"])):
-        image, out = (
-            onnx.helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, sides)
-            for end, sides in (("x", shape), ("z", None))
-        )
-        graph = onnx.helper.make_graph(nodes, "net", [image], [out], [weight])
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-        onnx.save(model, tmp_path / f"{name}.onnx")
-        (cause,) = eqzoo.check_equivariance(tmp_path / f"{name}.onnx", size=32).diagnosis
-        assert "strided windows that do not end at the edge" in cause
-        assert "exact on 31 or 33" in cause
-    assert eqzoo.check_equivariance(tmp_path / "free.onnx", size=33).exact
-
-
-def test_an_onnx_file_without_an_input_is_an_error(tmp_path):
-    pytest.importorskip("onnxruntime")
-    onnx = pytest.importorskip("onnx")
-    value = onnx.numpy_helper.from_array(torch.ones(1, 3).numpy(), "value")
-    end = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [1, 3])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["value"], ["y"])], "net", [], [end], [value])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
-    onnx.save(model, tmp_path / "constant.onnx")
-    with pytest.raises(ValueError, match="no input"):
-        eqzoo.check_equivariance(tmp_path / "constant.onnx")
