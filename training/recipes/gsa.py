@@ -80,36 +80,23 @@ _MUON: dict[str, Any] = {
     "optimizer": "nmuon",
     "optimizer_args": {"fallback_lr_scale": 0.3},
     "lr": 0.01,
-    "schedule": "multistep",
-    "milestones": (5, 7, 9, 10),
-    "decay_rate": 0.5,
     "augment": "rotations",
     "ema_decay": 0.999,
     "model_args": {"attn_drop_rate": 0.0, "value_drop_rate": 0.0},
 }
+_HALVED: dict[str, Any] = {"schedule": "multistep", "milestones": (5, 7, 9, 10), "decay_rate": 0.5}
 
 _PAPER: dict[str, Any] = {"epochs": 300, "batch_size": 8, "schedule": "constant", "precision": "bfloat16"}
 _TEACHERS: dict[str, Any] = {
     "teachers": ("p4_e4net_large.rotmnist", "p4_e4net.rotmnist", "p4_cnn_w19.rotmnist"),
     "teacher_weight": 0.8,
 }
-_FROM_R4 = (
-    _MUON
-    | _TEACHERS
-    | {
-        "epochs": 4,
-        "lr": 0.005,
-        "schedule": "cosine",
-        "milestones": (),
-        "decay_rate": 0.1,
-        "start": "r4_gsanet_t.rotmnist",
-    }
-)
+_FROM_R4 = _MUON | _TEACHERS | {"epochs": 4, "lr": 0.005, "start": "r4_gsanet_t.rotmnist"}
 _FROM_FIRST = _FROM_R4 | {"epochs": 8, "lr": 0.006, "start": "run:runs/r4_gsanet_t.rotmnist_first/seed{seed}"}
 
 RECIPES: dict[str, Entry] = {
     **family(("r4_gsanet_t",), "rotmnist", _TAUGHT.format(distilled=_DISTILLED), **_FROM_FIRST),
-    **family(("r4_gsanet_t",), "rotmnist", _MNIST_SHORTER, "first", **_MUON),
+    **family(("r4_gsanet_t",), "rotmnist", _MNIST_SHORTER, "first", **_MUON, **_HALVED),
     **family(("r8_gsanet_t",), "rotmnist", _R8.format(distilled=_DISTILLED), **_FROM_R4),
     **family(TRAINED, "rotmnist", _MNIST, "paper", **_PAPER),
     **family(OTHERS, "rotmnist", _MNIST, **_PAPER),

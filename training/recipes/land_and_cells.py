@@ -56,81 +56,31 @@ def _recipe(
     return family((model,), dataset, text, **values)
 
 
+_HALF: dict[str, Any] = {"precision": "bfloat16"}
+_CELLS: dict[str, Any] = _HALF | {"augment": "affine_color"}
+_P4 = _BEFORE.format(model="p4_resnet29", error=8.15)
+_P4 += _OTHER_RUN.format(reason="in its first ten epochs all images were rotated by any angle")
+_P4M = _OTHER_RUN.format(reason="at full size it went in parts, with a cosine schedule that starts anew, from 0.01")
+_Z2, _Z2_CELLS = (_BEFORE.format(model="z2_resnet29", error=error) for error in (7.87, 6.54))
+_P4_CELLS = _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200."
+_CROPS = " The crops of 80 x 80 pixels are not scaled." + _PAPER
+_ON_A_GPU: dict[str, Any] = {
+    "batch_size": 128,
+    "weight_decay": 2e-2,
+    "ema_decay": 0.998,
+    "cuda_graphs": True,
+    "deterministic": False,
+}
+
 RECIPES: dict[str, Entry] = {
+    **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _P4, half_size_epochs=9),
+    **_recipe("p4m_resnet29", "eurosat", 29, 0.02, None, _P4M, half_size_epochs=18, **_HALF),
+    **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", **_HALF),
+    **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", _Z2, half_size_epochs=9, **_HALF),
     **_recipe(
-        "p4_resnet29",
-        "eurosat",
-        12,
-        0.02,
-        "p4_resnet29.cifar10",
-        _BEFORE.format(model="p4_resnet29", error=8.15)
-        + _OTHER_RUN.format(reason="in its first ten epochs all images were rotated by any angle"),
-        half_size_epochs=9,
+        "p4_resnet29", "chula_rbc12", 42, 0.03, "p4_resnet29.cifar10", _P4_CELLS + _SCALED, **_CELLS, **_ON_A_GPU
     ),
-    **_recipe(
-        "p4m_resnet29",
-        "eurosat",
-        29,
-        0.02,
-        None,
-        _OTHER_RUN.format(reason="at full size it went in parts, with a cosine schedule that starts anew, from 0.01"),
-        half_size_epochs=18,
-        precision="bfloat16",
-    ),
-    **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", precision="bfloat16"),
-    **_recipe(
-        "z2_resnet29",
-        "eurosat",
-        12,
-        0.02,
-        "z2_resnet29.cifar10",
-        _BEFORE.format(model="z2_resnet29", error=7.87),
-        half_size_epochs=9,
-        precision="bfloat16",
-    ),
-    **_recipe(
-        "p4_resnet29",
-        "chula_rbc12",
-        42,
-        0.03,
-        "p4_resnet29.cifar10",
-        _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200." + _SCALED,
-        batch_size=128,
-        weight_decay=2e-2,
-        ema_decay=0.998,
-        augment="affine_color",
-        precision="bfloat16",
-        cuda_graphs=True,
-        deterministic=False,
-    ),
-    **_recipe(
-        "z2_resnet29",
-        "chula_rbc12",
-        6,
-        0.02,
-        "z2_resnet29.cifar10",
-        _BEFORE.format(model="z2_resnet29", error=6.54) + _SCALED,
-        augment="affine_color",
-        precision="bfloat16",
-    ),
-    **_recipe(
-        "p4m_resnet29",
-        "chula_rbc12",
-        8,
-        0.01,
-        "p4m_resnet29.eurosat",
-        _SCALED,
-        augment="affine_color",
-        precision="bfloat16",
-    ),
-    **_recipe(
-        "p4m_densenet",
-        "chula_rbc12",
-        10,
-        0.02,
-        None,
-        " The crops of 80 x 80 pixels are not scaled." + _PAPER,
-        augment="affine_color",
-        precision="bfloat16",
-    ),
+    **_recipe("z2_resnet29", "chula_rbc12", 6, 0.02, "z2_resnet29.cifar10", _Z2_CELLS + _SCALED, **_CELLS),
+    **_recipe("p4m_resnet29", "chula_rbc12", 8, 0.01, "p4m_resnet29.eurosat", _SCALED, **_CELLS),
+    **_recipe("p4m_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
 }
