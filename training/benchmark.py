@@ -27,6 +27,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from benchmark_cases import FILES, MEMORY, MODELS, TWINS, Case, Subject
+from tables import table
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
 
@@ -320,15 +321,9 @@ def render(report: dict[str, Any]) -> str:
     where = f"{report['machine']}{with_instructions}, {report['threads']} thread{'s' * (report['threads'] > 1)}"
     columns = list(report["rows"][0])
     precision = "" if report["dtype"] == "float32" else f", {report['dtype']}"
-    lines = [
-        f"# {report['suite'].replace('_', ' ').capitalize()}{precision}, measured",
-        "",
-        f"{kind}; {how}. {where}; {versions}.",
-        "",
-        f"| {' | '.join(columns)} |",
-        "|" + "---|" * len(columns),
-    ]
-    return "\n".join(lines + ["| " + " | ".join(str(row[c]) for c in columns) + " |" for row in report["rows"]])
+    title = f"# {report['suite'].capitalize()}{precision}, measured"
+    rows = ([row[column] for column in columns] for row in report["rows"])
+    return f"{title}\n\n{kind}; {how}. {where}; {versions}.\n\n{table(columns, rows)}"
 
 
 if __name__ == "__main__":

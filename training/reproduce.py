@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+from tables import table
 
 import eqzoo
 from eqzoo._common import write_text
@@ -56,26 +57,20 @@ def page() -> str:
         for name, row in listed.items():
             notes.setdefault(dataset(name).removesuffix(", augmented"), row.note)
         parts.append(f"## [{paper.title}]({paper.url}) ({paper.short})")
-        parts.append(table(listed, ours))
+        parts.append(paper_table(listed, ours))
         parts.append("\n".join(f"- {name}: {note}." for name, note in notes.items()))
     return "\n\n".join(parts) + "\n"
 
 
-def table(listed: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
+def paper_table(listed: dict[str, Row], ours: dict[str, dict[str, Any]]) -> str:
     """A paper's table."""
-    lines = [
-        "| network | data | parameters, paper | parameters | error, paper | error | seeds |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = []
     for name, row in listed.items():
-        model = name.partition(".")[0]
-        result = ours.get(name)
+        model, result = name.partition(".")[0], ours.get(name)
         count = parameters(model, name) if result is None else result["parameters"]
-        lines.append(
-            f"| {model} | {dataset(name)} | {row.parameters} | {count:,} | {row.error_text} | {error(result)} "
-            f"| {'' if result is None else len(result.get('accuracies') or [0])} |"
-        )
-    return "\n".join(lines)
+        seeds = "" if result is None else len(result.get("accuracies") or [0])
+        lines.append((model, dataset(name), row.parameters, f"{count:,}", row.error_text, error(result), seeds))
+    return table(["network", "data", "parameters, paper", "parameters", "error, paper", "error", "seeds"], lines)
 
 
 def error(result: dict[str, Any] | None) -> str:
