@@ -19,19 +19,10 @@ from typing import Any
 
 import timm
 import torch
-from common import (
-    OF_A_DATASET,
-    add_data_arguments,
-    is_own,
-    load_recipe,
-    recipe_names,
-    recipe_text,
-    run_name,
-    splits_of,
-)
+from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe_names, recipe_text, run_name, splits_of
 from safetensors.torch import load_file, save_file
 
-from eqzoo._common import atomic, json_text, write_json
+from eqzoo._common import __version__, atomic, json_text, write_json
 from eqzoo.cards import network_results, training_results, write_card, write_figures
 from eqzoo.data import AnySplit
 from eqzoo.data.hashes import split_differences, split_digests
@@ -40,7 +31,6 @@ from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
 from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
 from eqzoo.models.builder import default_checkpoint
-from eqzoo.models.config import checkpoint_config
 
 CHECKED = 500  # images on which a network is checked before the test
 CHANGED = 2.0  # percent of them that rounding may change
@@ -125,35 +115,24 @@ def evaluate_runs(
         "weights_sha256": sha256_of(weights),
         "weights_dtype": "float16" if half else "float32",
     }
-    _write_config(folder, run, model, results)
+    _write_config(folder, run, predictor.cfg, results)
     write_json(folder / RESULTS_NAME, results)
     write_figures(folder)
     write_card(folder)
     return folder, results
 
 
-def _write_config(folder: Path, run: FinishedRun, model: Any, results: Mapping[str, Any]) -> None:
-    """Writes config.json with the digest of the weights, and the text about the recipe into training.json."""
-    tag = results["checkpoint"].partition(".")[2]
-    labels = model.pretrained_cfg.get("label_names") or [row["name"] for row in results["classes"]]
-    config = checkpoint_config(
-        model,
-        {
-            **model.pretrained_cfg,
-            "architecture": run.recipe.model,
-            "tag": tag,
-            "license": model.pretrained_cfg.get("license") or "mit",
-            "num_classes": model.num_classes,
-        },
-        model_args=run.recipe.model_args,
-        label_names=labels,
-        group=results["group"],
-        weights_sha256=results["weights_sha256"],
-        weights_dtype=results["weights_dtype"],
-    )
-    write_json(folder / CONFIG_NAME, config)
+def _write_config(folder: Path, run: FinishedRun, cfg: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """Completes config.json by what was evaluated, and training.json by the text about the recipe."""
+    name = results["checkpoint"]
+    config = json.loads(RunDirectory(run.folder).config.read_text(encoding="utf-8"))
+    config["pretrained_cfg"] |= {"tag": name.partition(".")[2], "license": cfg.get("license") or "mit"}
+    known = {key: results[key] for key in ("weights_sha256", "weights_dtype")}
+    config["eqzoo"] |= known | {"version": __version__}
+    labels = cfg.get("label_names") or [row["name"] for row in results["classes"]]
+    write_json(folder / CONFIG_NAME, config | {"label_names": list(labels)})
     path = RunDirectory(folder).training
-    text = recipe_text(results["checkpoint"]) if results["checkpoint"] in recipe_names() else ""
+    text = recipe_text(name) if name in recipe_names() else ""
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"text": text})
 
 

@@ -20,15 +20,7 @@ from tables import rendered_pages
 
 from eqzoo._common import write_json, write_text
 from eqzoo.analysis import throughput
-from eqzoo.cards import (
-    CARD_NAME,
-    REPO_FILES,
-    Checkpoint,
-    export_beside,
-    push_folder,
-    read_checkpoint,
-    render_card,
-)
+from eqzoo.cards import CARD_NAME, REPO_FILES, Checkpoint, export_beside, push_folder, read_checkpoint, render_card
 from eqzoo.engine import Recipe
 from eqzoo.export import ExportError
 from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError
