@@ -259,21 +259,6 @@ def test_a_teacher_of_other_classes_is_refused(teach):
             state_of(replace(RECIPE, teachers=("a",)), {"train": named})
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"teacher_weight": 0.7}, r"teacher_weight should be 0\.5 without teachers or soft_labels, got 0\.7"),
-        ({"teachers": ("a",), "teacher_weight": 0}, "teacher_weight should be above 0 and at most 1, got 0"),
-        ({"teachers": ("a",), "teacher_weight": 1, "label_smoothing": 0.1}, "label_smoothing should be 0 where"),
-        ({"teachers": ("a",), "teacher_weight": 1, "class_weights": (1.0, 2.0)}, "class_weights should be empty where"),
-        ({"teachers": ("a",), "soft_labels": "a.npy"}, "teachers should be empty beside soft_labels"),
-    ],
-)
-def test_a_recipe_refuses_teachers_that_have_no_effect(values, said):
-    with pytest.raises(ValueError, match=said):
-        Recipe("p4_cnn", "bars", 1, **values)
-
-
 def test_labels_without_a_part_in_the_loss_are_not_smoothed():
     assert "label_smoothing" not in with_rules({"teachers": ["a"], "teacher_weight": 1})
     assert with_rules({"teachers": ["a"], "teacher_weight": 0.9})["label_smoothing"] == 0.1

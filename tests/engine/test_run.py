@@ -10,7 +10,6 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from eqzoo.engine import run as run_module
 from eqzoo.engine.recipe import patience_is_over
 from eqzoo.engine.state import TrainingState
 from tests import forks
-from tests.engine.bars import RECIPE, SPLITS, Killed, bars, go, losses, other, rows, run, same, scored, stop_after
+from tests.engine.bars import SPLITS, Killed, bars, go, losses, other, rows, run, same, scored, stop_after
 
 ENDED = {".lock", "config.json", "log.jsonl", "model.safetensors", "training.json"}
 
@@ -340,13 +339,6 @@ def test_patience_counts_epochs_at_full_size():
     recipe = other(epochs=9, patience=2, half_size_epochs=5)
     assert [patience_is_over(recipe, 1, epoch) for epoch in (3, 5, 6, 7)] == [False, False, False, True]
     assert [patience_is_over(recipe, 6, epoch) for epoch in (7, 8)] == [False, True]
-
-
-def test_another_seed_is_another_run(tmp_path, whole):
-    seed = replace(RECIPE, seed=1)
-    assert not same(whole[1], run(tmp_path, seed))
-    with pytest.raises(ValueError, match=r"holds another run \(seed 0, not 1\)"):
-        run(whole[0], seed)
 
 
 def test_atomic_leaves_the_old_file_when_writing_fails(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eqzoo.groups import P4
-from eqzoo.layers import AffineSelfConv2d, StandAloneSelfAttention2d
+from eqzoo.layers import AffineSelfConv2d
 from eqzoo.ops import AffineBank, AffineBanks, _chunks, _compile, affine_attention, use_backend
 from eqzoo.ops.asc import operator as asc
 from tests.conftest import threads
@@ -222,16 +222,6 @@ def test_other_types_of_numbers():
     assert (y.float() - attend(tensors)).norm() < 0.02 * y.float().norm()
     grads = torch.autograd.grad(y.float().sum(), [*half, *tensors[3:]])
     assert [g.dtype for g in grads] == [torch.bfloat16] * 3 + [torch.float32] * 6
-
-
-@pytest.mark.parametrize("kind", [AffineSelfConv2d, StandAloneSelfAttention2d])
-def test_compiled_graphs_have_no_break(kind):
-    layer = kind(P4, 4, 3, 2)
-    x = torch.randn(2, 4, 4, 3, 5, requires_grad=True)
-    y = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(y, layer(x))
-    (found,) = torch.autograd.grad(y.square().sum(), x)
-    torch.testing.assert_close(found, torch.autograd.grad(layer(x).square().sum(), x)[0])
 
 
 def test_what_is_kept_for_the_gradient_does_not_grow_with_the_window():

@@ -136,17 +136,6 @@ def test_the_operations_are_well_registered(name):
     torch.library.opcheck(responses.response_sum.op, (x, filters, alpha, spatial, [poses, *sampling, step, 1]))
 
 
-def test_compiled_whole(no_eager):
-    arguments, sources = case("plain")
-    expected = with_gradients(arguments, sources)
-    torch.compiler.reset()
-    compiled = torch.compile(attentive_conv, fullgraph=True, backend="aot_eager")
-    y = compiled(*arguments)
-    torch.manual_seed(1)
-    slopes = torch.autograd.grad((y * torch.randn(y.shape, dtype=y.dtype)).sum(), sources)
-    assert_near((y, *slopes), expected, 1e-14)
-
-
 def test_mixed_types_are_brought_to_one(no_eager):
     arguments, _ = case("plain", torch.float32)
     half = arguments[0].detach().bfloat16().requires_grad_()

@@ -27,13 +27,21 @@ from eqzoo.ops import (
 )
 from tests import forks
 
+EXPONENTIAL = """
+#include "simd.h"
+extern "C" void exponential(const Scalar *x, Scalar *y, int64_t n, double scale, int64_t threads) {
+    for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<Scalar>(scale) * x[i]);
+}
+"""
+
 
 @pytest.fixture
 def sources(tmp_path, monkeypatch):
-    """A folder of kernels of the test's own, and an empty cache."""
+    """A folder with a kernel of the test's own, and an empty cache."""
     folder = tmp_path / "native"
     folder.mkdir()
     (folder / "simd.h").write_text((_compile._SOURCES / "simd.h").read_text())
+    (folder / "exponential.cpp").write_text(EXPONENTIAL)
     monkeypatch.setattr(_compile, "_SOURCES", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("EQZOO_NATIVE", raising=False)
@@ -48,14 +56,6 @@ def forget():
         cached.cache_clear()
 
 
-EXPONENTIAL = """
-#include "simd.h"
-extern "C" void exponential(const Scalar *x, Scalar *y, int64_t n, double scale, int64_t threads) {
-    for (int64_t i = 0; i < n; i++) y[i] = fast_exp(static_cast<Scalar>(scale) * x[i]);
-}
-"""
-
-
 def exponential(x, scale=1.0):
     function = _compile.cpu_function("exponential", "exponential", x)
     if function is None:
@@ -66,8 +66,8 @@ def exponential(x, scale=1.0):
 
 
 @pytest.mark.parametrize(("dtype", "low", "bound"), [(torch.float32, -87, 2e-7), (torch.float64, -700, 4e-16)])
-def test_the_exponential_is_exact_to_rounding(sources, dtype, low, bound):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+@pytest.mark.usefixtures("sources")
+def test_the_exponential_is_exact_to_rounding(dtype, low, bound):
     x = torch.linspace(low, 20, 10001, dtype=dtype)
     assert ((exponential(x).double() / x.double().exp()) - 1).abs().max() < bound
     ends = torch.tensor([-float("inf"), float("nan"), -1e30, 0.0], dtype=dtype)
@@ -75,7 +75,6 @@ def test_the_exponential_is_exact_to_rounding(sources, dtype, low, bound):
 
 
 def test_a_kernel_is_built_once_and_again_when_its_source_changes(sources, tmp_path, capfd):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     x = torch.ones(3)
     assert exponential(x) is not None
     said = capfd.readouterr().err
@@ -102,8 +101,8 @@ def test_what_cannot_be_built_is_said_once_and_left_to_torch(sources):
     assert exponential(torch.ones(3)) is None
 
 
-def test_without_a_compiler_or_on_request_torch_does_the_work(sources, monkeypatch):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+@pytest.mark.usefixtures("sources")
+def test_without_a_compiler_or_on_request_torch_does_the_work(monkeypatch):
     with use_backend("eager"):
         assert exponential(torch.ones(3)) is None
     monkeypatch.setenv("EQZOO_NATIVE", "0")
@@ -132,8 +131,8 @@ def test_a_network_trains_without_a_compiler(tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_types_without_a_kernel_are_left_to_torch(sources):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+@pytest.mark.usefixtures("sources")
+def test_types_without_a_kernel_are_left_to_torch():
     assert exponential(torch.ones(3, dtype=torch.bfloat16)) is None
     assert _compile.cpu_function("exponential", "exponential", torch.ones(3), torch.ones(3).float()) is None
     assert _compile.cpu_function("exponential", "exponential", torch.ones(3)) is not None
@@ -147,8 +146,8 @@ def test_an_unknown_backend_is_refused_and_the_choice_ends_with_its_block():
     assert _dispatch._backend == "auto"
 
 
-def test_threads_that_ask_at_once_get_one_kernel(sources, tmp_path):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+@pytest.mark.usefixtures("sources")
+def test_threads_that_ask_at_once_get_one_kernel(tmp_path):
     x = torch.ones(3)
     with ThreadPoolExecutor(4) as pool:
         assert all(y is not None for y in pool.map(lambda _: exponential(x), range(4)))
@@ -161,7 +160,6 @@ def compile_the_test_kernel(folder):
 
 
 def test_processes_that_ask_at_once_compile_once(sources, tmp_path):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     with ThreadPoolExecutor(3) as pool:
         ran = list(pool.map(lambda _: forks.run(compile_the_test_kernel, sources), range(3)))
     assert [each.returncode for each in ran] == [0, 0, 0], ran
@@ -169,8 +167,8 @@ def test_processes_that_ask_at_once_compile_once(sources, tmp_path):
     assert len(list((tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so"))) == 1
 
 
-def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch, capfd):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
+@pytest.mark.usefixtures("sources")
+def test_without_a_home_kernels_are_built_for_the_process(monkeypatch, capfd):
     monkeypatch.delenv("XDG_CACHE_HOME")
 
     def homeless(path):
@@ -183,9 +181,9 @@ def test_without_a_home_kernels_are_built_for_the_process(sources, monkeypatch, 
     assert "for this processor, for this process alone, as its cache cannot be written\n" in capfd.readouterr().err
 
 
-def test_a_filled_cache_serves_where_nothing_can_be_written_or_compiled(sources, tmp_path, monkeypatch, capfd):
+@pytest.mark.usefixtures("sources")
+def test_a_filled_cache_serves_where_nothing_can_be_written_or_compiled(tmp_path, monkeypatch, capfd):
     """As in a container whose image was built with it."""
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     assert exponential(torch.ones(3)) is not None
     assert capfd.readouterr().err.count("compiling") == 1
     access = os.access
@@ -205,20 +203,20 @@ def test_a_filled_cache_serves_where_nothing_can_be_written_or_compiled(sources,
     assert "for this process alone, as its cache cannot be written" in capfd.readouterr().err
 
 
-def test_processes_do_without_locks_of_files_where_there_are_none(sources, monkeypatch):
+@pytest.mark.usefixtures("sources")
+def test_processes_do_without_locks_of_files_where_there_are_none(monkeypatch):
     import fcntl
 
     def refusing(*_):
         raise OSError("no locks available")
 
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     monkeypatch.setattr(fcntl, "flock", refusing)
     assert exponential(torch.ones(3)) is not None
 
 
-def test_a_damaged_kernel_is_built_again(sources, tmp_path, capfd):
+@pytest.mark.usefixtures("sources")
+def test_a_damaged_kernel_is_built_again(tmp_path, capfd):
     """Loading a truncated one would end the process with a bus error."""
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     assert exponential(torch.ones(3)) is not None
     (built,) = (tmp_path / "cache" / "eqzoo" / "kernels").glob("*.so")
     whole = built.read_bytes()
@@ -231,9 +229,9 @@ def test_a_damaged_kernel_is_built_again(sources, tmp_path, capfd):
     assert len(again.read_bytes()) > 1000
 
 
-def test_a_kernel_that_may_not_be_executed_where_it_lies_is_loaded_from_elsewhere(sources, monkeypatch):
+@pytest.mark.usefixtures("sources")
+def test_a_kernel_that_may_not_be_executed_where_it_lies_is_loaded_from_elsewhere(monkeypatch):
     """As on a file system that is mounted noexec."""
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     load = ctypes.CDLL
 
     def refusing(path):
@@ -246,7 +244,6 @@ def test_a_kernel_that_may_not_be_executed_where_it_lies_is_loaded_from_elsewher
 
 
 def test_the_compiler_that_the_user_chose_is_used_or_missed(sources, monkeypatch, tmp_path):
-    (sources / "exponential.cpp").write_text(EXPONENTIAL)
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
     with pytest.warns(UserWarning, match="there is no CXX=no-such-compiler -O1; /.* compiles"):
         assert exponential(torch.ones(3)) is not None

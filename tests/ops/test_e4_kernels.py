@@ -173,19 +173,6 @@ def test_gradients_that_are_not_asked_for():
         torch.testing.assert_close(found, tuple(expected[i] for i in asked))
 
 
-def test_compiled_whole_and_exported_as_torchs_own():
-    arguments = generated(SHAPES[0])
-    expected = with_gradients(generated_depthwise, arguments)
-    compiled = torch.compile(generated_depthwise, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(with_gradients(compiled, arguments), expected)
-    layer = E4Layer2d(P4, 4, 4, 3, 2).eval()
-    x = torch.randn(2, 4, 4, 6, 6)
-    program = torch.export.export(layer, (x,), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=64)}})
-    assert not [node for node in program.graph.nodes if "eqzoo" in str(node.target)]
-    more = torch.randn(5, 4, 4, 6, 6)
-    torch.testing.assert_close(program.module()(more), layer(more), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("group", [Z2, P4, P4M], ids=lambda g: g.name)
 def test_what_is_kept_does_not_grow_with_the_window(group):
     kept = {}

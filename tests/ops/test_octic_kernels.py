@@ -53,15 +53,6 @@ def test_the_matrix_is_orthonormal_and_turns_irreps_into_the_regular_representat
     assert len(orders) == 8  # faithful
 
 
-def test_the_law_is_a_representation():
-    x = Irreps(torch.randn(4, 1, 4, 4, 3), torch.randn(2, 1, 4, 4, 6))
-    for g in P4M.elements:
-        for h in P4M.elements:
-            expected = transform_irreps(x, P4M.product(g, h))
-            for found, wanted in zip(transform_irreps(transform_irreps(x, h), g), expected, strict=True):
-                torch.testing.assert_close(found, wanted)
-
-
 @pytest.mark.usefixtures("backend")
 def test_gelu_is_that_of_the_regular_representation():
     ab, e = field(6)

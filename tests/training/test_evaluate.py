@@ -38,6 +38,7 @@ def runs(tmp_path_factory):
         options = ["--dataset", "blobs.npz", "--data-dir", ".", "--epochs", "2", "--set", "batch_size=16"]
         ran = script("train", "p4_cnn.rotmnist", *options, "--seed", seed, "--device", "cpu", cwd=folder)
         assert ran.returncode == 0, ran.stderr
+        assert "next: python training/evaluate.py" in ran.stdout
     return folder
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import eqzoo
-from eqzoo.engine import Recipe, RunDirectory, build_network
+from eqzoo.engine import Recipe, build_network
 from tests.conftest import NETWORKS, ROOT
-from tests.training.in_process import run_script
 
 sys.path.insert(0, str(ROOT / "training"))
 from common import input_size, load_recipe, recipe_names, recipe_text
@@ -121,6 +120,11 @@ TOGETHER = [
     {"schedule": "multistep", "milestones": [2, 1]},
     {"schedule": "multistep", "milestones": [1, 3]},
     {"patience": 3, "valid_size": 0},
+    {"teacher_weight": 0.7},  # without teachers
+    {"teachers": ["a"], "teacher_weight": 0},
+    {"teachers": ["a"], "teacher_weight": 1, "label_smoothing": 0.1},  # no share of the labels is left
+    {"teachers": ["a"], "teacher_weight": 1, "class_weights": [1.0, 2.0]},
+    {"teachers": ["a"], "soft_labels": "a.npy"},
 ]
 
 
@@ -169,26 +173,3 @@ def test_the_command_line_changes_recipes():
     assert changed(started, args).start == "r4_gsanet_t"
     with pytest.raises(ValueError, match="a key of a recipe"):
         changed(recipe, Namespace(set=["speed=9"], seed=None, epochs=None, dataset=None))
-
-
-def test_the_script_trains_on_a_file_of_ones_own_and_says_what_is_wrong(tmp_path):
-    import numpy as np
-
-    random = np.random.RandomState(0)
-    y = random.randint(0, 3, 60)
-    x = (random.randint(0, 100, (60, 28, 28)) + 50 * y[:, None, None]).astype(np.uint8)
-    np.savez(tmp_path / "mine.npz", x_train=x[:50], y_train=y[:50], x_test=x[50:], y_test=y[50:])
-
-    def script(*args):
-        return run_script("train", *args, "--data-dir", tmp_path, "--device", "cpu")
-
-    run = tmp_path / "run"
-    small = ("--epochs", "1", "--set", "batch_size=15", "--output", str(run))
-    ran = script("p4_cnn.rotmnist", "--dataset", "mine.npz", *small)
-    assert ran.returncode == 0, ran.stderr
-    assert "next: python training/evaluate.py" in ran.stdout
-    assert RunDirectory(run).recipe().model_args == {"num_classes": 3, "in_chans": 1}
-    ran = script("p4_cnn.rotmnist", *small)
-    assert ran.returncode == 1
-    assert "rotmnist cannot be read from" in ran.stderr
-    assert "Traceback" not in ran.stderr
