@@ -18,7 +18,6 @@ from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
 from eqzoo.engine import Recipe, build_network, train
-from eqzoo.engine.run import RunDirectory
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -61,7 +60,6 @@ def main(argv: list[str] | None = None) -> None:
         if is_own(recipe.dataset):
             recipe = fitted(recipe, splits)
         run_dir = args.output or Path("runs") / run_name(args.recipe, recipe) / f"seed{recipe.seed}"
-        RunDirectory(run_dir).check_is_free()
         train(recipe, lambda: build_network(recipe), splits, run_dir, args.device, args.workers, args.track)
     except (OSError, ValueError, FloatingPointError) as error:
         raise SystemExit(f"train.py: {error}") from error

@@ -81,17 +81,14 @@ class RunDirectory:
         return {split: found[split] for split in ("train", "valid") if split in found}
 
     def check(self, recipe: Recipe, data_sha256: Mapping[str, str] | None = None) -> None:
-        """Raises ValueError if the folder holds another run, or the weights of another network.
+        """Raises ValueError if the folder holds another run, or other files.
 
         Args:
             recipe: The recipe of the run that is to be trained there.
             data_sha256: The digests of its images; None to compare the recipes alone.
         """
+        self.check_is_free()
         if self.is_unused():
-            return
-        if not self.training.exists():
-            if left := [path.name for path in (self.weights, self.log, self.state) if path.exists()]:
-                raise ValueError(f"{self.path} holds {', '.join(left)} and no {TRAINING_NAME}; name another folder")
             return
         saved, values = asdict(self.recipe()), asdict(recipe)
         found = [f"{key} {saved[key]!r}, not {values[key]!r}" for key in values if saved[key] != values[key]]

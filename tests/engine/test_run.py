@@ -215,10 +215,10 @@ def test_a_run_does_not_go_on_with_other_images_or_another_recipe(tmp_path, monk
     assert len(rows(tmp_path)) == 3
 
 
-@pytest.mark.parametrize("left", ["state.pt", "log.jsonl", "model.safetensors"])
-def test_files_of_another_run_are_not_overwritten(tmp_path, left):
+@pytest.mark.parametrize("left", ["state.pt", "log.jsonl", "model.safetensors", "notes.txt"])
+def test_files_of_others_are_not_overwritten(tmp_path, left):
     (tmp_path / left).write_text("of another run")
-    with pytest.raises(ValueError, match=f"holds {left} and no training.json; name another folder"):
+    with pytest.raises(ValueError, match=rf"holds other files \({left}\); name a new folder"):
         run(tmp_path)
     assert (tmp_path / left).read_text() == "of another run"
 

@@ -362,7 +362,7 @@ def test_factors_of_rates_of_no_parameter(tmp_path):
     for changes in ({}, {"freeze": ("stem",)}):
         pattern = "stem.*" if changes else "*.query.*"
         with pytest.raises(ValueError, match=rf"lr_factors: '{re.escape(pattern)}' matches no trained parameter"):
-            go(tmp_path, other(lr_factors={pattern: 0.1}, **changes))
+            go(tmp_path / "none", other(lr_factors={pattern: 0.1}, **changes))
 
 
 def test_images_that_are_streamed_train_alike(tmp_path):
