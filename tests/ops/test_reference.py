@@ -34,7 +34,7 @@ def flipped(loops):
 GSA = {"kernel_size": 3, "num_heads": 2}
 ATTEND, ON_INPUT = reference_attentive.attentive_conv, reference_attentive.attend_input
 DILATED = flipped(reference_gsa.dilation_self_attention)
-# A layer, its arguments, the shape of its input where it is no field of the group of 3 x 4 pixels, and its loops.
+# A layer, its arguments, the shape of its input where it is no field of 4 x 5 pixels, and its loops.
 LAYERS = {
     "e4": (E4Layer2d, (2, 4, 3, 2), {}, None, lambda x, m: reference_e4.e4_layer(x, m, m.group)),
     "asc": (AffineSelfConv2d, (4, 3, 2), {}, None, reference_asc.affine_self_conv),
@@ -42,7 +42,7 @@ LAYERS = {
     "sasa": (StandAloneSelfAttention2d, (4, 3, 2), {}, None, reference_asc.stand_alone_self_attention),
     "attentive": (AttentiveGroupConv2d, (2, 2, 3), {"attention_size": 3}, None, ATTEND),
     "attentive, channel": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "channel"}, None, ATTEND),
-    "attentive, spatial": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "spatial"}, (2, 4, 9, 9), ATTEND),
+    "attentive, spatial": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "spatial"}, None, ATTEND),
     "attentive, lifting": (AttentiveLiftingConv2d, (2, 2, 3), {"attention_size": 3}, (2, 4, 5), ATTEND),
     "input attention": (InputAttention2d, (3, "regular"), {"attention_size": 3}, None, ON_INPUT),
     "input attention, image": (InputAttention2d, (3, "trivial"), {"attention_size": 3}, (3, 4, 5), ON_INPUT),
@@ -57,7 +57,7 @@ def drawn(name, group):
     """A layer, an image or field for it, and its loops."""
     kind, args, options, shape, loops = LAYERS[name]
     layer = kind(*args, **options) if "dilations" in name else kind(group, *args, **options)
-    return layer, torch.randn(1, *(shape or (args[0], group.order, 3, 4))), loops
+    return layer, torch.randn(1, *(shape or (args[0], group.order, 4, 5))), loops
 
 
 @pytest.mark.parametrize(
