@@ -280,19 +280,13 @@ def accelerator_of(device: str | None, track: str | None = None, run_dir: Path |
         known = {str(tracker) for tracker in accelerate.tracking.get_available_trackers()}
         if track not in known:
             raise ValueError(f"no tracker {track!r} is installed; there are: {', '.join(sorted(known)) or 'none'}")
+    on_cpu = device == "cpu" or not torch.cuda.is_available()
     # Precision is autocast's, in the loop: accelerate fixes its own for the whole process at the first run.
     accelerator = accelerate.Accelerator(
-        cpu=device == "cpu" or not torch.cuda.is_available(),
-        mixed_precision="no",
-        log_with=track,
-        project_dir=run_dir if track else None,
+        cpu=on_cpu, mixed_precision="no", log_with=track, project_dir=run_dir if track else None
     )
-    wanted = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
-    if accelerator.device.type != wanted:  # accelerate keeps the device of the first run for the whole process
-        raise ValueError(
-            f"this process has trained on {accelerator.device.type} before and keeps to it; start another one for "
-            f"{wanted}"
-        )
+    if (accelerator.device.type == "cpu") != on_cpu:  # accelerate keeps the device of the first run
+        raise ValueError(f"this process has trained on {accelerator.device.type} before and keeps to it; start another")
     return accelerator
 
 

@@ -104,7 +104,7 @@ def test_the_time_of_reading_counts_where_it_is_the_longer_one():
 def test_a_process_trains_on_one_device(monkeypatch):
     loop.accelerator_of("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ValueError, match="this process has trained on cpu before and keeps to it; start another one"):
+    with pytest.raises(ValueError, match="this process has trained on cpu before"):
         loop.accelerator_of(None)
 
 
