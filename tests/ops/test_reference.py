@@ -31,7 +31,7 @@ def flipped(loops):
     return lambda x, layer: loops(layer, x)
 
 
-GSA = {"kernel_size": 3, "num_heads": 2}
+GSA, SPATIAL = {"kernel_size": 3, "num_heads": 2}, {"attention": "spatial", "attention_size": 3}
 ATTEND, ON_INPUT = reference_attentive.attentive_conv, reference_attentive.attend_input
 DILATED = flipped(reference_gsa.dilation_self_attention)
 # A layer, its arguments, the shape of its input where it is no field of 4 x 5 pixels, and its loops.
@@ -42,7 +42,7 @@ LAYERS = {
     "sasa": (StandAloneSelfAttention2d, (4, 3, 2), {}, None, reference_asc.stand_alone_self_attention),
     "attentive": (AttentiveGroupConv2d, (2, 2, 3), {"attention_size": 3}, None, ATTEND),
     "attentive, channel": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "channel"}, None, ATTEND),
-    "attentive, spatial": (AttentiveGroupConv2d, (2, 2, 3), {"attention": "spatial"}, None, ATTEND),
+    "attentive, spatial": (AttentiveGroupConv2d, (2, 2, 3), SPATIAL, None, ATTEND),
     "attentive, lifting": (AttentiveLiftingConv2d, (2, 2, 3), {"attention_size": 3}, (2, 4, 5), ATTEND),
     "input attention": (InputAttention2d, (3, "regular"), {"attention_size": 3}, None, ON_INPUT),
     "input attention, image": (InputAttention2d, (3, "trivial"), {"attention_size": 3}, (3, 4, 5), ON_INPUT),
