@@ -156,7 +156,7 @@ def test_features_are_compared_as_fields():
     assert eqzoo.multiply_adds(features) > 1e7
     x = torch.randn(1, 3, 16, 20)
     assert eqzoo.equivariance_error(features, x, "r2") < 1e-14
-    with pytest.raises(ValueError, match=r"p4m does not act on a field of shape \(1, 8, 4, 16, 20\)"):
+    with pytest.raises(ValueError, match=r"p4m does not act on a field of shape \(1, 32, 4, 16, 20\)"):
         eqzoo.equivariance_error(features, x, "p4m")
     octic = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True)
     with pytest.raises(ValueError, match="features of a OcticViT are no regular fields"):
