@@ -115,10 +115,9 @@ def build(
         model_cls: The class of the network, a subclass of `EquivariantNet`.
         variant: The registered name, without tag.
         pretrained: Whether to load weights.
-        feature_indices: The features of ``features_only=True``, unless the caller gives ``out_indices``.
+        feature_indices: The features of ``features_only=True``, among which ``out_indices`` chooses: 0 is the first.
         **kwargs: timm's entries (``pretrained_cfg``, ``pretrained_cfg_overlay``, ``features_only``, ``device``,
-            ``dtype`` ...) and the arguments of the class. ``feature_levels=True`` counts ``out_indices`` among
-            ``feature_indices``, one a size, as segmentation_models_pytorch does.
+            ``dtype`` ...) and the arguments of the class.
 
     Returns:
         The network, or timm's feature extractor around it.
@@ -147,7 +146,7 @@ def build(
     source = group_of_weights(Path(str(cfg.file)), variant) if pretrained and cfg.file else None
     kwargs["pretrained_filter_fn"] = _checked(kwargs.get("pretrained_filter_fn"), cfg.classifier, source)
     # Features come from forward_intermediates: as planes, which timm's users expect.
-    if kwargs.pop("feature_levels", False) and "out_indices" in kwargs:
+    if "out_indices" in kwargs:
         levels, _ = feature_take_indices(len(feature_indices), kwargs["out_indices"])
         kwargs["out_indices"] = [feature_indices[level] for level in levels]
     feature_cfg = {"feature_cls": "getter", "out_indices": feature_indices}

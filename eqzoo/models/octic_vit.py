@@ -312,9 +312,13 @@ def _create(
             "by embed_dim, depth and num_heads"
         )
     options["invariant"] = invariant
-    quarters = tuple(sorted({options["depth"] * i // 4 for i in range(1, 5)}))  # fewer of less than four blocks
-    defaults: dict[str, Any] = {"feature_indices": quarters, "pretrained_filter_fn": resize_positions}
-    return build(OcticViT, variant, pretrained, **(defaults | options))
+    depth = options["depth"]
+    if options.get("features_only"):  # after each quarter of the blocks; fewer of less than four
+        options.setdefault("out_indices", sorted({depth * i // 4 for i in range(1, 5)}))
+    blocks = tuple(range(depth + 1))
+    return build(
+        OcticViT, variant, pretrained, feature_indices=blocks, **({"pretrained_filter_fn": resize_positions} | options)
+    )
 
 
 @register_model

