@@ -19,7 +19,6 @@ from ..data.hashes import SPLIT_NAMES, image_codes, trained_images
 from ..engine.recipe import Recipe
 from ..evaluation import Predictor
 from ..evaluation.notes import SOME, cut_off
-from ..models import list_pretrained
 from ..models.load import resolve
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 FEW_EPOCHS, ENOUGH_EPOCHS = 5, 20
+QUICK_NETWORKS = ("p4m_resnet_m", "p4_cnn")  # for color and for gray images, see docs/real_images.md
 _SMALL = 0.1  # a small share of images to hold out
 # Up to the first, second or third number of a file's name, as --split-by takes it: slide12 of slide12_0034.png.
 _IN_NAMES = [rf"((?:[^/\d]*\d+[A-Za-z]*){{1,{depth}}}|[^/]+)" for depth in (1, 2, 3)]
@@ -116,19 +116,17 @@ def advice_on_time(plan: "Plan") -> list[str]:
 
 
 def _faster(plan: "Plan", epochs: float) -> str:
-    """A published network with rotations, its side and how many epochs it allows, by its multiply-adds; or nothing.
+    """A quick network, a side and how many epochs it allows, by its multiply-adds; or nothing.
 
-    Of those that allow enough epochs the most costly one, else the cheapest.
+    The largest side that allows enough epochs, else the smallest.
     """
     channels, side = plan.settings["input_size"][0], plan.side
     cost = multiply_adds(plan.blank, (channels, side, side))
     found: list[tuple[float, str]] = []
-    for name in list_pretrained():
+    for name in QUICK_NETWORKS:
         model = weightless(name)
-        if model.group.rotations < 4 or model.in_chans != channels:
-            continue
-        for smaller in (32, 48, 64, 96):
-            if smaller <= side and refusal(model, smaller, smaller) is None:
+        for smaller in (28, 32, 48, 64, 96):
+            if model.in_chans == channels and smaller <= side and refusal(model, smaller, smaller) is None:
                 allowed = epochs * cost / multiply_adds(model, (channels, smaller, smaller))
                 found.append((allowed, f"{name} --size {smaller}"))
     enough = [each for each in found if each[0] >= ENOUGH_EPOCHS]
