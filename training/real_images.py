@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tables import DATA_TITLES, real_sets
 
 from eqzoo import FineTuned, finetune
 from eqzoo._common import write_json
@@ -29,12 +30,13 @@ from eqzoo.engine.speed import measure
 from eqzoo.evaluation import Predictor, sample
 from eqzoo.evaluation.metrics import scores
 from eqzoo.finetuning import plan as plans
+from eqzoo.finetuning import write
 from eqzoo.groups import P4M
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "real_sets.json"
+FIGURE = PAGE.with_suffix(".png")
 MOST_IMAGES = {"valid": 500, "test": 1_000}  # drawn with a fixed seed
 INVARIANT_IMAGES = 100  # whose copies an invariant network predicts
-DATA = ("ucmerced", "pbc", "eurosat", "lc25000", "radio", "chula_rbc12")
 LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
 LITE0 = "tf_efficientnet_lite0"
 # Of each network: its start by data set, the options of eqzoo.finetune, and the sides that are tried.
@@ -51,7 +53,7 @@ NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]
     "EfficientNet-Lite0": (LITE0, {"augment": "affine"}, (96, 128)),
     "EfficientNet-Lite0, OrbitNet": (LITE0, {"invariant": "p4m"}, (96, 128)),
     "EfficientNet-Lite0, canonical copy": (LITE0, {"invariant": "p4m", "copies": 1}, (96, 128)),
-    "EfficientNet-Lite0, frozen": (LITE0, {"invariant": "p4m", "freeze": True}, (128,)),
+    "EfficientNet-Lite0, frozen": (LITE0, {"invariant": "p4m", "freeze": True, "minutes": None}, (128,)),
 }
 
 
@@ -84,7 +86,7 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         for minutes in args.minutes
         for images in args.images
         for seed in range(args.seeds)
-        for data in DATA
+        for data in DATA_TITLES
         for network in NETWORKS
     ]
     for key in keys:
@@ -99,6 +101,30 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         found[name] = json.loads(ran.stdout.splitlines()[-1])
         write_json(PAGE, {"rows": found})
         print(name, f"{found[name]['accuracy']:.1f}", flush=True)
+    draw(max(args.minutes))
+
+
+def draw(minutes: float) -> None:
+    """Draws accuracy over the cost of a prediction, a panel for each data set."""
+    from matplotlib.figure import Figure
+
+    found = {network: sets for (time, network), sets in real_sets(PAGE.parents[2]).items() if time == minutes}
+    colors = {network: f"C{index}" for index, network in enumerate(NETWORKS)}
+    ticks = (1, 2, 5, 10, 20, 50)  # milliseconds
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):
+        for network, sets in found.items():
+            if data in sets:
+                cost, color = 1000 / sets[data]["predictions_per_second"], colors[network.removesuffix(", 8 copies")]
+                fill = "none" if network.endswith("8 copies") else "full"
+                marker = "o" if "_" in network else "^"
+                axes.plot(cost, sets[data]["accuracy"], marker, color=color, fillstyle=fill, label=network)
+        axes.set(title=title, xscale="log", xlabel="ms a prediction, one core")
+        axes.set_xticks(ticks, labels=list(map(str, ticks)))
+        axes.minorticks_off()
+    figure.supylabel(f"accuracy in percent after {minutes:g} min of training")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(FIGURE, dpi=110)
 
 
 def row(
@@ -116,18 +142,20 @@ def row(
     torch.set_num_threads(1)
     # The processor time, which other work on the machine does not change.
     plans.measure = functools.partial(measure, clock=time.process_time)  # type: ignore[attr-defined]
+    write._SECONDS, write._SHARE = 1, 0  # of the evaluation at other angles, which no row has
     start, options, _ = NETWORKS[network]
     kind = "land" if data in LAND else "cells" if data in CELLS else ""
     name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
-    options = options | {"minutes": minutes, "seed": seed, "device": "cpu", "workers": 0}
-    options |= {"weights": weights} if name == LITE0 else {}
+    name = f"{network}.cifar10" if name.endswith(f".{data}") else name  # not from weights of the same images
+    settings: dict[str, Any] = {"minutes": minutes, "seed": seed, "device": "cpu", "workers": 0} | options
+    settings |= {"weights": weights} if name == LITE0 else {}
     best: tuple[float, FineTuned, Split, dict[str, Any]] | None = None
     for side in sides:
         splits = read(data, folder, side, images, cache)
         test = splits.pop("test")
         with tempfile.TemporaryDirectory() as output:
             began = time.process_time()
-            tuned = finetune(name, splits, Path(output) / "run", size=side, **options)
+            tuned = finetune(name, splits, Path(output) / "run", size=side, **settings)
             taken = {"side": side, "cpu_minutes": round((time.process_time() - began) / 60, 2)}
         if best is None or tuned.results["valid_accuracy"] > best[0]:
             best = tuned.results["valid_accuracy"], tuned, test, taken

@@ -6,6 +6,7 @@ those of `model_cards/*/results.json`, `docs/benchmarks/*.json` and the networks
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,9 @@ import eqzoo
 from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import render_summary, render_table
-from eqzoo.cards.checkpoint import error_text, mean_error
+from eqzoo.cards.checkpoint import error_text
 
-__all__ = ["rendered_pages"]
+__all__ = ["DATA_TITLES", "real_sets", "rendered_pages"]
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- ([\w-]+): rendered by training/tables\.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
@@ -25,24 +26,28 @@ BLOCK = re.compile(r"(<!-- ([\w-]+): rendered by training/tables\.py -->\n).*?(<
 NETWORKS = {
     "p4_cnn": "shapes on a plain background, few images, a browser: where to start",
     "p4m_cnn": "the same, invariant to reflections",
-    "p4_cnn_w19": "the same, wider",
     "p4_e4net": "few parameters",
-    "p4_alpha_f_cnn": "attention on inputs",
-    "p4_alpha_cnn": "attention maps to look at",
+    "p4_alpha_f_cnn": "attention on inputs; maps to look at: `p4_alpha_cnn`",
     "r4_gsanet_t": "attention without convolutions",
+    "p4m_resnet_m": "color images from 32 x 32 pixels up: where to start",
     "p4_resnet29": "small color images",
     "p4m_resnet29": "the same, invariant to reflections",
     "p4_asc_resnet29": "affine self convolution",
     "p4m_asc_resnet29": "the same, invariant to reflections",
     "p4_allcnn": "convolutions only",
     "p4_e4_resnet18": "thousands of color images and a GPU",
-    "p4_resnet18": "the same; no weights",
     "p4m_densenet": "cells, patches of tissue",
     "p4m_convnext_atto": "larger images; no weights",
     "p4m_octic_vit_large_patch16_224": "[weights of ImageNet](imagenet.md)",
 }
-BUDGETS = ("equivariant", "same_steps", "same_minutes", "copies_averaged")
-EAGER = "torch's operators alone"  # a benchmark's column without kernels
+DATA_TITLES = {
+    "ucmerced": "UC Merced",
+    "pbc": "PBC",
+    "eurosat": "EuroSAT",
+    "lc25000": "LC25000, lung",
+    "radio": "FIRST",
+    "chula_rbc12": "RBC-12",
+}
 
 
 def main() -> None:
@@ -81,43 +86,48 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(header)}", *lines[1:]])
 
 
-def pays(root: Path, network: str) -> str:
-    """A network against its plain one: accuracy and macro F1 by the number of training images and the budget."""
-    header = ["trained on", "images", f"`{network}`", *_against("same steps", "same minutes", "same minutes, 8 copies")]
-    rows: list[Sequence[object]] = []
-    ratios = []
-    for row in benchmark(root, "real_images"):
-        if row["network"] != network:
-            continue
-        rotated = "" if row["augment"] == "affine" else ", not rotated in training"
-        if row["images"] in ((10_184, 16_200) if rotated else (103, 162, 1_018, 1_620, 10_184, 16_200)):
-            scores = ("accuracy",) if row["data"] == "EuroSAT" else ("accuracy", "macro_f1")
-            cells = (" / ".join(f"{row[score][key]:.1f}" for score in scores) for key in BUDGETS)
-            title = row["data"] + (", accuracy / macro F1" if len(scores) > 1 else "") + rotated
-            rows.append((title, f"{row['images']:,}", *cells))
-        ratios.append([row["predict_ms"][key] / row["predict_ms"]["same_steps"] for key in BUDGETS])
-    errors = [mean_error(results(root)[f"{name}.cifar10"]) for name in (network, "z2_resnet29")]
-    rows.append(("CIFAR-10, photographs", "45,000", *(f"{100 - error:.1f}" for error in errors), "", ""))
-    spans = [sorted(column) for column in zip(*ratios, strict=True)]
-    costs = [f"{span[len(span) // 2]:.1f}" for span in spans]
-    return table(header, [*rows, ("**cost of a prediction**", "", costs[0], "1", "1", "8")])
+def real_sets(root: Path) -> dict[tuple[float, str], dict[str, dict[str, float]]]:
+    """The means over seeds of the rows of training/real_images.py, by minutes and network, and by data set.
+
+    A network that is not invariant has a second entry: the mean of its predictions over 8 rotated and reflected copies.
+    """
+    rows: dict[tuple[float, str], dict[str, list[dict[str, float]]]] = {}
+    data = json.loads((root / "docs/benchmarks/real_sets.json").read_text(encoding="utf-8"))
+    for name, row in data["rows"].items():
+        dataset, network, minutes, _, _ = name.split("/")
+        key = float(minutes.split()[0]), network
+        rows.setdefault(key, {}).setdefault(dataset, []).append(row)
+        if row["same_class"] < 100:
+            several = {key.removesuffix("_averaged"): value for key, value in row.items() if key.endswith("_averaged")}
+            several |= {"same_class": 100.0, "predictions_per_second": row["predictions_per_second"] / 8}
+            rows.setdefault((key[0], f"{network}, 8 copies"), {}).setdefault(dataset, []).append(several)
+    keys = ("accuracy", "macro_f1", "same_class", "predictions_per_second")
+
+    def mean(seeds: list[dict[str, float]]) -> dict[str, float]:
+        return {key: statistics.fmean(row[key] for row in seeds) for key in keys}
+
+    return {pair: {dataset: mean(seeds) for dataset, seeds in sets.items()} for pair, sets in rows.items()}
 
 
-def _against(*budgets: str) -> list[str]:
-    return [f"plain, {budget}" for budget in budgets]
-
-
-def costs(root: Path) -> str:
-    """The time of three networks over that of plain ones with as many parameters."""
-    header = ["against the plain network", "training step", "prediction"]
-    header += ["step without a compiler", "step, AVX2 alone", "the same without a compiler"]
+def by_set(root: Path, score: str, minutes: float) -> str:
+    """Networks by data set: a score after so many minutes of training, and what a prediction costs."""
+    found = {network: sets for (time, network), sets in real_sets(root).items() if time == minutes}
+    present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
     rows = []
-    for name in ("p4_resnet29", "p4m_resnet29", "p4_cnn"):
-        wide, narrow = (_twin(root, f"{folder}twins_cpu", name) for folder in ("", "avx2/"))
-        steps = [wide["training step"], narrow["training step"]]
-        cells = [steps[0]["ratio"], wide["inference"]["ratio"], steps[0][EAGER], steps[1]["ratio"], steps[1][EAGER]]
-        rows.append((f"`{name}`", *(f"{cell:.1f}" for cell in cells)))
-    return table(header, rows)
+    for network, sets in found.items():
+        if score == "same_class" and all(row[score] == 100 for row in sets.values()):
+            continue  # all that are invariant
+        cells = [f"{sets[name][score]:.1f}" if name in sets else "" for name in present]
+        mean = f"{statistics.fmean(row[score] for row in sets.values()):.1f}" if len(sets) == len(present) else ""
+        rate = statistics.median(row["predictions_per_second"] for row in sets.values())
+        rows.append((_quoted(network), *cells, mean, f"{rate:,.0f}"))
+    return table(["network", *(DATA_TITLES[name] for name in present), "mean", "predictions a second"], rows)
+
+
+def _quoted(network: str) -> str:
+    """The names of our networks as code."""
+    name, comma, rest = network.partition(",")
+    return f"`{name}`{comma}{rest}" if "_" in name else network
 
 
 def _twin(root: Path, name: str, network: str) -> dict[str, dict[str, Any]]:
@@ -147,17 +157,6 @@ def planes(root: Path) -> str:
     tasks = ("training step", "inference", "inference, deployed")
     rows = [(f"`{name}`", *(f"{times[task]:.2f}" for task in tasks)) for name, times in found.items()]
     return table(["network", "training step", "prediction", "prediction, deployed"], rows)
-
-
-def tiles(root: Path) -> str:
-    """Tiles that are predicted a second, by number format and layout."""
-    rates: dict[str, list[float]] = {}
-    for row in benchmark(root, "tiles_avx512_cpu"):
-        if row["form"] == "eager":
-            layout = "channels last" if row["channels_last"] else "contiguous"
-            rates.setdefault(f"{row['precision']}, {layout}", []).append(row["images_per_second"])
-    rows = [(key, f"{ours:.1f}", f"{plain:.1f}", f"{plain / ours:.1f}") for key, (ours, plain) in rates.items()]
-    return table(["format", "`p4m_resnet29`", "plain `z2_resnet29`", "time / plain"], rows)
 
 
 def attention(root: Path) -> str:
@@ -209,20 +208,21 @@ def starts(root: Path) -> str:
             f1 = f"{r['macro_f1']:.1f} %" if r["data"] == "chula_rbc12" else ""  # classes are unequal
             cells = error_text(r, 2), f1, f"{r['multiply_adds'] / 1e6:,.0f} M"
             rows.append((f"`{name}`", f"{side} x {side}", *cells, r["epochs"]))
-    return table(header, sorted(rows, key=lambda row: row[0].partition(".")[2], reverse=True))
+    return table(header, sorted(rows, key=lambda row: str(row[0]).partition(".")[2], reverse=True))
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
     "checkpoints": lambda root: render_table(list(results(root).values())),
-    "costs": costs,
     "networks": networks,
-    "pays": partial(pays, network="p4_resnet29"),
-    "pays-p4m": partial(pays, network="p4m_resnet29"),
+    "pays": partial(by_set, score="accuracy", minutes=1.0),
     "planes": planes,
+    "real-sets": partial(by_set, score="accuracy", minutes=1.0),
+    "real-sets-f1": partial(by_set, score="macro_f1", minutes=1.0),
+    "real-sets-long": partial(by_set, score="accuracy", minutes=5.0),
+    "real-sets-same": partial(by_set, score="same_class", minutes=1.0),
     "results": lambda root: render_summary(list(results(root).values())),
     "starts": starts,
-    "tiles": tiles,
     "twins": twins,
 }
 
