@@ -17,6 +17,7 @@ from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import render_summary, render_table
 from eqzoo.cards.checkpoint import error_text
+from eqzoo.models.builder import default_checkpoint
 
 __all__ = ["DATA_TITLES", "real_sets", "rendered_pages"]
 
@@ -182,7 +183,7 @@ def networks(root: Path) -> str:
     for name, purpose in NETWORKS.items():
         model, time = weightless(name), timed.get(name, {})
         found = next((r for key, r in results(root).items() if key in (f"{name}.rotmnist", f"{name}.cifar10")), None)
-        found = found or next((r for key, r in results(root).items() if key.startswith(f"{name}.")), None)
+        found = found or results(root).get(default_checkpoint(name))
         rows.append(
             (
                 f"`{name}`",
