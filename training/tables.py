@@ -220,7 +220,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "planes": planes,
     "real-sets": partial(by_set, score="accuracy", minutes=1.0),
     "real-sets-f1": partial(by_set, score="macro_f1", minutes=1.0),
-    "real-sets-long": partial(by_set, score="accuracy", minutes=5.0),
     "real-sets-same": partial(by_set, score="same_class", minutes=1.0),
     "results": lambda root: render_summary(list(results(root).values())),
     "starts": starts,
