@@ -82,7 +82,8 @@ def test_the_table_of_networks(capsys):
     assert (entry["accuracy"], entry["distilled"]) == (98.04, False)
 
 
-def test_the_table_of_checkpoints(capsys):
+def test_the_table_of_checkpoints(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # narrower ones wrap its last column
     _, out, _ = run(capsys, "list", "p4_asc_resnet29.*", "--long", "--pretrained")
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
     assert heading == ["name", "group", "input", "family", "test error"]

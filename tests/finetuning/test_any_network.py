@@ -93,7 +93,7 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     found, splits = trained
     torch.set_default_dtype(torch.float32)
     source = found["mean"].folder
-    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
+    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
     before, after = found["mean"].model.state_dict(), result.model.state_dict()
     changed = {key for key in after if not torch.equal(before[key].float(), after[key].float())}
     assert changed == {"network.classifier.weight", "network.classifier.bias"}
@@ -118,5 +118,5 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
         scores[penalty] = hits, -torch.nn.functional.cross_entropy(logits, labels).item()
     assert max(scores, key=scores.__getitem__) == row["penalty"]
     assert len(set(scores.values())) > 1
-    again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
+    again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
     assert again.results["accuracy"] == result.results["accuracy"]

@@ -160,7 +160,7 @@ def test_numbers_are_no_classes_to_predict(tmp_path, capsys):
     assert command_line.main(["predict", str(tmp_path / "size" / "none.npz"), "--model", "p4_cnn"]) == 2
     (tmp_path / "a.h5").write_bytes(b"PK")
     assert command_line.main(["predict", str(tmp_path / "a.h5"), "--model", "p4_cnn"]) == 2
-    assert "eqzoo predict and evaluate read .npz files" in capsys.readouterr().err
+    assert f"{tmp_path / 'a.h5'} is not an image" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("saved_as", ["p4", "r2m"])
