@@ -166,7 +166,8 @@ _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_res
 
 default_cfgs = configs(
     {f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg() for name in _NAMES}
-    | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()},
+    | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()}
+    | {"p4m_resnet_m.pbc": CATALOG["pbc"].cfg(input_size=(3, 64, 64))},
     first_conv="stem.conv1",
     classifier="head",
     license="cc-by-nc-4.0",

@@ -1,4 +1,4 @@
-"""Recipes for images without a canonical orientation: EuroSAT, land from above, and Chula RBC-12, blood cells."""
+"""Recipes for images without a canonical orientation: EuroSAT, land from above; Chula RBC-12 and PBC, blood cells."""
 
 from typing import Any
 
@@ -22,6 +22,7 @@ _PAPER = (
 _SCALED = " Cells are scaled to 40 x 40 pixels." + _PAPER
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
+    "pbc": "3,418 of the 17,092 cells select the epoch; 10,255 are for training and 3,419 for the test",
     "chula_rbc12": (
         "3,028 cells, of a fifth of the micrographs, select the epoch; 10,184 are for training and 3,202 for the test"
     ),
@@ -63,6 +64,7 @@ _P4 += _OTHER_RUN.format(reason="in its first ten epochs all images were rotated
 _P4M = _OTHER_RUN.format(reason="at full size it went in parts, with a cosine schedule that starts anew, from 0.01")
 _Z2, _Z2_CELLS = (_BEFORE.format(model="z2_resnet29", error=error) for error in (7.87, 6.54))
 _P4_CELLS = _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200."
+_TO_64 = " Cells are scaled to 64 x 64 pixels."
 _CROPS = " The crops of 80 x 80 pixels are not scaled." + _PAPER
 _ON_A_GPU: dict[str, Any] = {
     "batch_size": 128,
@@ -76,6 +78,7 @@ RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _P4, half_size_epochs=9),
     **_recipe("p4m_resnet29", "eurosat", 29, 0.02, None, _P4M, half_size_epochs=18, **_HALF),
     **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", **_HALF),
+    **_recipe("p4m_resnet_m", "pbc", 12, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64, **_HALF),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", _Z2, half_size_epochs=9, **_HALF),
     **_recipe(
         "p4_resnet29", "chula_rbc12", 42, 0.03, "p4_resnet29.cifar10", _P4_CELLS + _SCALED, **_CELLS, **_ON_A_GPU
