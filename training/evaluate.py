@@ -30,7 +30,7 @@ from eqzoo.engine import FinishedRun, Recipe, RunDirectory, build_network
 from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
 from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
-from eqzoo.models.builder import default_checkpoint
+from eqzoo.models.builder import configured_name, default_checkpoint
 
 CHECKED = 500  # images on which a network is checked before the test
 CHANGED = 2.0  # percent of them that rounding may change
@@ -122,11 +122,17 @@ def evaluate_runs(
     return folder, results
 
 
+def license_of(recipe: Recipe) -> str:
+    """The license of the weights: that of the registered checkpoint, else that of the code."""
+    registered = timm.get_pretrained_cfg(configured_name(recipe.model, recipe.dataset))
+    return (registered and registered.license) or "mit"
+
+
 def _write_config(folder: Path, run: FinishedRun, cfg: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Completes config.json by what was evaluated, and training.json by the text about the recipe."""
     name = results["checkpoint"]
     config = json.loads(RunDirectory(run.folder).config.read_text(encoding="utf-8"))
-    config["pretrained_cfg"] |= {"tag": name.partition(".")[2], "license": cfg.get("license") or "mit"}
+    config["pretrained_cfg"] |= {"tag": name.partition(".")[2], "license": license_of(run.recipe)}
     known = {key: results[key] for key in ("weights_sha256", "weights_dtype")}
     config["eqzoo"] |= known | {"version": __version__}
     labels = cfg.get("label_names") or [row["name"] for row in results["classes"]]

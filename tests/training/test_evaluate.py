@@ -137,3 +137,9 @@ def test_a_start_without_a_tag_is_named_by_the_checkpoint_that_it_loads():
         assert evaluation._started_from(Recipe("p4_cnn", "rotmnist", epochs=1, start=start)) == found
     recipe = Recipe("p4_allcnn", "own", epochs=1, start="p4_allcnn")
     assert evaluation._started_from(recipe) == "eqzoo/p4_allcnn.cifar10_aug"
+
+
+@pytest.mark.parametrize(("name", "expected"), [("p4m_resnet_m.eurosat", "cc-by-nc-4.0"), ("p4_cnn.rotmnist", "mit")])
+def test_weights_have_the_license_of_the_registered_checkpoint(name, expected):
+    model, _, dataset = name.partition(".")
+    assert evaluation.license_of(Recipe(model, dataset, epochs=1)) == expected
