@@ -32,7 +32,14 @@ SIDES = {
     "ConvNeXt": 32,
     "GroupResNet": 16,
 }
-CLASSES = {"cifar100": 100, "pcam": 2, "chula_rbc12": 11, "tiny_imagenet": 200, "": 1000}  # of other data sets 10
+CLASSES = {
+    "cifar100": 100,
+    "pcam": 2,
+    "chula_rbc12": 11,
+    "pbc": 8,
+    "tiny_imagenet": 200,
+    "": 1000,
+}  # of other data sets 10
 GSA_SIDES = {"t": 22, "s": 72, "b": 8}
 # Networks that take many seconds, each of an architecture that is tested at another size.
 HEAVY = {"r12_gsanet_t", "r16_gsanet_t", "r8_gsanet_t", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s"} | {
