@@ -204,9 +204,9 @@ def starts(root: Path) -> str:
     header = ["checkpoint", "size", "test error", "macro F1", "multiply-adds", "epochs"]
     rows = []
     for name, r in results(root).items():
-        if name.endswith((".eurosat", ".chula_rbc12")):
+        if name.endswith((".eurosat", ".chula_rbc12", ".pbc")):
             side = weightless(name).input_size[-1]
-            f1 = f"{r['macro_f1']:.1f} %" if r["data"] == "chula_rbc12" else ""  # classes are unequal
+            f1 = f"{r['macro_f1']:.1f} %" if r["data"] != "eurosat" else ""  # classes are unequal
             cells = error_text(r, 2), f1, f"{r['multiply_adds'] / 1e6:,.0f} M"
             rows.append((f"`{name}`", f"{side} x {side}", *cells, r["epochs"]))
     return table(header, sorted(rows, key=lambda row: str(row[0]).partition(".")[2], reverse=True))
