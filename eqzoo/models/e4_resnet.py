@@ -72,7 +72,7 @@ class E4ResNet(EquivariantNet):
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; with ``"pool"``, sides are multiples of 8.
 
     Raises:
-        ValueError: If slice_channels or reduction does not divide a width.
+        ValueError: If slice_channels or reduction does not divide a width, or a stage has no block.
         KeyError: If mechanism or downsample is unknown.
 
     References:
@@ -105,6 +105,8 @@ class E4ResNet(EquivariantNet):
         drop_rate: float = 0.2,
         global_pool: Reduce = "max",
     ) -> None:
+        if min(depths) < 1:
+            raise ValueError(f"depths are the numbers of blocks of the stages, 1 or more each, got {depths}")
         widths = [width * 2**stage for stage in range(len(depths))]
         super().__init__(group, num_classes, in_chans, num_features=widths[-1])
         self.faster_channels_last = {"conv": True, "e4": False}[mechanism]

@@ -174,3 +174,8 @@ def test_the_error_of_approximate_networks_is_large():
     plain = small_resnet(group=Z2, width=4, mechanism="conv", downsample="stride")
     assert equivariance_error(plain, x, P4) > 0.01
     assert equivariance_error(small_resnet(width=4), x) < 1e-12
+
+
+def test_a_stage_of_a_resnet_has_a_block():
+    with pytest.raises(ValueError, match="depths"):
+        E4ResNet(depths=(2, 0, 2))
