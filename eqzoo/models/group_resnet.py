@@ -175,7 +175,7 @@ default_cfgs = configs(
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **args: Any) -> EquivariantNet:
-    stages = stage_indices(kwargs.get("depths", (1, 1, 1)))
+    stages = stage_indices(kwargs.get("depths", (2, 2, 2)))
     return build(GroupResNet, variant, pretrained, feature_indices=stages, **(args | kwargs))
 
 
@@ -205,5 +205,5 @@ def p4_resnet_m(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
 
 @register_model
 def z2_resnet_m(pretrained: bool = False, **kwargs: Any) -> EquivariantNet:
-    """The plain ResNet with the time of a step of p4m_resnet_m (3,745,928 parameters)."""
+    """The plain ResNet with about the time of a step of p4m_resnet_m (3,745,928 parameters)."""
     return _create("z2_resnet_m", pretrained, kwargs, group=Z2, width=64)
