@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, required=True, metavar="FILE", help="of EfficientNet-Lite0")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the folder of data sets (data)")
-    parser.add_argument("--minutes", type=float, nargs="+", default=[1.0, 5.0], help="of training (1 and 5)")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[1.0], help="of training (1)")
     parser.add_argument("--images", type=int, nargs="+", default=[100], help="training images a class (100)")
     parser.add_argument("--seeds", type=int, default=1, help="the number of seeds (1)")
     parser.add_argument(
@@ -101,7 +101,7 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         found[name] = json.loads(ran.stdout.splitlines()[-1])
         write_json(PAGE, {"rows": found})
         print(name, f"{found[name]['accuracy']:.1f}", flush=True)
-    draw(max(args.minutes))
+    draw(min(args.minutes))
 
 
 def draw(minutes: float) -> None:
