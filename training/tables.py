@@ -41,6 +41,8 @@ NETWORKS = {
     "p4m_convnext_atto": "larger images; no weights",
     "p4m_octic_vit_large_patch16_224": "[weights of ImageNet](imagenet.md)",
 }
+# Networks of real_images.md that another of their kind is ahead of, or level with, on all sets.
+NOT_IN_README = ("p4_resnet29", "EfficientNet-Lite0, canonical copy")
 DATA_TITLES = {
     "ucmerced": "UC Merced",
     "pbc": "PBC",
@@ -110,12 +112,14 @@ def real_sets(root: Path) -> dict[tuple[float, str], dict[str, dict[str, float]]
     return {pair: {dataset: mean(seeds) for dataset, seeds in sets.items()} for pair, sets in rows.items()}
 
 
-def by_set(root: Path, score: str, minutes: float) -> str:
+def by_set(root: Path, score: str, minutes: float, without: Sequence[str] = ()) -> str:
     """Networks by data set: a score after so many minutes of training, and what a prediction costs."""
     found = {network: sets for (time, network), sets in real_sets(root).items() if time == minutes}
     present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
     rows = []
     for network, sets in found.items():
+        if network.partition(",")[0] in without or network in without:
+            continue
         if score == "same_class" and all(row[score] == 100 for row in sets.values()):
             continue  # all that are invariant
         cells = [f"{sets[name][score]:.1f}" if name in sets else "" for name in present]
@@ -149,17 +153,6 @@ def twins(root: Path) -> str:
         against = wide["inference"]["against"]
         rows.append((f"`{name}`", f"`{against}`", *(f"{cell:.1f}" for cell in cells)))
     return table(header, rows)
-
-
-def planes(root: Path) -> str:
-    """Networks against plain ones with as many channels."""
-    found: dict[str, dict[str, float]] = {}
-    for row in benchmark(root, "models_cpu"):
-        if row["against"].endswith("with its planes"):
-            found.setdefault(row["subject"], {})[row["task"]] = row["ratio"]
-    tasks = ("training step", "inference", "inference, deployed")
-    rows = [(f"`{name}`", *(f"{times[task]:.2f}" for task in tasks)) for name, times in found.items()]
-    return table(["network", "training step", "prediction", "prediction, deployed"], rows)
 
 
 def attention(root: Path) -> str:
@@ -201,29 +194,14 @@ def networks(root: Path) -> str:
     return table(header, rows)
 
 
-def starts(root: Path) -> str:
-    """The checkpoints of tiles and cells."""
-    header = ["checkpoint", "size", "test error", "macro F1", "multiply-adds", "epochs"]
-    rows = []
-    for name, r in results(root).items():
-        if name.endswith((".eurosat", ".chula_rbc12", ".pbc")):
-            side = weightless(name).input_size[-1]
-            f1 = f"{r['macro_f1']:.1f} %" if r["data"] != "eurosat" else ""  # classes are unequal
-            cells = error_text(r, 2), f1, f"{r['multiply_adds'] / 1e6:,.0f} M"
-            rows.append((f"`{name}`", f"{side} x {side}", *cells, r["epochs"]))
-    return table(header, sorted(rows, key=lambda row: str(row[0]).partition(".")[2], reverse=True))
-
-
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
     "checkpoints": lambda root: render_table(list(results(root).values())),
     "networks": networks,
-    "pays": partial(by_set, score="accuracy", minutes=1.0),
-    "planes": planes,
+    "pays": partial(by_set, score="accuracy", minutes=1.0, without=NOT_IN_README),
     "real-sets": partial(by_set, score="accuracy", minutes=1.0),
     "real-sets-same": partial(by_set, score="same_class", minutes=1.0),
     "results": lambda root: render_summary(list(results(root).values())),
-    "starts": starts,
     "twins": twins,
 }
 

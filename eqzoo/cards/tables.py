@@ -53,6 +53,12 @@ def _seeds(r: dict[str, Any]) -> str:
     return f" ({count} seeds)" if count > 1 else ""
 
 
+def _macro_f1(r: dict[str, Any]) -> str:
+    """Behind an error, the mean of the classes' F1 where it differs from the accuracy, as with unequal classes."""
+    macro_f1 = r.get("macro_f1", r["accuracy"])
+    return f", macro F1 {macro_f1:.1f} %" if abs(macro_f1 - r["accuracy"]) > 1 else ""
+
+
 def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
     data, counts = dataset(name), [counts_of(r) for r in results]
     columns = [
@@ -81,7 +87,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
             _link(r, _TREE),
             r["group"],
             f"{r['parameters']:,}",
-            error_text(r, 2) + _seeds(r),
+            error_text(r, 2) + _seeds(r) + _macro_f1(r),
             f"{row.error_text} %" if row and row.error_text else "",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             f"{r['equivariance_error_p4']:.0e}",
