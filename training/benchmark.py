@@ -2,7 +2,7 @@
 
 Suites: ``models`` times a training step and a prediction, the latter also deployed
 (`timm.utils.reparameterize_model`); ``twins`` against plain networks of about as many parameters, each in the faster
-of the two memory layouts, and in torch's own operators alone; ``files`` times ONNX files against the network in torch,
+of the two memory layouts; ``files`` times ONNX files against the network in torch,
 with kernels and without; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
 its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians. Prints
 a Markdown table; `--output DIR` writes its numbers as JSON.
@@ -87,7 +87,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="timed runs of each, interleaved (default: 10)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="bfloat16 is autocast")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="torch.compile both of a pair")
     parser.add_argument("--threads", type=int, help="torch's threads on a CPU")
     parser.add_argument(
         "--cpu-time", action="store_true", help="time of the processor, without what other processes take of it"
@@ -110,7 +109,6 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "rounds": args.rounds,
         "dtype": args.dtype,
         "channels_last": args.channels_last,
-        "compiled": args.compile,
         "cpu_time": args.cpu_time,
     }
 
@@ -174,12 +172,8 @@ def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
 
 
 def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Times a subject and its baseline, with kernels and in torch's own operators alone: a row a task.
-
-    All forms run in turn, each in both layouts; a row has the medians of the faster layouts.
-    """
+    """Times a subject and its baseline, each in both layouts: a row a task, of the medians of the faster layouts."""
     forms = {"ours": case.ours, "theirs": case.theirs}
-    forms |= {f"{key} alone": replace(subject, backend="eager") for key, subject in forms.items()}
     for task, batch in (("inference", 8), ("training step", case.batch)):
         batch = args.batch_size or batch
         prepare = training_step if task == "training step" else partial(inference, deployed=False)
@@ -201,7 +195,6 @@ def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, 
             "ms against": round(1e3 * best["theirs"][0], 2),
             "layout against": layouts["theirs"],
             "ratio": round(best["ours"][0] / best["theirs"][0], 3),
-            "torch's operators alone": round(best["ours alone"][0] / best["theirs alone"][0], 3),
         }
 
 
@@ -220,12 +213,11 @@ def training_step(subject: Subject, batch: int, args: argparse.Namespace) -> Cal
     module, x = build(subject, batch, args)
     module.train()
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-5)
-    run = torch.compile(module) if args.compile else module
     labels = torch.zeros(batch, dtype=torch.int64, device=args.device)
 
     def step() -> None:
         with use_backend(subject.backend), autocast(args):
-            loss = F.cross_entropy(run(x), labels)
+            loss = F.cross_entropy(module(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -239,12 +231,11 @@ def inference(subject: Subject, batch: int, args: argparse.Namespace, deployed: 
     module = copy.deepcopy(module).eval()
     if deployed:
         module = reparameterize_model(module)
-    run = torch.compile(module) if args.compile else module
 
     @torch.inference_mode()
     def step() -> None:
         with use_backend(subject.backend), autocast(args):
-            run(x)
+            module(x)
 
     return step
 
@@ -259,7 +250,7 @@ def compare_memory(case: Case, args: argparse.Namespace) -> Iterator[dict[str, A
     """Compares the peak memory of a training step of a subject and of its baseline."""
     batch = args.batch_size or case.batch
     options = [f"--device={args.device}", f"--dtype={args.dtype}", f"--batch-size={batch}"]
-    options += ["--channels-last"] * args.channels_last + ["--compile"] * args.compile
+    options += ["--channels-last"] * args.channels_last
     options += [f"--threads={args.threads}"] * bool(args.threads)
     peaks = {}
     for which in ("ours", "theirs"):
@@ -285,8 +276,7 @@ def peak_memory(subject: Subject, batch: int, args: argparse.Namespace) -> float
 
     Weights and the batch are there before; gradients and the optimizer's averages are part of the peak.
     """
-    # Loads libraries and builds kernels; a compiled graph has to be that of the measured batch size.
-    training_step(subject, batch if args.compile else 2, args)()
+    training_step(subject, 2, args)()  # loads libraries and builds kernels
     step = training_step(subject, batch, args)
     if args.device.startswith("cuda"):
         torch.cuda.synchronize()
@@ -316,7 +306,7 @@ def render(report: dict[str, Any]) -> str:
         if report["suite"] == "memory"
         else f"Medians of {report['rounds']} interleaved runs{', time of the processor' * report['cpu_time']}"
     )
-    how = f"{report['dtype']}, {layout}{'compiled' if report['compiled'] else 'eager'}"
+    how = f"{report['dtype']}, {layout}eager"
     with_instructions = f" with {report['instructions']}" if report.get("instructions") else ""
     where = f"{report['machine']}{with_instructions}, {report['threads']} thread{'s' * (report['threads'] > 1)}"
     columns = list(report["rows"][0])

@@ -111,7 +111,9 @@ MEMORY = [
     _pair("r16_gsanet_t", "r4_gsanet_t", 2),
 ]
 
-TWINS = [  # with the plain network of the same paper, which has about as many parameters
+# With the plain network of the same paper, which has about as many parameters; z2_resnet_m has twice as many.
+TWINS = [
+    _pair("p4m_resnet_m", "z2_resnet_m", 32),
     _pair("p4_resnet29", "z2_resnet29", 8),
     _pair("p4m_resnet29", "z2_resnet29", 8),
     _pair("p4_se_resnet29", "z2_se_resnet29", 8),
