@@ -8,7 +8,6 @@ those whose name has one of the texts. FILE holds the ImageNet weights of Effici
 """
 
 import argparse
-import functools
 import json
 import subprocess
 import sys
@@ -21,16 +20,17 @@ from typing import Any
 
 import torch
 from tables import DATA_TITLES, real_sets
+from torch import nn
 
-from eqzoo import FineTuned, finetune
+from eqzoo import multiply_adds
 from eqzoo._common import write_json
+from eqzoo.cards import training_results
 from eqzoo.data import Split, load_splits
 from eqzoo.data.splits import part_of
-from eqzoo.engine.speed import measure
 from eqzoo.evaluation import Predictor, sample
 from eqzoo.evaluation.metrics import scores
-from eqzoo.finetuning import plan as plans
-from eqzoo.finetuning import write
+from eqzoo.finetuning.plan import Request, make_plan, with_speed
+from eqzoo.finetuning.run import train_plan
 from eqzoo.groups import P4M
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "real_sets.json"
@@ -39,18 +39,19 @@ MOST_IMAGES = {"valid": 500, "test": 1_000}  # drawn with a fixed seed
 INVARIANT_IMAGES = 100  # whose copies an invariant network predicts
 LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
 LITE0 = "tf_efficientnet_lite0"
-# Of each network: its start by data set, the options of eqzoo.finetune, and the sides that are tried.
+AFFINE = {"recipe": {"augment": "affine"}}
+# Of each network: its start by data set, the options of the fine-tuning, and the sides that are tried.
 NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
-    "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", {"augment": "affine"}, (64, 96)),
+    "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", AFFINE, (64, 96)),
     "p4_resnet29": ({"land": "p4_resnet29.eurosat", "cells": "p4_resnet29.chula_rbc12"}, {}, (32, 64)),
     "p4m_resnet29": ({"land": "p4m_resnet29.eurosat", "cells": "p4m_resnet29.chula_rbc12"}, {}, (32, 64)),
     "z2_resnet29": (
         {"land": "z2_resnet29.eurosat", "cells": "z2_resnet29.chula_rbc12"},
-        {"augment": "affine"},
+        AFFINE,
         (32, 64),
     ),
-    "EfficientNet-Lite0": (LITE0, {"augment": "affine"}, (96, 128)),
+    "EfficientNet-Lite0": (LITE0, AFFINE, (96, 128)),
     "EfficientNet-Lite0, OrbitNet": (LITE0, {"invariant": "p4m"}, (96, 128)),
     "EfficientNet-Lite0, canonical copy": (LITE0, {"invariant": "p4m", "copies": 1}, (96, 128)),
     "EfficientNet-Lite0, frozen": (LITE0, {"invariant": "p4m", "freeze": True, "minutes": None}, (128,)),
@@ -140,29 +141,43 @@ def row(
 ) -> dict[str, Any]:
     """The results of a network on a data set, at the side that is best on validation images."""
     torch.set_num_threads(1)
-    # The processor time, which other work on the machine does not change.
-    plans.measure = functools.partial(measure, clock=time.process_time)  # type: ignore[attr-defined]
-    write._SECONDS, write._SHARE = 1, 0  # of the evaluation at other angles, which no row has
     start, options, _ = NETWORKS[network]
     kind = "land" if data in LAND else "cells" if data in CELLS else ""
     name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
     name = f"{network}.cifar10" if name.endswith(f".{data}") else name  # not from weights of the same images
-    settings: dict[str, Any] = {"minutes": minutes, "seed": seed, "device": "cpu", "workers": 0} | options
+    settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
+    settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
     settings |= {"weights": weights} if name == LITE0 else {}
-    best: tuple[float, FineTuned, Split, dict[str, Any]] | None = None
+    best: tuple[nn.Module, dict[str, Any], Split] | None = None
     for side in sides:
         splits = read(data, folder, side, images, cache)
         test = splits.pop("test")
         with tempfile.TemporaryDirectory() as output:
-            began = time.process_time()
-            tuned = finetune(name, splits, Path(output) / "run", size=side, **settings)
-            taken = {"side": side, "cpu_minutes": round((time.process_time() - began) / 60, 2)}
-        if best is None or tuned.results["valid_accuracy"] > best[0]:
-            best = tuned.results["valid_accuracy"], tuned, test, taken
+            model, found = tuned(Request(name, splits, Path(output) / "run", size=side, **settings))
+        if best is None or found["valid_accuracy"] > best[1]["valid_accuracy"]:
+            best = model, found, test
     assert best is not None
-    _, tuned, test, taken = best
-    keys = ("start", "epochs", "valid_accuracy", "parameters", "multiply_adds")
-    return {key: tuned.results[key] for key in keys} | evaluated(tuned.model, test) | taken
+    model, found, test = best
+    return found | evaluated(model, test)
+
+
+def tuned(request: Request) -> tuple[nn.Module, dict[str, Any]]:
+    """A fine-tuned network and its facts. Minutes are of processor time, which other work does not change."""
+    began = time.process_time()
+    plan = make_plan(request)
+    with plan.directory.locked():
+        plan = with_speed(plan, {}, time.process_time)
+        model = train_plan(plan)
+    found = training_results(plan.directory.rows(), model)
+    return model, {
+        "start": plan.settings["start"],
+        "epochs": found["epochs"],
+        "valid_accuracy": found["valid_accuracy"],
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "multiply_adds": multiply_adds(model, Predictor.of(model).input_size),
+        "side": plan.side,
+        "cpu_minutes": round((time.process_time() - began) / 60, 2),
+    }
 
 
 def read(data: str, folder: Path, side: int, images: int, cache: Path) -> dict[str, Split]:
@@ -183,7 +198,7 @@ def read(data: str, folder: Path, side: int, images: int, cache: Path) -> dict[s
     return {name: replace(split, images=split.images.expand(-1, 3, -1, -1)) for name, split in found.items()}
 
 
-def evaluated(model: torch.nn.Module, test: Split) -> dict[str, Any]:
+def evaluated(model: nn.Module, test: Split) -> dict[str, Any]:
     """Metrics of single predictions, and of means over the 8 rotated and reflected copies of each image.
 
     A network that is invariant under all 8 predicts them for some images only.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -176,11 +177,8 @@ class Plan:
     @property
     def fits_classifier(self) -> bool:
         """Whether the classifier alone is fitted, on features that are computed once, instead of trained in epochs."""
-        in_epochs = {
-            "epochs",
-            "teachers",
-            "soft_labels",
-        } & self.request.given.keys() or self.request.minutes is not None
+        keys = {"epochs", "teachers", "soft_labels"}
+        in_epochs = keys & self.request.given.keys() or self.request.minutes is not None
         classifier: Any = cast(Any, self.blank).get_classifier()
         affine = isinstance(classifier, nn.Linear) and classifier.bias is not None
         return self.request.freeze is True and affine and not in_epochs
@@ -220,12 +218,13 @@ def make_plan(request: Request) -> Plan:
     return replace(plan, recipe=_recipe(plan, {}))
 
 
-def with_speed(plan: Plan, saved: Mapping[str, Any]) -> Plan:
+def with_speed(plan: Plan, saved: Mapping[str, Any], clock: Callable[[], float] = time.perf_counter) -> Plan:
     """The plan with the speed of the run, measured or that of a run that is resumed, and the epochs that follow.
 
     Args:
         plan: The plan.
         saved: The content of training.json of a run that is resumed; empty for a new one.
+        clock: The clock of the measurement, see `eqzoo.engine.speed.measure`.
     """
     request = plan.request
     if "speed" in saved:
@@ -233,9 +232,16 @@ def with_speed(plan: Plan, saved: Mapping[str, Any]) -> Plan:
     else:
         fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
         seconds = None if request.minutes is None else 60 * request.minutes
-        folder = plan.directory.path
         speed = measure(
-            plan.recipe, plan.build, plan.splits, fixed, request.device, seconds, workers=request.workers, folder=folder
+            plan.recipe,
+            plan.build,
+            plan.splits,
+            fixed,
+            request.device,
+            seconds,
+            clock,
+            request.workers,
+            plan.directory.path,
         )
     measured: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
     if request.minutes is not None:

@@ -20,7 +20,7 @@ from .frozen import train_classifier
 from .plan import Plan, Request, make_plan, with_speed
 from .write import write_checkpoint
 
-__all__ = ["FineTuned", "finetune"]
+__all__ = ["FineTuned", "finetune", "train_plan"]
 
 
 @dataclass(frozen=True)
@@ -117,56 +117,36 @@ def finetune(
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written.
     """
-    plan = make_plan(
-        Request(
-            name,
-            data,
-            output,
-            invariant=invariant,
-            copies=copies,
-            weights=weights,
-            size=size,
-            channels=channels,
-            pretrained=pretrained,
-            freeze=freeze,
-            balance=balance,
-            minutes=minutes,
-            valid_fraction=valid_fraction,
-            test_fraction=test_fraction,
-            split_by=split_by,
-            data_dir=data_dir,
-            download=download,
-            device=device,
-            workers=workers,
-            recipe=recipe,
-        )
-    )
+    plan = make_plan(Request(**locals()))
     directory = plan.directory
     with directory.locked(), limited_threads():
         plan = with_speed(plan, _saved(plan))
-        assert plan.speed is not None
         directory.check(plan.recipe)
         advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
-        train_splits = {key: split for key, split in plan.splits.items() if key != "test"}
-        facts = dict(plan.settings) | {"speed": asdict(plan.speed)}
-        if plan.fits_classifier:
-            model = train_classifier(plan, facts)
-        else:
-            model = train(
-                plan.recipe,
-                plan.build,
-                train_splits,
-                directory.path,
-                device,
-                workers,
-                facts=facts,
-                read=lambda side: plan.images_at(side)["train"],
-            ).eval()
+        model = train_plan(plan)
         codes, before = image_codes(plan.splits["train"]), plan.trained_before
         directory.write_trained(codes if before is None else np.concatenate([codes, before]))
         results = write_checkpoint(plan, model, advice)
     return FineTuned(model, results, directory.path)
+
+
+def train_plan(plan: Plan) -> nn.Module:
+    """The network of a plan whose speed is known, trained in its folder, with the weights of its best epoch."""
+    assert plan.speed is not None
+    facts = dict(plan.settings) | {"speed": asdict(plan.speed)}
+    if plan.fits_classifier:
+        return train_classifier(plan, facts)
+    return train(
+        plan.recipe,
+        plan.build,
+        {key: split for key, split in plan.splits.items() if key != "test"},
+        plan.directory.path,
+        plan.request.device,
+        plan.request.workers,
+        facts=facts,
+        read=lambda side: plan.images_at(side)["train"],
+    )
 
 
 def _saved(plan: Plan) -> Mapping[str, Any]:
