@@ -13,6 +13,7 @@ import json
 import math
 import shlex
 import shutil
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from eqzoo._common import __version__, atomic, json_text, write_json
 from eqzoo.cards import network_results, training_results, write_card, write_figures
 from eqzoo.data import AnySplit
 from eqzoo.data.hashes import split_differences, split_digests
-from eqzoo.engine import FinishedRun, Recipe, RunDirectory, build_network
+from eqzoo.engine import Recipe, RunDirectory, best_row, build_network
 from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
 from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
@@ -48,12 +49,12 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         check_device(args.device)
-        runs = sorted(map(FinishedRun.read, args.runs), key=lambda run: run.recipe.seed)
-        if len({json.dumps(dataclasses.asdict(dataclasses.replace(run.recipe, seed=0))) for run in runs}) > 1:
+        runs = sorted(map(RunDirectory.finished, args.runs), key=lambda run: run.recipe().seed)
+        if len({json.dumps(dataclasses.asdict(dataclasses.replace(run.recipe(), seed=0))) for run in runs}) > 1:
             raise ValueError(f"{', '.join(map(str, args.runs))} are not runs of one recipe with different seeds")
-        if tuned := [run.folder for run in runs if "data" in RunDirectory(run.folder).saved()]:
+        if tuned := [run.path for run in runs if "data" in run.saved()]:
             raise ValueError(f"{tuned[0]} is a fine-tuning, which eqzoo finetune has evaluated")
-        splits = splits_of(runs[0].recipe, args)
+        splits = splits_of(runs[0].recipe(), args)
         device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         folder, results = evaluate_runs(runs, splits, device, args.half, args.rotated, args.workers)
     except (ValueError, OSError) as error:
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def evaluate_runs(
-    runs: Sequence[FinishedRun],
+    runs: Sequence[RunDirectory],
     splits: Mapping[str, AnySplit],
     device: str = "cpu",
     half: bool = False,
@@ -87,11 +88,13 @@ def evaluate_runs(
         ValueError: If there are no test images, the images are not those of the run, or a
             network has lost the accuracy that its run had on validation images.
     """
-    run = max(runs, key=lambda each: selection_key(each.best)[:3])
+    run = max(runs, key=lambda each: selection_key(best_row(each.rows()))[:3])
+    recipe, rows = run.recipe(), run.rows()
     _check_runs(runs, splits)
-    name, test, earlier = name_of(run), splits["test"], _runs_before(run.recipe)
-    folder = _rounded(run) if half else run.folder
-    model = build_network(run.recipe, checkpoint_path=folder).to(device).eval()
+    test, earlier = splits["test"], _runs_before(recipe)
+    name = run_name(run.path.resolve().parent.name, recipe)
+    folder = _rounded(run) if half else run.path
+    model = build_network(recipe, checkpoint_path=folder).to(device).eval()
     predictor = Predictor.of(model)
     _check_accuracy(run, predictor, splits, workers, CHANGED if half else 1.0)
     found = measure(predictor, test, rotated=rotated, workers=workers)
@@ -103,15 +106,15 @@ def evaluate_runs(
         "checkpoint": name,
         **found.metrics,
         "evaluated_on": "test",
-        "data": run.recipe.dataset,
+        "data": recipe.dataset,
         "images": {split: len(part) for split, part in splits.items()},
         "accuracies": accuracies,
-        **training_results(run.rows, model),
+        **training_results(rows, model),
         **network_results(model),
-        "start": run.recipe.start,
-        "base_model": _started_from(earlier[-1] if earlier else run.recipe),
-        **({"distilled": True} if any(each.teachers or each.soft_labels for each in (run.recipe, *earlier)) else {}),
-        "command": f"{run.launcher} training/train.py {arguments_of(run)}",
+        "start": recipe.start,
+        "base_model": _started_from(earlier[-1] if earlier else recipe),
+        **({"distilled": True} if any(each.teachers or each.soft_labels for each in (recipe, *earlier)) else {}),
+        "command": f"{_launcher(rows)} training/train.py {arguments_of(recipe, name)}",
         "weights_sha256": sha256_of(weights),
         "weights_dtype": "float16" if half else "float32",
     }
@@ -128,11 +131,11 @@ def license_of(recipe: Recipe) -> str:
     return (registered and registered.license) or "mit"
 
 
-def _write_config(folder: Path, run: FinishedRun, cfg: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+def _write_config(folder: Path, run: RunDirectory, cfg: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """Completes config.json by what was evaluated, and training.json by the text about the recipe."""
     name = results["checkpoint"]
-    config = json.loads(RunDirectory(run.folder).config.read_text(encoding="utf-8"))
-    config["pretrained_cfg"] |= {"tag": name.partition(".")[2], "license": license_of(run.recipe)}
+    config = json.loads(run.config.read_text(encoding="utf-8"))
+    config["pretrained_cfg"] |= {"tag": name.partition(".")[2], "license": license_of(run.recipe())}
     known = {key: results[key] for key in ("weights_sha256", "weights_dtype")}
     config["eqzoo"] |= known | {"version": __version__}
     labels = cfg.get("label_names") or [row["name"] for row in results["classes"]]
@@ -142,37 +145,37 @@ def _write_config(folder: Path, run: FinishedRun, cfg: Mapping[str, Any], result
     write_json(path, json.loads(path.read_text(encoding="utf-8")) | {"text": text})
 
 
-def _check_runs(runs: Sequence[FinishedRun], splits: Mapping[str, AnySplit]) -> None:
+def _check_runs(runs: Sequence[RunDirectory], splits: Mapping[str, AnySplit]) -> None:
     digests = split_digests(splits)
     if "test" not in splits:
-        raise ValueError(f"{runs[0].recipe.dataset} has no test images to evaluate on")
+        raise ValueError(f"{runs[0].recipe().dataset} has no test images to evaluate on")
     for run in runs:
-        if differences := "; ".join(split_differences(run.image_digests() or digests, digests)):
-            raise ValueError(f"{run.folder} was trained on other images than these ({differences}); see --data-dir")
+        if differences := "; ".join(split_differences(run.data_sha256() or digests, digests)):
+            raise ValueError(f"{run.path} was trained on other images than these ({differences}); see --data-dir")
 
 
 def _check_accuracy(
-    run: FinishedRun, predictor: Predictor, splits: Mapping[str, AnySplit], workers: int, margin: float
+    run: RunDirectory, predictor: Predictor, splits: Mapping[str, AnySplit], workers: int, margin: float
 ) -> None:
     """Raises ValueError if a network is far less accurate on validation images than the log of its run says.
 
     The margin is some percentage points and five standard deviations of an accuracy of 50 % on as many images: a
     network that no longer computes what was trained is further off.
     """
-    expected = run.best.get("valid_accuracy")
+    expected = best_row(run.rows())["valid_accuracy"]
     if expected is None or "valid" not in splits:
         return
     some = sample(splits["valid"], CHECKED)
     found = top1(predictor.logits(some, workers).argmax(1), some.labels)
     if found < expected - margin - 5 * 100 * math.sqrt(0.25 / len(some)):
         raise ValueError(
-            f"the network of {run.folder} recognizes {found:.1f} % of {len(some)} validation images, and its log says "
+            f"the network of {run.path} recognizes {found:.1f} % of {len(some)} validation images, and its log says "
             f"{expected:.1f} %; it was not evaluated on the test images"
         )
 
 
-def _accuracy(run: FinishedRun, test: AnySplit, device: str, workers: int) -> float:
-    model = build_network(run.recipe, checkpoint_path=run.folder).to(device).eval()
+def _accuracy(run: RunDirectory, test: AnySplit, device: str, workers: int) -> float:
+    model = build_network(run.recipe(), checkpoint_path=run.path).to(device).eval()
     return round(top1(Predictor.of(model).logits(test, workers).argmax(1), test.labels.cpu()), 6)
 
 
@@ -196,29 +199,38 @@ def _started_from(recipe: Recipe) -> str | None:
     return base_model(start, cfg and cfg.hf_hub_id)
 
 
-def _rounded(run: FinishedRun) -> Path:
+def _rounded(run: RunDirectory) -> Path:
     """A folder beside that of a run, with its parameters rounded to float16.
 
     Running statistics keep float32, as do parameters beyond the range of float16: variances of deep networks can be
     larger than 65,504, the largest number of float16.
     """
-    parameters = {name for name, _ in build_network(run.recipe).named_parameters()}
-    half = {name: value.half() if name in parameters else value for name, value in load_file(run.weights).items()}
-    weights = {
-        name: half[name] if half[name].isfinite().all() else value for name, value in load_file(run.weights).items()
-    }
-    folder = run.folder.with_name(f"{run.folder.name}-half")
+    parameters = {name for name, _ in build_network(run.recipe()).named_parameters()}
+    weights = load_file(run.weights)
+    for name in parameters:
+        half = weights[name].half()
+        weights[name] = half if half.isfinite().all() else weights[name]
+    folder = run.path.with_name(f"{run.path.name}-half")
     folder.mkdir(exist_ok=True)
-    old, new = RunDirectory(run.folder), RunDirectory(folder)
-    for source, target in ((old.training, new.training), (old.log, new.log)):
+    new = RunDirectory(folder)
+    for source, target in ((run.training, new.training), (run.log, new.log)):
         shutil.copyfile(source, target)
     atomic(new.weights, functools.partial(save_file, weights))
     return folder
 
 
-def arguments_of(run: FinishedRun) -> str:
-    """What follows training/train.py in the command of a run: a recipe, and all that differs from it."""
-    recipe, known, name = run.recipe, recipe_names(), name_of(run)
+def _launcher(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The program that started a training, by the number of processes in most epochs.
+
+    It matters on CPUs, where a batch norm sees the share of one process.
+    """
+    processes = statistics.mode(row.get("processes", 1) for row in rows)
+    return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
+
+
+def arguments_of(recipe: Recipe, name: str) -> str:
+    """What follows training/train.py in the command of a run of a name: a recipe, and all that differs from it."""
+    known = recipe_names()
     if name not in known:  # of another data set, or of a network without a recipe
         own = (other for other in known if other.startswith(f"{recipe.model}.") and not load_recipe(other).start_run)
         name = min(own, key=lambda other: len(_differences(recipe, load_recipe(other))), default=known[0])
@@ -240,11 +252,6 @@ def _differences(recipe: Recipe, plain: Recipe) -> dict[str, Any]:
     values, others = vars(recipe), vars(plain)
     kept = ("dataset", "seed", "model_args")
     return {key: value for key, value in values.items() if key not in kept and value != others[key]}
-
-
-def name_of(run: FinishedRun) -> str:
-    """The name of a run's recipe: that of the folder above the seed's, if it is one; else model and data set."""
-    return run_name(run.folder.resolve().parent.name, run.recipe)
 
 
 if __name__ == "__main__":

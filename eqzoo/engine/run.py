@@ -2,11 +2,10 @@
 
 import io
 import json
-import statistics
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .recipe import Recipe, best_row, is_finished
 
-__all__ = ["LOG_NAME", "TRAINING_NAME", "FinishedRun", "RunDirectory"]
+__all__ = ["LOG_NAME", "TRAINING_NAME", "RunDirectory"]
 
 TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
 TAUGHT_NAME = "teachers.npy"
@@ -70,6 +69,21 @@ class RunDirectory:
                 with suppress(OSError):
                     path.unlink()
             lock.release()
+
+    @classmethod
+    def finished(cls, path: Path) -> "RunDirectory":
+        """The folder of a run that has ended.
+
+        Raises:
+            FileNotFoundError: If it is not the folder of a run, or its weights are missing.
+            ValueError: If the run has not ended, or its weights have been changed.
+        """
+        run = cls(path)
+        recipe, rows = run.recipe(), run.rows()
+        if not is_finished(recipe, rows):
+            raise ValueError(f"{path} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
+        run.load_weights(rows)
+        return run
 
     def recipe(self) -> Recipe:
         """The recipe in training.json."""
@@ -260,59 +274,6 @@ class RunDirectory:
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         atomic(path, lambda temporary: temporary.write_bytes(data))
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run.
-
-    Args:
-        folder: Its folder.
-        recipe: Its recipe.
-        rows: Its log, a row for each epoch.
-    """
-
-    folder: Path
-    recipe: Recipe
-    rows: list[dict[str, Any]]
-
-    @classmethod
-    def read(cls, folder: Path) -> "FinishedRun":
-        """Reads a run's folder.
-
-        Raises:
-            FileNotFoundError: If it is not the folder of a run, or its weights are missing.
-            ValueError: If the run is not finished, or its weights have been changed.
-        """
-        run = RunDirectory(folder)
-        recipe, rows = run.recipe(), run.rows()
-        if not is_finished(recipe, rows):
-            raise ValueError(f"{folder} has {len(rows)} of {recipe.epochs} epochs; train.py resumes it")
-        run.load_weights(rows)
-        return cls(folder, recipe, rows)
-
-    @property
-    def weights(self) -> Path:
-        """The file of the weights of its best epoch."""
-        return RunDirectory(self.folder).weights
-
-    @property
-    def best(self) -> dict[str, Any]:
-        """The row of the epoch whose weights were kept."""
-        return best_row(self.rows)
-
-    def image_digests(self) -> dict[str, str]:
-        """The digests of its training and validation images."""
-        return RunDirectory(self.folder).data_sha256()
-
-    @property
-    def launcher(self) -> str:
-        """The program that started the training, by the number of processes in most epochs.
-
-        It matters on CPUs, where a batch norm sees the share of one process.
-        """
-        processes = statistics.mode([row["processes"] for row in self.rows if "processes" in row] or [1])
-        return "python" if processes == 1 else f"torchrun --nproc_per_node={processes}"
 
 
 def _read_json(path: Path) -> dict[str, Any]:

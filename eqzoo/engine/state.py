@@ -26,7 +26,7 @@ from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .device import emulates_bfloat16, muon_in_float32
 from .distillation import Teachers, soft_labels
 from .recipe import Recipe, build_network, scheduler
-from .run import FinishedRun
+from .run import RunDirectory
 
 __all__ = ["TrainingState", "freeze"]
 
@@ -243,7 +243,7 @@ def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]
     the same images.
     """
     if recipe.start_run:
-        _load_run(model, FinishedRun.read(recipe.start_run), splits)
+        _load_run(model, RunDirectory.finished(recipe.start_run), splits)
         return
     args: dict[str, Any] = {"num_classes": model.num_classes, "in_chans": splits["train"].shape[0]}
     if "group" in inspect.signature(type(model)).parameters:  # that of an octic ViT is p4m
@@ -255,14 +255,14 @@ def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]
         model.reset_classifier(model.num_classes)  # type: ignore[operator]
 
 
-def _load_run(model: nn.Module, run: FinishedRun, splits: Mapping[str, AnySplit]) -> None:
+def _load_run(model: nn.Module, run: RunDirectory, splits: Mapping[str, AnySplit]) -> None:
     """Loads the best weights of a finished run of the same network on the same training and validation images."""
-    if differences := "; ".join(split_differences(run.image_digests(), split_digests(splits))):
+    if differences := "; ".join(split_differences(run.data_sha256(), split_digests(splits))):
         raise ValueError(
-            f"{run.folder} is a run on other images ({differences}), so its weights may have been trained on "
-            f"validation images of this one; start=local-dir:{run.folder} takes them for a checkpoint"
+            f"{run.path} is a run on other images ({differences}), so its weights may have been trained on "
+            f"validation images of this one; start=local-dir:{run.path} takes them for a checkpoint"
         )
-    model.load_state_dict(build_network(run.recipe, checkpoint_path=run.weights).state_dict())
+    model.load_state_dict(build_network(run.recipe(), checkpoint_path=run.weights).state_dict())
 
 
 def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Module, processes: int) -> None:

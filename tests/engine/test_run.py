@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import eqzoo
 from eqzoo._common import atomic
 from eqzoo.data import Split
-from eqzoo.engine import FinishedRun, RunDirectory, best_row, is_finished, loop
+from eqzoo.engine import RunDirectory, best_row, is_finished, loop
 from eqzoo.engine import run as run_module
 from eqzoo.engine.recipe import patience_is_over
 from eqzoo.engine.state import TrainingState
@@ -245,7 +245,7 @@ def test_changed_weights_are_not_taken_for_those_of_the_run(tmp_path, whole):
     save_file(load_file(weights), tmp_path / "again.safetensors", {"of": "another program"})
     for changed in (saved[:-400] + bytes(400), saved[:-4], (tmp_path / "again.safetensors").read_bytes()):
         weights.write_bytes(changed)
-        for read in (run, FinishedRun.read):
+        for read in (run, RunDirectory.finished):
             with pytest.raises(ValueError, match=r"has been changed: its SHA-256 is not the one in log\.jsonl"):
                 read(folder)
     weights.write_bytes(saved)

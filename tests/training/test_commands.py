@@ -8,7 +8,6 @@ import json
 import shlex
 import shutil
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.data import CATALOG
-from eqzoo.engine import FinishedRun, Recipe
+from eqzoo.engine import Recipe
 from eqzoo.engine.run import RunDirectory
 from eqzoo.models.load import weights_file
 from tests.conftest import ROOT
@@ -49,7 +48,7 @@ def test_the_command_of_a_run_gives_its_recipe():
         elsewhere = ["--dataset", "cells.npz", "--set", "lr=0.5", *fresh]
         for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh]):
             recipe = parsed([name, *words])
-            command = shlex.split(evaluate.arguments_of(FinishedRun(Path("runs") / name / "seed0", recipe, [])))
+            command = shlex.split(evaluate.arguments_of(recipe, run_name(name, recipe)))
             assert parsed(command) == recipe, (name, words, command)
 
 
@@ -109,10 +108,9 @@ def test_a_recipe_without_its_teachers():
     ],
 )
 def test_a_run_is_named_after_its_own_network_and_data_set(words, folder, name):
-    run = FinishedRun(Path("runs") / folder / "seed0", parsed(words), [])
-    assert evaluate.name_of(run) == name
-    assert parsed(shlex.split(evaluate.arguments_of(run))) == run.recipe
-    assert run_name(words[0], run.recipe) == name
+    recipe = parsed(words)
+    assert run_name(folder, recipe) == run_name(words[0], recipe) == name
+    assert parsed(shlex.split(evaluate.arguments_of(recipe, name))) == recipe
 
 
 @pytest.fixture
