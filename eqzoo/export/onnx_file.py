@@ -4,8 +4,9 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..groups import Group
 from .onnx_filters import store_filters_once
 from .onnx_translations import translations
 
-__all__ = ["OnnxFile", "need_onnx", "write_onnx"]
+__all__ = ["OnnxFile", "need_onnx", "quiet", "write_onnx"]
 
 _TYPES = {
     "tensor(float16)": torch.float16,
@@ -89,7 +90,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
     """
     import onnx
 
-    with _quiet():
+    with quiet():
         written = torch.onnx.export(
             program,
             dynamo=True,
@@ -154,16 +155,13 @@ def _tidy(model: Any, about: dict[str, str]) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the exporter's log messages and warnings."""
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx", "torch.export")]
-    levels = [logger.level for logger in loggers]
+def quiet() -> Iterator[None]:
+    """Silences what torch's exporter and ONNX Runtime's quantizer log, warn of and print."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -6,13 +6,10 @@ features, bit for bit, where float32 leaves round-off. It holds as long as no su
 
 import copy
 import json
-import logging
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,7 @@ from .._common import atomic
 from ..equivariance import element_errors
 from ..groups import Group
 from ..models.canonical import group_of_sides
-from .onnx_file import OnnxFile, need_onnx
+from .onnx_file import OnnxFile, need_onnx, quiet
 from .onnx_filters import expand_filters, store_filters_once
 from .programs import ExportError, latencies, target
 
@@ -281,7 +278,7 @@ def _quantize(model: Any, images: Tensor, last: list[str], path: Path) -> None:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     reader = _Images(model.graph.input[0].name, images)
-    with _quiet():
+    with quiet():
         quantize_static(
             copy.deepcopy(model),  # it moves the weights to a temporary file
             path,
@@ -316,15 +313,3 @@ class _Images:
         """The next batch, or None after the last."""
         batch = next(self._next, None)
         return None if batch is None else {self._name: batch.numpy()}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the quantizer, which prints what it does, and gives advice with the root logger."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()):
-            yield
-    finally:
-        logging.disable(before)
