@@ -87,17 +87,8 @@ def equivariance_error(
         >>> eqzoo.equivariance_error(eqzoo.create_model("z2_cnn", pretrained=True), group=eqzoo.P4) > 1e-2
         True
     """
-    own = group_of(without_parallel(model))
-    if group is None and own is not None and len(own.grid_elements) < 2:
-        raise ValueError(f"{_nothing_to_compare(own)}; pass group= to measure another group than the network's own")
+    group = group_of(without_parallel(model)) if group is None else group
     return equivariance_report(model, x, group, randomize, seed).largest
-
-
-def _nothing_to_compare(group: Group) -> str:
-    return (
-        f"{group.name} has only the identity on the pixel grid, so there is nothing to compare; groups with "
-        "more have reflections or an even number of rotations, such as z2m, r2, p4 and p4m"
-    )
 
 
 def group_to_check(group: Group | str) -> Group:
@@ -113,7 +104,10 @@ def group_to_check(group: Group | str) -> Group:
     """
     found = group if isinstance(group, Group) else Group.from_name(group)
     if len(found.grid_elements) < 2:
-        raise ValueError(_nothing_to_compare(found))
+        raise ValueError(
+            f"{found.name} has only the identity on the pixel grid, so there is nothing to compare; pass a group= that "
+            "has reflections or an even number of rotations, such as z2m, r2, p4 and p4m"
+        )
     return found
 
 

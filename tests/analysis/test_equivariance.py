@@ -55,7 +55,7 @@ def test_a_group_without_a_rotation_of_the_grid_proves_nothing(name):
     with pytest.raises(ValueError, match="r3 has only the identity on the pixel grid"):
         measures(cyclic(3))[name]()
     layer, x = LiftingConv2d(cyclic(1), 1, 2, 3), torch.randn(1, 1, 6, 6)
-    with pytest.raises(ValueError, match=r"z2 has only the identity .* pass group= to measure another"):
+    with pytest.raises(ValueError, match=r"z2 has only the identity .* pass a group= that"):
         eqzoo.equivariance_error(layer, x)
     assert equivariance_report(layer, x).largest == 0  # as documented
     assert eqzoo.equivariance_error(layer, x, group="p4") > 1e-2
