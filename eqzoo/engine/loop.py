@@ -181,13 +181,12 @@ def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "t
     """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite."""
     recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
     state.begin_epoch(epoch)
-    generator = torch.manual_seed(recipe.seed * 1_000_003 + epoch)
-    order = _epoch_order(len(split), recipe.batch_size, generator)
-    parts, numbers = _process_shares(recipe, accelerator, order, epoch)
+    seed = recipe.seed * 1_000_003 + epoch
+    parts, numbers = _process_shares(recipe, accelerator, len(split), seed)
     if isinstance(split, Split):
         parts = [part.to(state.device) for part in parts]
     if accelerator.process_index:  # processes share the order, but not dropout
-        torch.manual_seed((recipe.seed * 1_000_003 + epoch) * 1_009 + accelerator.process_index)
+        torch.manual_seed(seed * 1_009 + accelerator.process_index)
     total = torch.zeros((), dtype=torch.float64, device=state.device)
     mean = 0.0
     stream = batches(split, parts, state.workers, pin=state.device.type == "cuda")
@@ -253,24 +252,21 @@ def _check_finite(state: TrainingState, epoch: int, valid_loss: float | None) ->
             raise FloatingPointError(f"epoch {epoch + 1} ends with weights that are not finite, of {name}")
 
 
-def _epoch_order(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """The images of an epoch in random order, in batches; the last, smaller one is left out."""
-    order = torch.randperm(count, generator=generator)
-    return order[: count // size * size].split(size)
-
-
 def _process_shares(
-    recipe: Recipe, accelerator: accelerate.Accelerator, order: tuple[Tensor, ...], epoch: int
+    recipe: Recipe, accelerator: accelerate.Accelerator, count: int, seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """This process's share of each batch: the indices of the images, and their augmentation numbers."""
-    processes, this = accelerator.num_processes, accelerator.process_index
-    count = sum(map(len, order))
-    numbers = torch.empty(count, 0)
+    """This process's share of each batch of an epoch: the indices of the images, and their augmentation numbers.
+
+    The images are in random order; the last, smaller batch is left out. Dropout draws from the same seed.
+    """
+    processes, this, steps = accelerator.num_processes, accelerator.process_index, count // recipe.batch_size
+    used = steps * recipe.batch_size
+    indices = torch.randperm(count, generator=torch.manual_seed(seed))[:used]
+    numbers = torch.empty(used, 0)
     if recipe.augment != "none":
-        numbers = draw(count, torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch + 2**40))
-    indices = torch.cat(order).view(len(order), processes, -1)[:, this]
-    augmentation = numbers.view(len(order), processes, recipe.batch_size // processes, -1)[:, this]
-    return list(indices), list(augmentation)
+        numbers = draw(used, torch.Generator().manual_seed(seed + 2**40))
+    shape = (steps, processes, recipe.batch_size // processes)
+    return list(indices.view(shape)[:, this]), list(numbers.view(*shape, -1)[:, this])
 
 
 def accelerator_of(device: str | None, track: str | None = None, run_dir: Path | None = None) -> accelerate.Accelerator:

@@ -43,14 +43,14 @@ def test_a_run_in_bfloat16_says_where_it_is_emulated(tmp_path, monkeypatch, caps
 
 
 def test_every_epoch_has_an_order_of_its_own(tmp_path, monkeypatch):
-    orders, original = [], loop._epoch_order
+    orders, original = [], loop._process_shares
 
     def noted(*args):
-        batches = original(*args)
-        orders.append(torch.cat(batches).tolist())
-        return batches
+        found = original(*args)
+        orders.append(torch.cat(found[0]).tolist())
+        return found
 
-    monkeypatch.setattr(loop, "_epoch_order", noted)
+    monkeypatch.setattr(loop, "_process_shares", noted)
     run(tmp_path)
     assert all(sorted(order) == list(range(48)) for order in orders)
     assert len({tuple(order) for order in orders}) == RECIPE.epochs
