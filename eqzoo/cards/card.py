@@ -243,7 +243,7 @@ def _results(checkpoint: Checkpoint) -> str:
 
 def _accuracy_rows(checkpoint: Checkpoint, row: Row | None) -> list[tuple[str, str, str]]:
     r, printed = checkpoint.results, f"{row.error_text} %" if row else ""
-    of, several = f"{checkpoint.evaluated_count:,} {checkpoint.evaluated}", has_spread(r)
+    of, several = f"{r['images'][r['evaluated_on']]:,} {checkpoint.evaluated}", has_spread(r)
     low, high = r["accuracy_interval"]
     seed = checkpoint.training["recipe"].get("seed")
     found = [

@@ -65,11 +65,6 @@ class Checkpoint:
         """The images that were evaluated, in words, such as ``test digits``."""
         return f"{SPLIT_NAMES[self.results['evaluated_on']]} {self.data.noun}"
 
-    @property
-    def evaluated_count(self) -> int:
-        """Their number."""
-        return int(self.results["images"][self.results["evaluated_on"]])
-
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The checkpoint in a folder that training, fine-tuning or conversion wrote.

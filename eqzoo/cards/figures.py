@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._common import atomic
-from ..engine.run import LOG_NAME
+from ..engine.run import RunDirectory
 from ..hub import RESULTS_NAME
 from ..viz import plot_confusion, plot_rotation_curve
 from ..viz._draw import new_figure
@@ -21,8 +21,7 @@ __all__ = ["write_figures"]
 def write_figures(folder: Path) -> None:
     """Draws the figures of a checkpoint from its results.json and log.jsonl; none if matplotlib is missing."""
     results = json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8"))
-    log = folder / LOG_NAME
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
+    rows = RunDirectory(folder).rows()
     accuracies = {row["epoch"]: row["valid_accuracy"] for row in rows if not row.get("half_size")}
     curve, figures = results["rotation_curve"], dict[str, "Figure"]()
     try:

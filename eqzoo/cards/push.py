@@ -6,6 +6,7 @@ from pathlib import Path
 
 from .._common import write_json, write_text
 from ..engine.run import LOG_NAME, TRAINING_NAME
+from ..export.onnx_file import OnnxFile
 from ..export.programs import export_onnx, metadata
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push
 from ..models.load import load_network
@@ -125,8 +126,6 @@ def push_folder(folder: Path, repo_id: str, replace: bool = False, private: bool
 
 def _check_onnx(folder: Path) -> None:
     """Raises ValueError if there is an ONNX file that was not made of these weights, with these classes, in float32."""
-    from ..export.onnx_file import OnnxFile
-
     path = folder / ONNX_NAME
     if not path.is_file():
         return

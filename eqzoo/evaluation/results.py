@@ -222,7 +222,10 @@ def evaluate(
     check_device(device)
     if rotated is not None and rotated < 0:
         raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
-    predictor = _predictor_of(model, device)
+    if isinstance(model, nn.Module):
+        predictor = Predictor.of(model)
+    else:
+        predictor = model if isinstance(model, Predictor) else load_predictor(model, device)
     classes = predictor.classes
     if tta is not None:
         (predictor,) = averaged([predictor], tta)
@@ -243,15 +246,6 @@ def evaluate(
     if predictions:
         found["predictions"] = list(each_prediction(images, results.logits, classes))
     return {"network": predictor.name, "data": source, "split": part, "images": len(images), "notes": notes} | found
-
-
-def _predictor_of(model: str | os.PathLike[str] | nn.Module | Predictor, device: str | None) -> Predictor:
-    """The predictor of a name, or of a network that is given itself, which runs where it is."""
-    if isinstance(model, Predictor):
-        return model
-    if not isinstance(model, nn.Module):
-        return load_predictor(model, device)
-    return Predictor.of(model)
 
 
 def _notes(

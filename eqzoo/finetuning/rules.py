@@ -21,7 +21,6 @@ __all__ = [
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
-    "rate_factor",
     "suitable_augmentation",
     "with_rules",
 ]
@@ -54,16 +53,6 @@ def least_epochs(images: int, batch_size: int, pretrained: bool) -> int:
     return min(max(epochs, _EPOCHS[0]), _EPOCHS[1])
 
 
-def rate_factor(model: nn.Module, pretrained: bool) -> float:
-    """What the learning rates of the rules are multiplied by for a network: 1 with batch norms, less without.
-
-    Args:
-        model: The network.
-        pretrained: Whether it starts from trained weights.
-    """
-    return _WITHOUT_BATCH_NORM[pretrained] if keeps_statistics(model) else 1.0
-
-
 def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
     """The settings of a recipe that do not depend on the images, with those given by the user first.
 
@@ -72,7 +61,7 @@ def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
 
     Args:
         given: The keys of a recipe that the user gives.
-        factor: What the learning rate of the rules is multiplied by, see `rate_factor`.
+        factor: What the learning rate of the rules is multiplied by: 1 with batch norms, less without.
     """
     values = {"optimizer": _OPTIMIZER, **given}
     if values.get("lr") is None:
@@ -107,7 +96,7 @@ def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[
         if plan.blank.copies is not None:  # a canonical copy is the same for all rotations already
             values.setdefault("augment", "shifts")
     values.setdefault("augment", suitable_augmentation(group))
-    values = with_rules(values, rate_factor(plan.blank, pretrained))
+    values = with_rules(values, _WITHOUT_BATCH_NORM[pretrained] if keeps_statistics(plan.blank) else 1.0)
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(group)
     if "valid" not in splits:

@@ -58,9 +58,11 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
     Returns:
         The content of results.json.
     """
+    assert plan.speed is not None
     folder, rows = plan.directory.path, plan.directory.rows()
     predictor = Predictor.of(model, plan.recipe.channels_last)
     training = training_results(rows, model)
+    timed_batch = max(1, min(_TIMED_BATCH, int(plan.speed.images_per_second)))
     seconds = max(_SECONDS, _SHARE * training["training_seconds"])
     split = plan.splits[plan.evaluated_on]
     found = measure(predictor, split, seconds=seconds, workers=plan.request.workers)
@@ -76,7 +78,7 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
         **({"sources": dict(plan.images.sources)} if plan.images.sources else {}),
         **training,
         "training_accuracy": round(training_accuracy, DIGITS),
-        **network_results(model, with_features, _timed_batch(plan)),
+        **network_results(model, with_features, timed_batch),
         "start": plan.settings["start"],
         "base_model": plan.settings["base_model"],
         **({"distilled": True} if plan.recipe.teachers or plan.recipe.soft_labels else {}),
@@ -92,11 +94,6 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
     write_figures(folder)
     write_card(folder)
     return results
-
-
-def _timed_batch(plan: Plan) -> int:
-    assert plan.speed is not None
-    return max(1, min(_TIMED_BATCH, int(plan.speed.images_per_second)))
 
 
 def _notes(plan: Plan) -> list[str]:
