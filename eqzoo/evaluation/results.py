@@ -5,13 +5,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..analysis._mode import evaluation_mode
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
 from ..data.folder import composed
 from ..data.hashes import image_codes, trained_images
@@ -22,15 +21,15 @@ from .notes import brightness_notes, cut_off, other_side
 from .predictions_file import each_prediction
 from .predictor import BATCH_SIZE, Predictor, averaged, check_device, load_predictor
 from .progress import counting
-from .rotation import SAMPLE_SEED, SAMPLE_SIZE, rotation_curve, sample
+from .rotation import SAMPLE_SEED, rotation_curve, sample
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
 __all__ = ["Results", "evaluate", "measure"]
 
 MAX_ROTATED_IMAGES = 200  # by `evaluate`, if there is time
 MAX_SECONDS = 120  # after which fewer are rotated
-_STEPS = (15, 30, 45)  # degrees between the angles of a rotation curve: the first that there is time for
-_LEAST_IMAGES = 50  # that are rotated, however slow the network
+_LEAST_IMAGES = 25  # that are rotated, however slow the network
+_ANGLES = range(0, 360, 15)  # of the rotation curve, in degrees
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ def measure(
     split: AnySplit,
     *,
     rotated: int | None = None,
-    curve_size: int = SAMPLE_SIZE,
     seconds: float | None = None,
     workers: int = 0,
     title: str = "evaluate",
@@ -67,10 +65,9 @@ def measure(
         predictor: The classifier.
         split: The images, with the labels of the classifier's classes.
         rotated: The number of images that are rotated, at most; 0 for none, which leaves their metrics out, None for
-            all.
-        curve_size: The number of images in the rotation curve, at most.
-        seconds: The time that it may take: there are fewer rotated images and fewer angles where the network is slow.
-            None for no limit. All images are evaluated unrotated, whatever the time.
+            all. The rotation curve is of at most 1,000 of them.
+        seconds: The time that it may take: fewer images are rotated where the network is slow. None for no limit. All
+            images are evaluated unrotated, whatever the time.
         workers: The processes that read images that are not in memory.
         title: That of the progress bar.
 
@@ -87,65 +84,30 @@ def measure(
         metrics = scores(split.labels, logits.argmax(1), names, logits)
         if rotated == 0:
             return Results(metrics, logits)
-        most = len(split) if rotated is None else min(rotated, len(split))
-        plan = _Rotations.plan(most, curve_size, None if seconds is None else seconds / each - len(split))
-        bar.total = len(split) + plan.cost
-        drawn = sample(split, plan.images)
+        most = count = len(split) if rotated is None else min(rotated, len(split))
+        if seconds is not None:
+            affordable = (seconds / each - len(split)) / (P4.order + len(_ANGLES))
+            count = min(most, max(_LEAST_IMAGES, int(affordable)))
+        drawn = sample(split, count)
+        of_curve = sample(drawn)
+        bar.total = len(split) + P4.order * len(drawn) + len(_ANGLES) * len(of_curve)
         quarters = predictor.copies_logits(drawn, P4, workers).argmax(2)
-        curve = _curve(predictor, sample(drawn, plan.curve_images), range(0, 360, plan.step), workers)
+        curve = _curve(predictor, of_curve, workers)
     metrics |= quarter_rotation_metrics(quarters, drawn.labels.cpu())
-    metrics |= {"rotated_images": len(drawn), "rotation_curve": curve}
-    return Results(metrics, logits, tuple(_shortened(metrics, most, curve_size)))
+    metrics |= {"rotated_images": count, "rotation_curve": curve}
+    return Results(metrics, logits, () if count == most else (f"To save time, {count:,} images were rotated.",))
 
 
-def _curve(predictor: Predictor, split: AnySplit, angles: range, workers: int) -> dict[str, Any]:
+def _curve(predictor: Predictor, split: AnySplit, workers: int) -> dict[str, Any]:
     """The accuracy at angles in degrees, as results.json holds it."""
     x = torch.cat(list(predictor.inputs(split, workers)))
-    with evaluation_mode(predictor.network):
-        accuracies = rotation_curve(predictor.network, x, split.labels.to(x.device), angles, BATCH_SIZE)
+    accuracies = rotation_curve(predictor.network, x, split.labels.to(x.device), _ANGLES, BATCH_SIZE)
     return {
-        "angles": list(angles),
+        "angles": list(_ANGLES),
         "accuracy": [round(value, 2) for value in accuracies],
         "images": len(split),
         "sample": f"drawn with seed {SAMPLE_SEED}",
     }
-
-
-def _shortened(metrics: Mapping[str, Any], most: int, curve_size: int) -> list[str]:
-    """A sentence where fewer images or angles were evaluated than asked for."""
-    curve, rotated = metrics["rotation_curve"], metrics["rotated_images"]
-    if rotated == most and len(curve["angles"]) == 360 // _STEPS[0] and curve["images"] == min(most, curve_size):
-        return []
-    return [
-        f"To save time, {rotated:,} images were rotated by 90°, 180° and 270°, and {curve['images']:,} by "
-        f"{len(curve['angles'])} angles."
-    ]
-
-
-class _Rotations(NamedTuple):
-    """How many images are rotated by multiples of 90°, and how many by multiples of ``step`` degrees."""
-
-    images: int
-    curve_images: int
-    step: int
-
-    @property
-    def cost(self) -> int:
-        """The number of images that are evaluated."""
-        return 4 * self.images + 360 // self.step * self.curve_images
-
-    @classmethod
-    def plan(cls, count: int, curve_size: int, affordable: float | None) -> "_Rotations":
-        """The most that can be evaluated, of ``count`` images."""
-        whole = cls(count, min(count, curve_size), _STEPS[0])
-        if affordable is None or whole.cost <= affordable:
-            return whole
-        least = min(count, _LEAST_IMAGES)
-        images = max(least, min(count, int(affordable * 0.4) // 4))
-        left = affordable - 4 * images
-        most = min(images, curve_size)
-        step = next((step for step in _STEPS if 360 // step * most <= left), _STEPS[-1])
-        return cls(images, max(least, min(most, int(left) // (360 // step))), step)
 
 
 def evaluate(
@@ -176,8 +138,8 @@ def evaluate(
             and ``test`` with such; a .npz file; a data set by name; or an `eqzoo.data.Split`.
         split: ``"test"``, ``"val"`` or ``"train"``; None for the first of these that there is, or all images.
         rotated: The number of images that are rotated, at most, four of their copies for the classes at all 90°
-            rotations and 24 for the curve; 0 for none, which leaves their metrics out. None for 200, or fewer and
-            fewer angles if the evaluation would take more than about two minutes.
+            rotations and 24 for the curve; 0 for none, which leaves their metrics out. None for 200, or fewer if the
+            evaluation would take more than about two minutes.
         predictions: Whether the prediction for each image is returned as well.
         thresholds: Probabilities of classes above 0 and below 1, to measure how each of these is told from all others
             where an image is said to be of it if its probability reaches that.
