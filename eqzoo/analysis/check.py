@@ -20,9 +20,9 @@ from ..equivariance import (
     in_float64,
     is_subgroup,
     looks_untrained,
+    noise_images,
     randomize_norms,
     tensors_of,
-    unwrapped,
     without_parallel,
 )
 from ..equivariance.untrained import deployed_parts
@@ -195,7 +195,7 @@ def _check_module(network: nn.Module, subject: str, kind: str, trained: bool, op
     network = in_float64(network)
     if options.size and isinstance(network, EquivariantNet):
         check_side(subject, options.size, network)
-    x = _images(network, options.size, options.seed)
+    x = noise_images(network, torch.Generator().manual_seed(options.seed), options.size)
     try:
         if not trained if options.randomize is None else options.randomize:
             notes.append(_randomize(network, own, x, options))
@@ -298,21 +298,6 @@ def _diagnose_parts(report: EquivarianceReport, limit: float) -> tuple[str, ...]
     )
 
 
-def _images(network: nn.Module, size: int | None, seed: int) -> Tensor:
-    network = unwrapped(network)
-    cfg: Any = getattr(network, "pretrained_cfg", None) or {}
-    shape = getattr(network, "input_size", None) or cfg.get("input_size")
-    channels = getattr(network, "in_chans", None)
-    if shape is None and size and channels:
-        shape = (channels, size, size)
-    if shape is None:
-        missing = "pass size=" if channels else "set its input_size = (channels, height, width)"
-        raise ValueError(f"{type(network).__name__} has no input_size and no pretrained_cfg; {missing}")
-    channels, *sides = (*shape[:1], size, size) if size else shape
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn((2, channels, *sides), generator=generator, dtype=torch.float64, device="cpu")
-
-
 def _check_depends_on_image(function: Callable[[Tensor], Any], x: Tensor, precision: torch.dtype, subject: str) -> None:
     """Raises ValueError for an output that hardly depends on the image, which any rotation leaves unchanged."""
     first, other = (torch.cat([y.flatten() for y in tensors_of(function(z))]) for z in (x, x.square()))
@@ -330,15 +315,10 @@ def _described(group: Group, errors: dict[int, float]) -> dict[str, float]:
 
 def _check_onnx(path: Path, options: _Options) -> EquivarianceCheck:
     file = OnnxFile(path)
-    notes = []
-    group = options.group
-    if group is None:
-        named = _of_grid(file.metadata.get("group", ""))
-        group = named or P4
-        if named is None:
-            notes.append("Its metadata names no group with rotations of the pixel grid, so p4 was checked.")
+    named = None if options.group else file.metadata.get("group")
+    group, notes = _group_of_check(Group.from_name(named) if named else None, options.group)
     shape, batch, channels_last = _image_shape(file, path, options.size)
-    if shape[1] != shape[2] and group.rotations == 4:
+    if shape[1] != shape[2] and group.of_grid.rotations == 4:
         group = Group(2, group.reflections)
         notes.append(f"Its images are not square, so rotations by 90° were left out, and {group.name} was checked.")
     generator = torch.Generator().manual_seed(options.seed)
@@ -365,15 +345,6 @@ def _check_onnx(path: Path, options: _Options) -> EquivarianceCheck:
         diagnosis=diagnose_onnx(path, fed) if max(logits.values()) > limit else (),
         notes=tuple(notes),
     )
-
-
-def _of_grid(name: str) -> Group | None:
-    """The elements of a named group that map the pixel grid to itself; None if there is no rotation or reflection."""
-    try:
-        found = Group.from_name(name).of_grid
-    except ValueError:
-        return None
-    return found if found.order > 1 else None
 
 
 def _image_shape(file: OnnxFile, path: Path, size: int | None) -> tuple[tuple[int, int, int], int, bool]:

@@ -24,6 +24,7 @@ __all__ = [
     "in_float64",
     "is_subgroup",
     "module_group",
+    "noise_images",
     "tensors_of",
     "unwrapped",
     "without_parallel",
@@ -135,7 +136,7 @@ def equivariance_report(
         )
     own = in_float64(model)
     generator = torch.Generator().manual_seed(seed)
-    x = _noise(unwrapped(own), generator) if x is None else _measured(x)
+    x = noise_images(own, generator) if x is None else _measured(x)
     if randomize:
         randomize_norms(own, generator, x)
     with torch.no_grad():
@@ -220,10 +221,22 @@ def _measured(x: Any) -> Any:
     return type(x)(*map(_measured, x))
 
 
-def _noise(model: nn.Module, generator: torch.Generator) -> Tensor:
-    size = getattr(model, "input_size", None) or getattr(model, "pretrained_cfg", {}).get("input_size")
+def noise_images(model: nn.Module, generator: torch.Generator, side: int | None = None) -> Tensor:
+    """Two images of noise, ``(2, C, height, width)`` in float64, of the network's input size or of a side in pixels.
+
+    Raises:
+        ValueError: If the network has no size, or with a side no number of channels.
+    """
+    model = unwrapped(model)
+    size = getattr(model, "input_size", None) or (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    channels = size[0] if size else getattr(model, "in_chans", None)
+    if side and channels:
+        size = (channels, side, side)
     if size is None:
-        raise ValueError(f"{type(model).__name__} has no input_size; pass x, a batch of images")
+        raise ValueError(
+            f"{type(model).__name__} has no input_size and no pretrained_cfg; set its input_size = (channels, height, "
+            "width), or pass images as x or their side as size"
+        )
     return torch.randn(2, *size, generator=generator, dtype=torch.float64, device="cpu")
 
 

@@ -297,7 +297,7 @@ def test_a_layer_that_takes_no_rotated_input_is_passed_over():
 def test_a_network_that_is_built_by_its_class_is_checked_at_a_size():
     network = GroupCNN(eqzoo.P4, width=2)
     assert eqzoo.check_equivariance(network, size=28).image == (1, 28, 28)
-    with pytest.raises(ValueError, match="GroupCNN has no input_size and no pretrained_cfg; pass size="):
+    with pytest.raises(ValueError, match="GroupCNN has no input_size and no pretrained_cfg; set its input_size"):
         eqzoo.check_equivariance(network)
     with pytest.raises(ValueError, match=r"Flatten has .*; set its input_size = \(channels, height, width\)"):
         eqzoo.check_equivariance(nn.Flatten(), size=28)

@@ -698,8 +698,8 @@ def test_a_collapsed_network_is_named_so(tmp_path, capsys, monkeypatch):
 
 def test_logits_that_are_zero_on_noise_and_on_some_images(tmp_path, capsys, monkeypatch):
     where_the_mean_is_above(0.0, monkeypatch)
-    noise = equivariance.errors._noise
-    monkeypatch.setattr(equivariance.errors, "_noise", lambda *args: -noise(*args).abs())
+    noise = equivariance.errors.noise_images
+    monkeypatch.setattr(equivariance.errors, "noise_images", lambda *args: -noise(*args).abs())
     args = ["finetune", "p4_cnn", save_shapes(tmp_path / "shapes", (9, 9, 9)), "--output", tmp_path / "out"]
     assert run(capsys, *args, "--epochs", 1, "--device", "cpu", "--test", 0.3)[0] == 0
     report = json.loads((tmp_path / "out" / "results.json").read_text())
