@@ -203,9 +203,8 @@ def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:
 def _local_group_attention(qkv: Shape, position: Shape, *_: Any, **kwargs: Any) -> int:
     batch, heads, channels, order, height, width = qkv[0], *qkv[2:]
     parts, poses, taps = position
-    taps = min(
-        taps, height * width
-    )  # a global window has a tap for every shift, of which each query reads those in the image
+    # A global window has a tap for every shift, of which each query reads those in the image.
+    taps = min(taps, height * width)
     content = order * order * channels
     placed = parts * poses * order
     weights, values = poses * order * order, poses * order * channels

@@ -242,8 +242,7 @@ def _as_convolutions(model: Any) -> None:
         given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         shape = shapes.get(node.input[0], []) if node.input else []
         plain = len(shape) == 4 and not any(given.get("pads", ())) and not given.get("ceil_mode")
-        plain = plain and set(given.get("dilations", ())) <= {1}
-        if node.op_type == "AveragePool" and plain and given.get("auto_pad", b"NOTSET") == b"NOTSET":
+        if node.op_type == "AveragePool" and plain:
             kernel = given["kernel_shape"]
             weights = np.full((shape[1], 1, *kernel), 1 / np.prod(kernel))
             bias = np.zeros(shape[1])
