@@ -210,31 +210,21 @@ def test_free_sizes_of_onnx_files_are_those_of_the_images(tmp_path):
     assert eqzoo.check_equivariance(tmp_path / "free.onnx", size=33).exact
 
 
-def test_sizes_that_do_not_go_and_names_far_from_all_are_refused_with_what_would_work():
+def test_sizes_that_do_not_go_are_refused_with_those_that_do():
     network = load_network("p4_cnn").network
     for source in ("p4_cnn", network):
         with pytest.raises(
             ValueError, match=r"does not accept images of 29 x 29 pixels; the nearest sizes that work are 28 x 28 and"
         ):
             eqzoo.check_equivariance(source, size=29)
-    with pytest.raises(ValueError, match="nothing is called 'cells'"):
-        eqzoo.check_equivariance("cells")
 
 
-def test_sources_that_are_not_there_or_do_not_say_what_they_are(tmp_path):
-    state = load_network("p4_cnn").network.state_dict()
-    save_file(state, tmp_path / "best.safetensors")
+def test_sources_that_do_not_say_what_they_are(tmp_path):
+    save_file(load_network("p4_cnn").network.state_dict(), tmp_path / "best.safetensors")
     assert load_network(tmp_path / "best.safetensors", model="p4_cnn").trained
-    for source, error, message in (
-        ("rsnet18", ValueError, "near it are resnet18"),
-        (tmp_path / "none" / "x", FileNotFoundError, "nothing is called"),
-        (tmp_path / "none.safetensors", FileNotFoundError, "nothing is called"),
-        (tmp_path / "best.safetensors", FileNotFoundError, "config"),
-    ):
-        with pytest.raises(error, match=message):
-            eqzoo.check_equivariance(source)
-    with pytest.raises(ValueError, match="no group is named 'p6'"):
-        eqzoo.check_equivariance("p4_cnn", group="p6")
+    for name, message in (("none.safetensors", "nothing is called"), ("best.safetensors", "config")):
+        with pytest.raises(FileNotFoundError, match=message):
+            eqzoo.check_equivariance(tmp_path / name)
     with pytest.raises(FileNotFoundError, match="no weights at"):
         load_network("p4_cnn", model="p4_cnn")
     (tmp_path / "config.json").write_text("{}")
@@ -392,6 +382,17 @@ class Branch(nn.Module):
         return x + self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
 
 
+class Gate(nn.Module):
+    """A branch that begins closed."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.gate, self.conv = nn.Parameter(gate), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.gate * self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
+
+
 HIDDEN = {
     "a gain of ones": lambda: [GroupBatchNorm2d(eqzoo.P4M, 2), nn.ReLU(), Gain(1, 2, 8, 1, 1), GlobalPool(eqzoo.P4M)],
     "statistics of planes": lambda: [
@@ -403,6 +404,8 @@ HIDDEN = {
     ],
     "slopes of planes": lambda: [nn.Flatten(1, 2), nn.PReLU(16), nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M, "avg")],
     "a branch of zeros": lambda: [GroupBatchNorm2d(eqzoo.P4M, 2), nn.ReLU(), Branch(), GlobalPool(eqzoo.P4M)],
+    "a closed gate": lambda: [Gate(torch.tensor(0.0)), GlobalPool(eqzoo.P4M)],
+    "a closed gate of one number": lambda: [Gate(torch.zeros(1)), GlobalPool(eqzoo.P4M)],
 }
 
 
@@ -546,27 +549,6 @@ def test_an_output_of_another_law_is_exact_where_the_network_states_it():
     assert not eqzoo.check_equivariance(wrong).exact
 
 
-class Planes(nn.Module):
-    """A layer of ones own from an image to planes, with the group that acts on them."""
-
-    def __init__(self):
-        super().__init__()
-        self.group, self.lift = eqzoo.P4M, LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1)
-
-    def forward(self, x):
-        return self.lift(x).flatten(1, 2)
-
-    def transform_field(self, value, element):
-        if value.shape[1] == 1:
-            return transform(value, eqzoo.P4M, element, "trivial")
-        return transform(value.unflatten(1, (2, 8)), eqzoo.P4M, element, "regular").flatten(1, 2)
-
-
-def test_a_layer_of_ones_own_from_images_to_planes_is_measured_as_such():
-    network = network_of(Planes(), nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M))
-    assert eqzoo.check_equivariance(network).exact
-
-
 def test_features_alone_that_are_no_fields_are_told():
     network = Maps(6)
     network.forward_features = lambda x: network.trunk(x).cumsum(1) * torch.arange(1.0, 9)
@@ -574,15 +556,6 @@ def test_features_alone_that_are_no_fields_are_told():
     report = eqzoo.check_equivariance(network)
     assert not report.exact
     assert report.diagnosis[0].startswith("the output is exact; the last features, read by shape, has error")
-
-
-@pytest.mark.parametrize("group", ["p4", "p4m"])
-def test_plain_networks_with_two_outputs(group):
-    """Which might be a vector."""
-    assert eqzoo.check_equivariance(eqzoo.create_model("z2_cnn", num_classes=2), group=group).diagnosis
-    maps = nn.Conv2d(1, 2, 3)
-    maps.input_size = (1, 8, 8)
-    assert eqzoo.check_equivariance(maps, group=group).diagnosis
 
 
 class Blur(nn.Module):
@@ -603,23 +576,6 @@ def test_frozen_constants_stay(trained):
     assert eqzoo.check_equivariance(network).exact is not trained
     without = network_of(Blur(trained), lift, GlobalPool(eqzoo.P4M))
     assert eqzoo.check_equivariance(without).exact is not trained
-
-
-class Gate(nn.Module):
-    """A branch that begins closed."""
-
-    def __init__(self, gate):
-        super().__init__()
-        self.gate, self.conv = nn.Parameter(gate), nn.Conv2d(16, 16, 3, padding=1)
-
-    def forward(self, x):
-        return x + self.gate * self.conv(x.flatten(1, 2)).unflatten(1, (2, 8))
-
-
-@pytest.mark.parametrize("gate", [torch.tensor(0.0), torch.zeros(1)], ids=str)
-def test_a_gate_that_is_closed_at_first_is_opened(gate):
-    network = network_of(LiftingConv2d(eqzoo.P4M, 1, 2, 3, padding=1), Gate(gate), GlobalPool(eqzoo.P4M))
-    assert not eqzoo.check_equivariance(network).exact
 
 
 def test_the_group_of_a_network_is_no_name():

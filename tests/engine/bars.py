@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 import torch
 
 import eqzoo
@@ -72,8 +73,8 @@ def same(a, b):
     return all(torch.equal(a.state_dict()[name], value) for name, value in b.state_dict().items())
 
 
-def stop_after(monkeypatch, epochs):
-    """Kills a run behind its first epochs, as long as the patch lasts."""
+def kill_after(epochs, train, *args, **kwargs):
+    """Trains until a run is killed behind its first epochs."""
     original = loop._train_epoch
 
     def stop(state, epoch, *args):
@@ -81,7 +82,10 @@ def stop_after(monkeypatch, epochs):
             raise Killed
         return original(state, epoch, *args)
 
-    monkeypatch.setattr(loop, "_train_epoch", stop)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "_train_epoch", stop)
+        with pytest.raises(Killed):
+            train(*args, **kwargs)
 
 
 def scored(monkeypatch, *accuracies):

@@ -23,7 +23,7 @@ from eqzoo.engine import run as run_module
 from eqzoo.engine.recipe import patience_is_over
 from eqzoo.engine.state import TrainingState
 from tests import forks
-from tests.engine.bars import SPLITS, Killed, bars, go, losses, other, rows, run, same, scored, stop_after
+from tests.engine.bars import SPLITS, Killed, bars, go, kill_after, losses, other, rows, run, same, scored
 
 ENDED = {".lock", "config.json", "log.jsonl", "model.safetensors", "training.json"}
 
@@ -43,11 +43,8 @@ def whole(tmp_path_factory):
     return folder, run(folder)
 
 
-def test_the_folder_is_a_checkpoint_from_the_first_epoch_on(tmp_path, monkeypatch, whole):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        with pytest.raises(Killed):
-            run(tmp_path)
+def test_the_folder_is_a_checkpoint_from_the_first_epoch_on(tmp_path, whole):
+    kill_after(1, run, tmp_path)
     assert names(tmp_path) == ENDED | {"state.pt"}
     early = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert not same(early, whole[1])
@@ -199,11 +196,8 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_its_folder_to_the_corrected_
     assert (tmp_path / "training.json").is_file()
 
 
-def test_a_run_does_not_go_on_with_other_images_or_another_recipe(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        with pytest.raises(Killed):
-            go(tmp_path)
+def test_a_run_does_not_go_on_with_other_images_or_another_recipe(tmp_path):
+    kill_after(1, go, tmp_path)
     for part, words in (("train", "training"), ("valid", "validation")):
         with pytest.raises(ValueError, match=rf"holds another run \(the {words} images differ\)"):
             go(tmp_path, splits=SPLITS | {part: bars(len(SPLITS[part]), 9)})
@@ -255,10 +249,7 @@ def test_changed_weights_are_not_taken_for_those_of_the_run(tmp_path, whole):
 @pytest.mark.parametrize("damage", ["state", "zip", "weights", "log"])
 def test_a_damaged_run_is_not_gone_on_with(tmp_path, monkeypatch, damage):
     scored(monkeypatch, 50.0, 40.0, 30.0)  # the state has other weights than those of the best epoch
-    with monkeypatch.context() as patch:
-        stop_after(patch, 2)
-        with pytest.raises(Killed):
-            run(tmp_path)
+    kill_after(2, run, tmp_path)
     state, weights, log = (tmp_path / name for name in ("state.pt", "model.safetensors", "log.jsonl"))
     if damage == "state":
         flip_a_bit(state)
@@ -295,10 +286,7 @@ def test_a_run_goes_on_without_the_weights_that_it_started_from(tmp_path, monkey
     monkeypatch.setenv("EQZOO_WEIGHTS", str(source.parent))
     recipe = other(start="p4_cnn.mine")
     whole = run(tmp_path / "whole", recipe)
-    with monkeypatch.context() as patch:
-        stop_after(patch, 1)
-        with pytest.raises(Killed):
-            run(tmp_path / "part", recipe)
+    kill_after(1, run, tmp_path / "part", recipe)
     shutil.rmtree(source)
     assert same(run(tmp_path / "part", recipe), whole)
     with pytest.raises(ValueError, match=r"no checkpoint 'p4_cnn\.mine'"):
@@ -311,10 +299,7 @@ def test_a_resumed_run_knows_the_momentum_of_matrices(tmp_path, optimizer):
     options = {"optimizer_args": {"fallback_lr_scale": 0.3}, "lr_factors": {"head.*": 0.3}}
     recipe = other(optimizer=optimizer, lr=0.02, ema_decay=0.9, **options)
     whole = go(tmp_path / "whole", recipe)
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 2)
-        with pytest.raises(Killed):
-            go(tmp_path / "stopped", recipe)
+    kill_after(2, go, tmp_path / "stopped", recipe)
     shutil.copytree(tmp_path / "stopped", tmp_path / "forgetful")
     state = torch.load(tmp_path / "forgetful" / "state.pt", weights_only=True)
     for kept in state["optimizer"]["state"].values():
@@ -339,16 +324,3 @@ def test_patience_counts_epochs_at_full_size():
     recipe = other(epochs=9, patience=2, half_size_epochs=5)
     assert [patience_is_over(recipe, 1, epoch) for epoch in (3, 5, 6, 7)] == [False, False, False, True]
     assert [patience_is_over(recipe, 6, epoch) for epoch in (7, 8)] == [False, True]
-
-
-def test_atomic_leaves_the_old_file_when_writing_fails(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def fail(temporary):
-        temporary.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        atomic(path, fail)
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]

@@ -19,7 +19,6 @@ from eqzoo.engine import state as state_module
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
 from eqzoo.engine.state import TrainingState, _criterion
-from eqzoo.finetuning.advice import chosen
 from tests.engine.bars import (
     RECIPE,
     SPLITS,
@@ -350,11 +349,6 @@ def test_parts_learn_at_rates_of_their_own(tmp_path):
         for name, factor in (("stem.conv.weight", 0.5), ("head.weight", 2.0)):
             torch.testing.assert_close(found[name], factor * plain[name], rtol=1e-3, atol=1e-7)
     assert (of_layers["stem.conv.weight"] - one["stem.conv.weight"]).norm() > 0.1 * one["stem.conv.weight"].norm()
-
-
-def test_factors_of_rates_are_among_the_settings_that_are_printed():
-    assert chosen(other(lr_factors={"head.*": 0.3}), SPLITS)["lr_factors"] == {"head.*": 0.3}
-    assert "lr_factors" not in chosen(other(), SPLITS)
 
 
 def test_factors_of_rates_of_no_parameter(tmp_path):

@@ -56,13 +56,6 @@ def test_every_network_becomes_onnx(name, tmp_path):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_squeeze_and_excitation_become_onnx(tmp_path):
-    model = eqzoo.create_model("p4_se_resnet29", depth=11).eval()
-    randomize_norms(model, torch.Generator().manual_seed(1), torch.randn(2, 3, 8, 8))
-    report = eqzoo.export_onnx(model, tmp_path / "net.onnx", size=8)
-    assert max(report.equivariance.values()) < report.tolerance
-
-
 @pytest.mark.parametrize("name", slow(NAMES, set(NAMES) - {"p4_cnn"}))
 def test_every_network_becomes_a_program(name, tmp_path):
     model, small = fresh(name)

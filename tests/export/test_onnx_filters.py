@@ -21,7 +21,7 @@ def test_a_file_has_the_size_of_the_weights_and_gives_the_logits(name, tmp_path)
     assert (tmp_path / "net.onnx").stat().st_size < 1.2 * weights + 30_000
 
 
-def test_expanding_gives_the_banks_bit_for_bit_and_other_filters_stay(tmp_path):
+def test_expanding_gives_the_banks_bit_for_bit_and_other_filters_stay():
     conv = eqzoo.layers.GroupConv2d(eqzoo.P4M, 8, 8, 3)
     bank = conv.filters().detach().numpy()
     other = bank.copy()

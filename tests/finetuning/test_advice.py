@@ -10,20 +10,15 @@ import torch
 from PIL import Image
 
 import eqzoo
-from eqzoo.cli import main as command_line
 from eqzoo.data import Split, native_sides
 from eqzoo.data.brightness import dark_images
 from eqzoo.engine.recipe import Recipe
 from eqzoo.engine.speed import Speed
 from eqzoo.finetuning import advice
 from eqzoo.finetuning.advice import advice_after, advice_before, advice_on_time
+from tests.cli.commands import run
 from tests.finetuning.plans import plan_of
-from tests.finetuning.shapes import save_shapes, shape, shapes
-
-
-@pytest.fixture(autouse=True)
-def _float32():
-    torch.set_default_dtype(torch.float32)
+from tests.finetuning.shapes import shape, shapes
 
 
 def before(splits, name="p4_cnn", native=None, drawn=(), inner=(), trained_side=None, balance=False, **more):
@@ -78,12 +73,6 @@ def test_advice_on_images():
     assert before(fine, native=(41, 41)) == []  # 41 x 41 is refused
     (slightly,) = before(fine, native=(40, 40))
     assert "40 pixels a side and are scaled to 28: if details matter, try --size 40" in slightly
-    assert before(fine, native=(28, 28)) == []
-    dark = {"train": replace(fine["train"], images=fine["train"].images // 16)}  # 12-bit numbers in files of 16 bits
-    (line,) = before(dark, native=(28, 28))
-    assert line.startswith("100 of the 100 training images are dark: 99.9 % of their pixels are below 32 of 255")
-    lighter = {"train": replace(dark["train"], images=dark["train"].images + 31)}
-    assert before(lighter, native=(28, 28)) == []
 
 
 def test_advice_that_would_change_nothing_is_not_given():
@@ -98,12 +87,14 @@ def test_advice_on_images_of_which_some_are_dark():
     split = split_of(100, 100)
     assert not dark_images(split.images).any()
     split.images[1] = 0  # black, not dark
-    split.images[3] //= 16
+    split.images[3] //= 16  # 12-bit numbers in files of 16 bits
     assert dark_images(split.images).nonzero().flatten().tolist() == [3]
     assert before({"train": split}) == []  # one of 200
     split.images[8] //= 16
     (mixed,) = before({"train": split})
-    assert mixed.startswith("2 of the 200 training images are dark")
+    assert mixed.startswith("2 of the 200 training images are dark: 99.9 % of their pixels are below 32 of 255")
+    split.images[8] += 31
+    assert before({"train": split}) == []
 
 
 def test_advice_on_images_whose_ends_are_cut_off():
@@ -118,18 +109,6 @@ def test_advice_on_images_whose_ends_are_cut_off():
     assert larger.startswith("the images have 180 pixels a side")
     (cut,) = before(fine, native=(180, 220), size=28)
     assert "central squares" in cut
-
-
-def test_a_fine_tuning_tells_of_ends_and_sizes_and_shows_settings_as_json(tmp_path, capsys):
-    for number, name in enumerate(("a", "b") * 8):
-        (folder := tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(shape(number % 2, number, 60)).resize((60, 80)).save(folder / f"{number}.png")
-    eqzoo.finetune("p4_cnn", tmp_path / "images", tmp_path / "out", lr_factors={"head.*": 3.0}, epochs=1, device="cpu")
-    said = capsys.readouterr().err
-    assert "most images have about 60 x 80 pixels" in said
-    assert "60 pixels a side and are scaled to 28: if details matter, try --size 56" in said
-    assert 'channels_last false, lr_factors {"head.*": 3.0}' in said
-    assert '| lr_factors | {"head.*": 3.0} |' in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_names_of_files_may_tell_their_sources():
@@ -220,16 +199,20 @@ def test_advice_on_the_result():
     assert after(fine, 94.9, 100.0, recipe) == []
 
 
-def test_advice_is_printed_and_stands_in_the_report(tmp_path, capsys):
-    images = save_shapes(tmp_path / "images", (6, 6, 60))
-    args = ["finetune", "p4_cnn", images, "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
-    assert command_line.main([str(arg) for arg in args]) == 0
-    out, err = capsys.readouterr()
-    report = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert any("--balance" in line for line in report["advice"])
-    assert all(f"advice: {line}" in out for line in report["advice"])
-    assert "eqzoo: fewer than 20 training images of 'bar' (4), 'blob' (4)" in err
-    assert all(line in (tmp_path / "out" / "README.md").read_text() for line in report["advice"])
+def test_advice_and_settings_are_printed_and_stand_in_the_report(tmp_path, capsys):
+    for number, name in enumerate("abbbbb" * 12):
+        (folder := tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(shape("ab".index(name), number, 60)).resize((60, 80)).save(folder / f"{number}.png")
+    args = ["finetune", "p4_cnn", tmp_path / "images", "--output", tmp_path / "out", "--epochs", 1, "--device", "cpu"]
+    code, out, err = run(capsys, *args, "--set", 'lr_factors={"head.*": 3.0}')
+    card, advice = ((tmp_path / "out" / name).read_text() for name in ("README.md", "results.json"))
+    advice = json.loads(advice)["advice"]
+    assert code == 0
+    for text in ("--balance", "about 60 x 80 pixels", "60 pixels a side and are scaled to 28", "images of 'a' (8)"):
+        assert any(text in line for line in advice), text
+    assert all(f"advice: {line}" in out and f"eqzoo: {line}" in err and line in card for line in advice[:4])
+    assert 'channels_last false, lr_factors {"head.*": 3.0}' in err
+    assert '| lr_factors | {"head.*": 3.0} |' in card
 
 
 def test_images_without_contents_are_told():

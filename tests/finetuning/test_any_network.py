@@ -91,7 +91,6 @@ def test_a_folder_cannot_become_another_network(trained, tmp_path):
 
 def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     found, splits = trained
-    torch.set_default_dtype(torch.float32)
     source = found["mean"].folder
     result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
     before, after = found["mean"].model.state_dict(), result.model.state_dict()

@@ -39,7 +39,6 @@ def test_mcnemar_is_the_binomial_test():
 
 
 def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
-    torch.set_default_dtype(torch.float32)
     images = save_shapes(tmp_path / "images", (8, 8, 8))
     call = {"epochs": 1, "device": "cpu", "pretrained": False}
     for name in ("p4_cnn", "z2_cnn"):

@@ -18,11 +18,6 @@ from tests.finetuning.plans import plan_of
 from tests.finetuning.shapes import save_shapes, shapes
 
 
-@pytest.fixture(autouse=True)
-def _float32():
-    torch.set_default_dtype(torch.float32)
-
-
 def tune(folder, **changes):
     call = {"epochs": 1, "device": "cpu", "valid_fraction": 0.2, "test_fraction": 0.2}
     return eqzoo.finetune("p4_cnn", shapes(), folder, **call | changes)
@@ -90,7 +85,7 @@ def test_statistics_are_those_of_all_pixels(streamed):
     assert std == [*(round(v, 4) for v in values.std(1).tolist()[:2]), 0.01]
 
 
-def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch, capsys):
+def test_epochs_by_time_stay_when_the_run_is_resumed(tmp_path, monkeypatch):
     rate = [Speed("float32", False, 20.0)]  # of the 18 + 6 / 3 images of an epoch in a second
     monkeypatch.setattr("eqzoo.finetuning.plan.measure", lambda *_, **__: rate[0])
     call = {"epochs": None, "minutes": 0.05}
@@ -146,10 +141,3 @@ def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path):
     assert make_plan(Request("p4m_convnext_atto", shapes(), tmp_path / "b", size=28, recipe=small)).side == 28
     with pytest.raises(ValueError, match="does not accept images of 30 x 30"):
         make_plan(Request("p4m_convnext_atto", shapes(), tmp_path / "c", size=30, recipe=small))
-
-
-def test_one_module_may_be_frozen_by_its_name(tmp_path):
-    result = tune(tmp_path / "out", freeze="stem")
-    assert json.loads((tmp_path / "out" / "training.json").read_text())["recipe"]["freeze"] == ["stem"]
-    trained = eqzoo.create_model("p4_cnn", pretrained=True).state_dict()["stem.conv.weight"]
-    assert torch.equal(result.model.state_dict()["stem.conv.weight"].cpu(), trained)
