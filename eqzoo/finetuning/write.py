@@ -34,17 +34,6 @@ _TIES_SAMPLE = 100  # images whose logits are compared
 _TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
 _TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
 _USUAL = {"precision": "float32", "channels_last": False}
-_OPTIONS = {  # of eqzoo finetune, by the key of the recipe
-    "epochs": "--epochs",
-    "batch_size": "--batch-size",
-    "lr": "--lr",
-    "layer_decay": "--layer-decay",
-    "patience": "--patience",
-    "ema_decay": "--ema",
-    "augment": "--augment",
-    "precision": "--precision",
-    "seed": "--seed",
-}
 
 
 def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dict[str, Any]:
@@ -175,14 +164,8 @@ def command(plan: Plan) -> str:
     # What was measured here may be measured otherwise on another machine.
     chosen = {key: getattr(recipe, key) for key in AUTOMATIC if getattr(recipe, key) != _USUAL[key]}
     given = request.given | chosen | ({} if request.minutes is None else {"epochs": recipe.epochs})
-    words, more = ["eqzoo", "finetune", plan.settings["name"], data_argument(request.data), "--output", "DIR"], []
-    for key, value in given.items():
-        if key == "channels_last":
-            words.append("--channels-last" if value else "--no-channels-last")
-        elif key in _OPTIONS:
-            words += [_OPTIONS[key], str(value)]
-        else:
-            more.append(f"{key}={value if isinstance(value, str) else json.dumps(value)}")
+    settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
+    words = ["eqzoo", "finetune", plan.settings["name"], data_argument(request.data), "--output", "DIR"]
     options: dict[str, Any] = {
         "invariant": request.invariant,
         "copies": request.copies,
@@ -200,4 +183,4 @@ def command(plan: Plan) -> str:
         if value is not None and value is not False:
             values = [] if value is True else list(value) if isinstance(value, list | tuple) else [value]
             words += [f"--{key}", *map(str, values)]
-    return shlex.join([*words, "--set", *more] if more else words)
+    return shlex.join([*words, "--set", *settings] if settings else words)

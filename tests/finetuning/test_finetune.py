@@ -19,6 +19,7 @@ from PIL import Image
 
 import eqzoo
 from eqzoo import equivariance
+from eqzoo._common import parse_settings
 from eqzoo.analysis.sizes import check_side
 from eqzoo.cards import read_checkpoint, render_card
 from eqzoo.cli import main as command_line
@@ -313,17 +314,14 @@ def test_the_same_command_trains_nothing_more_and_other_images_are_refused(tuned
     assert (tuned.folder / "model.safetensors").read_bytes() == weights
 
 
-def parsed(command):
-    words = shlex.split(command)
-    assert words[0] == "eqzoo"
-    return vars(command_line.parser().parse_args(words[1:]))
-
-
 def test_the_command_of_a_card_is_that_of_the_run(tuned):
-    made_by = parsed(json.loads((tuned.folder / "results.json").read_text())["command"])
-    given = vars(command_line.parser().parse_args(tuned.args))
+    def options(words):
+        found = vars(command_line.parser().parse_args(words))
+        return found | parse_settings(found.pop("set"))
+
+    program, *words = shlex.split(json.loads((tuned.folder / "results.json").read_text())["command"])
     known = {"data": "my Shapes", "output": "DIR", "device": None, "json": False}
-    assert made_by == given | known
+    assert (program, options(words)) == ("eqzoo", options(tuned.args) | known)
 
 
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
