@@ -3,7 +3,6 @@
 import ctypes
 import os
 import sys
-import threading
 
 __all__ = ["keep_freed_memory"]
 
@@ -11,7 +10,6 @@ __all__ = ["keep_freed_memory"]
 _MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD = -4, -1, -2
 _SETTINGS = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 2**28}
 
-_lock = threading.Lock()
 _done = False
 
 
@@ -33,16 +31,15 @@ def keep_freed_memory() -> bool:
         mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
     global _done
-    with _lock:
-        if not _done and _wanted():
-            _done = all(_mallopt(parameter, value) for parameter, value in _SETTINGS.items())
-            if _done:
-                print(
-                    "eqzoo: for faster training, this process keeps memory that is freed instead of returning it to "
-                    "the system (EQZOO_MALLOC=0 leaves that as it is)",
-                    file=sys.stderr,
-                )
-        return _done
+    if not _done and _wanted():
+        _done = all(_mallopt(parameter, value) for parameter, value in _SETTINGS.items())
+        if _done:
+            print(
+                "eqzoo: for faster training, this process keeps memory that is freed instead of returning it to the "
+                "system (EQZOO_MALLOC=0 leaves that as it is)",
+                file=sys.stderr,
+            )
+    return _done
 
 
 def _wanted() -> bool:
