@@ -148,16 +148,13 @@ def row(
     settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
     settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
     settings |= {"weights": weights} if name == LITE0 else {}
-    best: tuple[nn.Module, dict[str, Any], Split] | None = None
+    trained = []
     for side in sides:
         splits = read(data, folder, side, images, cache)
         test = splits.pop("test")
         with tempfile.TemporaryDirectory() as output:
-            model, found = tuned(Request(name, splits, Path(output) / "run", size=side, **settings))
-        if best is None or found["valid_accuracy"] > best[1]["valid_accuracy"]:
-            best = model, found, test
-    assert best is not None
-    model, found, test = best
+            trained.append((*tuned(Request(name, splits, Path(output) / "run", size=side, **settings)), test))
+    model, found, test = max(trained, key=lambda each: each[1]["valid_accuracy"])
     return found | evaluated(model, test)
 
 
