@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..analysis._mode import evaluation_mode
 from ..data import AnySplit
+from ..data.splits import part_of
 from .predictor import finite
 
 __all__ = ["SAMPLE_SEED", "SAMPLE_SIZE", "rotate", "rotation_curve", "sample"]
@@ -112,6 +113,4 @@ def sample(split: AnySplit, size: int = SAMPLE_SIZE) -> AnySplit:
         The images, in their order in the split.
     """
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(SAMPLE_SEED))
-    drawn = split[order[:size].sort().values]
-    assert not isinstance(drawn, Tensor)
-    return drawn
+    return part_of(split, order[:size].sort().values)

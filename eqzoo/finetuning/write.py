@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .._common import atomic, write_json
 from ..cards import network_results, training_results, write_card, write_figures
 from ..data import AnySplit
 from ..data.hashes import SPLIT_NAMES
+from ..data.splits import part_of
 from ..data.user_data import FOLDERS
 from ..engine.speed import AUTOMATIC
 from ..evaluation import Predictor, Results, measure, sample, top1
@@ -30,7 +30,6 @@ __all__ = ["PREDICTIONS_NAME", "command", "write_checkpoint"]
 PREDICTIONS_NAME = "predictions.csv"
 _SECONDS = 18.0  # that the metrics may take, or 6 % of the training if that is more
 _SHARE = 0.06
-_TIES_SAMPLE = 100  # images whose logits are compared
 _TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
 _TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
 _USUAL = {"precision": "float32", "channels_last": False}
@@ -55,9 +54,10 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
     seconds = max(_SECONDS, _SHARE * training["training_seconds"])
     split = plan.splits[plan.evaluated_on]
     found = measure(predictor, split, seconds=seconds, workers=plan.request.workers)
-    with_features, ties = _with_features(plan, predictor)
     some = sample(plan.splits["train"], _TRAINING_SAMPLE)
-    training_accuracy = top1(predictor.logits(some, plan.request.workers).argmax(1), some.labels.cpu())
+    logits = predictor.logits(some, plan.request.workers)
+    training_accuracy = top1(logits.argmax(1), some.labels.cpu())
+    with_features, ties = _with_features(plan, predictor, [(split, found.logits), (some, logits)])
     results = {
         "checkpoint": f"{plan.recipe.model}.{plan.recipe.dataset}",
         **found.metrics,
@@ -128,21 +128,19 @@ def _write_predictions(plan: Plan, predictor: Predictor, found: Results) -> None
     atomic(plan.directory.path / PREDICTIONS_NAME, write)
 
 
-@torch.no_grad()
-def _with_features(plan: Plan, predictor: Predictor) -> tuple[Tensor, list[str]]:
-    """Two normalized images with features other than 0, ``(2, C, height, width)``, and a line on those without any.
+def _with_features(
+    plan: Plan, predictor: Predictor, parts: Sequence[tuple[AnySplit, Tensor]]
+) -> tuple[Tensor, list[str]]:
+    """Two normalized images of parts, by their logits, with features other than 0, and a line on those without any.
 
     The head of some networks, such as p4_cnn, has no bias: where all features are 0, as after too high a learning rate,
     so are all logits.
 
     Raises:
-        ValueError: If all logits of all of some training images are equal.
+        ValueError: If all logits of all images are equal.
     """
     notes: list[str] = []
-    for split in (plan.splits[plan.evaluated_on], plan.splits["train"]):
-        some: AnySplit = sample(split, _TIES_SAMPLE)
-        images = torch.cat(list(predictor.inputs(some, plan.request.workers))).cpu()
-        logits = predictor.logits(some, plan.request.workers)
+    for split, logits in parts:
         equal = (logits == logits[:, :1]).all(1)
         if equal.any() and not notes:
             notes.append(
@@ -151,7 +149,7 @@ def _with_features(plan: Plan, predictor: Predictor) -> tuple[Tensor, list[str]]
                 "trained for too short a time or with too high a learning rate."
             )
         if not equal.all():
-            return images[~equal][:2], notes
+            return next(predictor.inputs(part_of(split, (~equal).nonzero()[:2, 0]))).cpu(), notes
     raise ValueError(
         f"all classes have the same logit on all of {len(equal):,} training images: the network has collapsed in "
         f"training; train it anew in another folder, with a lower lr than {plan.recipe.lr:g}"
