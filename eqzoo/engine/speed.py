@@ -100,7 +100,7 @@ def measure(
             if (timed := trial.seconds(candidate, 2)) * _GAIN < each:
                 chosen, each = candidate, timed
     if worth_it or seconds is not None:  # the number of epochs follows from it
-        trial.grow()
+        trial.take(recipe.batch_size)
         each = trial.seconds(chosen, 1 if worth_it else 3)
     reading = _reading_seconds(splits["train"])
     each = max(each, reading / workers) if workers else each + reading
@@ -135,15 +135,12 @@ class _Trial:
             keep_freed_memory()
         self.state = TrainingState(recipe, build, splits, accelerator, 0)
         self.clock = clock
-        self.splits, self.whole = splits, recipe.batch_size
+        self.splits = splits
         # Batch norms of a network that reduces the images to a pixel need two.
-        self._take(min(self.whole, max(2, self.whole // _TRIAL)))
+        self.take(min(recipe.batch_size, max(2, recipe.batch_size // _TRIAL)))
 
-    def grow(self) -> None:
-        """Goes on with as many images as the run has in a pass."""
-        self._take(self.whole)
-
-    def _take(self, count: int) -> None:
+    def take(self, count: int) -> None:
+        """Goes on with so many images in a step."""
         split, index = self.splits["train"], torch.arange(count)
         (images,) = batches(split, [index])
         self.batch: tuple[Tensor, Tensor, Tensor] = images, split.labels[index], draw(count, torch.Generator())
