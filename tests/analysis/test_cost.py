@@ -131,10 +131,8 @@ def test_attention_of_torch_is_counted_with_any_release():
         def forward(self, x):
             return nn.functional.scaled_dot_product_attention(x, x, x)
 
-    x = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     assert eqzoo.multiply_adds(Attention(), (2, 10, 8)) == 2 * 2 * 10 * 10 * 8  # scores and sums of values, in 2 heads
-    torch.set_default_dtype(x)
 
 
 @pytest.mark.parametrize(("vectors", "said"), [("AVX2", " cores with AVX2, "), ("DEFAULT", " cores, ")])

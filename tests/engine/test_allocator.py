@@ -54,36 +54,33 @@ def test_freed_memory_is_used_again_and_one_line_says_so():
     assert line.startswith("eqzoo: for faster training, this process keeps memory that is freed")
 
 
-@glibc
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "env",
-    [{"MALLOC_TRIM_THRESHOLD_": "65536"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"}],
-    ids=lambda env: next(iter(env)),
+    "chosen",
+    [
+        {"EQZOO_MALLOC": "0"},
+        {"MALLOC_TRIM_THRESHOLD_": "65536"},
+        {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=65536"},
+        {"LD_PRELOAD": "/usr/lib/libtcmalloc.so.4"},
+        ValueError,
+        AttributeError,
+    ],
+    ids=str,
 )
-def test_who_chose_otherwise_keeps_it(env):
-    """Without the settings there are many page faults, as above."""
-    kept, faults, said = churn(**env)
-    assert not kept
-    assert faults > 10_000
-    assert not said
-
-
-@pytest.mark.parametrize("raised", [ValueError, AttributeError, None])
-def test_another_allocator_is_left_alone(monkeypatch, capsys, raised):
+def test_who_chose_otherwise_or_has_another_allocator_keeps_it(monkeypatch, capsys, chosen):
     def confstr(name):
-        raise raised(name)
+        raise chosen(name)
 
     monkeypatch.setattr(allocator, "_done", False)
     monkeypatch.setattr(allocator, "_mallopt", lambda *_: True)
     for key in [key for key in os.environ if key.startswith(("MALLOC_", "GLIBC_", "EQZOO_", "LD_"))]:
         monkeypatch.delenv(key)
+    monkeypatch.setattr("os.confstr", lambda _: "glibc 2.41", raising=False)
     with monkeypatch.context() as patch:
-        if raised:
-            patch.setattr("os.confstr", confstr, raising=False)
+        if isinstance(chosen, dict):
+            for key, value in chosen.items():
+                patch.setenv(key, value)
         else:
-            patch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc.so.4")
+            patch.setattr("os.confstr", confstr)
         assert not allocator.keep_freed_memory()
         assert not capsys.readouterr().err
-    monkeypatch.setattr("os.confstr", lambda _: "glibc 2.41", raising=False)
     assert allocator.keep_freed_memory()

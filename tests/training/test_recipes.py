@@ -109,6 +109,7 @@ BAD = {
     "ema_decay": (1.0,),
     "decay_rate": (0.0,),
     "valid_size": (-1,),
+    "half_size_epochs": (3,),
     "samples_per_class": (0,),
     "patience": (0,),
     "layer_decay": (2.0,),
@@ -120,6 +121,7 @@ TOGETHER = [
     {"schedule": "multistep", "milestones": [2, 1]},
     {"schedule": "multistep", "milestones": [1, 3]},
     {"patience": 3, "valid_size": 0},
+    {"cuda_graphs": True, "freeze": ["stem"]},
     {"teacher_weight": 0.7},  # without teachers
     {"teachers": ["a"], "teacher_weight": 0},
     {"teachers": ["a"], "teacher_weight": 1, "label_smoothing": 0.1},  # no share of the labels is left
