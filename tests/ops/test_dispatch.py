@@ -22,7 +22,6 @@ from eqzoo.ops import (
     group_conv2d,
     octic_gelu,
     octic_norm,
-    stack_heads,
     use_backend,
 )
 from tests import forks
@@ -307,7 +306,6 @@ def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
     for function, arguments, message in (
         (octic_gelu, (ab, e[..., :8]), "e has shape"),
         (octic_norm, (ab, e, torch.ones(24), torch.zeros(8)), r"weight has shape \(48\)"),
-        (stack_heads, (ab, e, 3, 2), r"ab has shape \(4, \*, \*, 6\)"),
     ):
         with pytest.raises(ValueError, match=message):
             function(*arguments)

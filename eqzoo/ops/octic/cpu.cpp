@@ -220,42 +220,6 @@ void norm_backward(const T *grad_ab, const T *grad_e, const T *ab, const T *e, c
     }
 }
 
-// Tokens are taken a few at a time: what is read of them then stays in the cache, and what is written fills pages.
-constexpr int64_t TILE = 16;
-
-// Between the two arrays, whose channels are (count, heads, per head), and (count, batch, heads, tokens, 8·channels).
-// C is the number of channels where it is known, else 0.
-template <bool STACK, int64_t C, class T>
-void copy_heads(T *ab, T *e, T *stacked, int64_t count, int64_t batch, int64_t heads, int64_t tokens, int64_t size,
-                int64_t threads) {
-    const int64_t c = C ? C : size, rows = batch * tokens, width = count * heads * c;
-    const int64_t tiles = (tokens + TILE - 1) / TILE;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t job = 0; job < batch * tiles; job++) {
-        int64_t image = job / tiles, first = job % tiles * TILE, last = std::min(tokens, first + TILE);
-        for (int64_t kh = 0; kh < count * heads; kh++)
-            for (int64_t token = first; token < last; token++) {
-                T *to = stacked + (((kh / heads * batch + image) * heads + kh % heads) * tokens + token) * 8 * c;
-                int64_t row = image * tokens + token;
-                for (int64_t i = 0; i < 4; i++) {
-                    T *from = ab + (i * rows + row) * width + kh * c, *piece = to + i * c;
-                    for (int64_t j = 0; j < c; j++) (STACK ? piece : from)[j] = (STACK ? from : piece)[j];
-                }
-                for (int64_t i = 0; i < 2; i++) {
-                    T *from = e + (i * rows + row) * 2 * width + kh * 2 * c, *piece = to + (4 + 2 * i) * c;
-                    for (int64_t j = 0; j < 2 * c; j++) (STACK ? piece : from)[j] = (STACK ? from : piece)[j];
-                }
-            }
-    }
-}
-
-template <bool STACK, class T>
-void heads_copy(T *ab, T *e, T *stacked, int64_t count, int64_t batch, int64_t heads, int64_t tokens, int64_t c,
-                int64_t threads) {
-    auto copy = c == 8 ? copy_heads<STACK, 8, T> : c == 10 ? copy_heads<STACK, 10, T> : copy_heads<STACK, 0, T>;
-    copy(ab, e, stacked, count, batch, heads, tokens, c, threads);
-}
-
 }  // namespace
 
 extern "C" void octic_gelu(const Scalar *ab, const Scalar *e, Scalar *out_ab, Scalar *out_e, int64_t rows, int64_t c,
@@ -275,12 +239,4 @@ extern "C" void octic_norm_backward(const Scalar *grad_ab, const Scalar *grad_e,
         int64_t c, double eps, int64_t threads) {
     norm_backward<Scalar>(grad_ab, grad_e, ab, e, weight, out_ab, out_e, grad_weights, grad_biases, rows, c, Scalar(eps),
                      threads);
-}
-extern "C" void octic_stack_heads(Scalar *ab, Scalar *e, Scalar *joined, int64_t count, int64_t batch, int64_t heads,
-        int64_t tokens, int64_t c, int64_t threads) {
-    heads_copy<true, Scalar>(ab, e, joined, count, batch, heads, tokens, c, threads);
-}
-extern "C" void octic_split_heads(Scalar *ab, Scalar *e, Scalar *joined, int64_t count, int64_t batch, int64_t heads,
-        int64_t tokens, int64_t c, int64_t threads) {
-    heads_copy<false, Scalar>(ab, e, joined, count, batch, heads, tokens, c, threads);
 }

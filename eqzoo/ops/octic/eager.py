@@ -1,4 +1,4 @@
-"""Operations on fields of irreps in eager torch: their formulas."""
+"""Operations on fields of irreps in eager torch: the formulas of GELU and norm, and vectors of attention heads."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._dtypes import accumulation_dtype
 
-__all__ = ["Pair", "eight_parts", "gelu", "norm", "regular_matrix", "split", "stack"]
+__all__ = ["Pair", "eight_parts", "gelu", "norm", "regular_matrix", "split_heads", "stack_heads"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -71,14 +71,29 @@ def _on_first(bias: Tensor) -> Tensor:
     return F.pad(bias[None], (0, 0, 0, 3))
 
 
-def stack(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
-    """The vectors of attention heads of a field."""
+def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
+    """The vectors of attention heads: of each part a share of the channels, A1, A2, B1, B2, E0, E1 in a row.
+
+    Args:
+        ab: A1, A2, B1 and B2, ``(4, B, N, count·heads·d)``.
+        e: The components of E, ``(2, B, N, count·heads·2d)``.
+        count: How many vectors a head has: 3 for queries, keys and values.
+        heads: The number of heads.
+
+    Returns:
+        ``(count, B, heads, N, 8d)``; the group acts on the last axis by an orthogonal matrix, so that inner products
+        of vectors are invariant.
+
+    Example:
+        >>> stack_heads(torch.zeros(4, 2, 5, 24), torch.zeros(2, 2, 5, 48), 3, 2).shape
+        torch.Size([3, 2, 2, 5, 32])
+    """
     parts = (x.unflatten(-1, (count, heads, -1)).permute(3, 1, 4, 2, 0, 5).flatten(4) for x in (ab, e))
     return torch.cat(tuple(parts), -1)
 
 
-def split(x: Tensor) -> Pair:
-    """The field of the vectors of attention heads."""
+def split_heads(x: Tensor) -> Pair:
+    """The inverse of `stack_heads`: ``(count, B, heads, N, 8d)`` to a field of ``count·heads·d`` channels a part."""
     ab, e = (
         y.unflatten(-1, (parts, -1)).permute(4, 1, 3, 0, 2, 5).flatten(3)
         for y, parts in zip(x.tensor_split(2, -1), (4, 2), strict=True)

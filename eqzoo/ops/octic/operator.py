@@ -1,4 +1,4 @@
-"""What octic layers do besides products of matrices: GELU, layer norm, and the vectors of attention heads.
+"""GELU and layer norm of octic layers.
 
 A field of irreps of p4m is two tensors: A1, A2, B1 and B2 in ``ab`` ``(4, B, N, c)``, and the two components of E in
 ``e`` ``(2, B, N, 2c)``, over N tokens. See `eqzoo.layers.Irreps` for how the group acts.
@@ -21,7 +21,7 @@ from .._dispatch import Operator, check_shape, forced, plain
 from . import eager
 from .eager import Pair
 
-__all__ = ["octic_gelu", "octic_norm", "split_heads", "stack_heads"]
+__all__ = ["octic_gelu", "octic_norm"]
 
 
 def octic_gelu(ab: Tensor, e: Tensor) -> Pair:
@@ -73,39 +73,6 @@ def octic_norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float =
     return _norm(ab.contiguous(), e.contiguous(), weight.contiguous(), bias.contiguous(), eps)
 
 
-def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
-    """The vectors of attention heads: of each part a share of the channels, A1, A2, B1, B2, E0, E1 in a row.
-
-    Args:
-        ab: A1, A2, B1 and B2, ``(4, B, N, count·heads·d)``.
-        e: The components of E, ``(2, B, N, count·heads·2d)``.
-        count: How many vectors a head has: 3 for queries, keys and values.
-        heads: The number of heads.
-
-    Returns:
-        ``(count, B, heads, N, 8d)``; the group acts on the last axis by an orthogonal matrix, so that inner products
-        of vectors are invariant.
-
-    Example:
-        >>> stack_heads(torch.zeros(4, 2, 5, 24), torch.zeros(2, 2, 5, 48), 3, 2).shape
-        torch.Size([3, 2, 2, 5, 32])
-    """
-    check_shape("ab", ab, 4, *ab.shape[1:])
-    check_shape("e", e, 2, *ab.shape[1:-1], 2 * ab.shape[-1])
-    check_shape("ab", ab, 4, None, None, ab.shape[-1] // (count * heads) * (count * heads))
-    if not _fast(ab, e):
-        return eager.stack(ab, e, count, heads)
-    return _stack(ab.contiguous(), e.contiguous(), count, heads)
-
-
-def split_heads(x: Tensor) -> Pair:
-    """The inverse of `stack_heads`: ``(count, B, heads, N, 8d)`` to a field of ``count·heads·d`` channels a part."""
-    check_shape("x", x, None, None, None, None, x.shape[-1] // 8 * 8)
-    if not _fast(x):
-        return eager.split(x)
-    return _split(x.contiguous())
-
-
 def _fast(*tensors: Tensor) -> bool:
     """Whether the operators run; else the formulas do, which record and compile as torch's own operators."""
     recording = plain() or torch.compiler.is_compiling() or forced("reference")
@@ -118,16 +85,6 @@ def _empty_like(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors)
 
 
-def _empty_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
-    return ab.new_empty(count, ab.shape[1], heads, ab.shape[2], 8 * (ab.shape[3] // (count * heads)))
-
-
-def _empty_field(x: Tensor) -> Pair:
-    count, batch, heads, tokens, size = x.shape
-    width = count * heads * size // 8
-    return x.new_empty(4, batch, tokens, width), x.new_empty(2, batch, tokens, 2 * width)
-
-
 def _eager_gelu_backward(grad_ab: Tensor, grad_e: Tensor, *inputs: Tensor) -> Any:
     # Autograd is off inside an operator; torch.func is not.
     return torch.func.vjp(eager.gelu, *inputs)[1]((grad_ab, grad_e))
@@ -136,11 +93,6 @@ def _eager_gelu_backward(grad_ab: Tensor, grad_e: Tensor, *inputs: Tensor) -> An
 def _eager_norm_backward(grad_ab: Tensor, grad_e: Tensor, *inputs_and_eps: Any) -> Any:
     *inputs, eps = inputs_and_eps
     return torch.func.vjp(partial(eager.norm, eps=eps), *inputs)[1]((grad_ab, grad_e))
-
-
-def _eager_split(x: Tensor) -> Pair:
-    ab, e = eager.split(x)
-    return ab.contiguous(), e.contiguous()
 
 
 _gelu = Operator("octic_gelu(Tensor ab, Tensor e) -> (Tensor, Tensor)", eager.gelu, _empty_like)
@@ -160,10 +112,6 @@ _norm_backward = Operator(
     _eager_norm_backward,
     lambda grad_ab, grad_e, ab, e, weight, bias, eps: _empty_like(ab, e, weight, bias),
 )
-_stack = Operator(
-    "octic_stack_heads(Tensor ab, Tensor e, SymInt count, SymInt heads) -> Tensor", eager.stack, _empty_heads
-)
-_split = Operator("octic_split_heads(Tensor x) -> (Tensor, Tensor)", _eager_split, _empty_field)
 
 
 @_gelu.kernel("cpu")
@@ -207,26 +155,6 @@ def _(grad_ab: Tensor, grad_e: Tensor, ab: Tensor, e: Tensor, weight: Tensor, bi
     return *out, sums[0].sum(0), sums[1].sum(0)
 
 
-@_stack.kernel("cpu")
-def _(ab: Tensor, e: Tensor, count: int, heads: int) -> Any:
-    function = _compile.cpu_function("octic/cpu", "octic_stack_heads", ab, e)
-    if function is None:
-        return NotImplemented
-    out = _empty_heads(ab, e, count, heads)
-    _compile.launch(function, ab, e, out, *out.shape[:4], out.shape[4] // 8)
-    return out
-
-
-@_split.kernel("cpu")
-def _(x: Tensor) -> Any:
-    function = _compile.cpu_function("octic/cpu", "octic_split_heads", x)
-    if function is None:
-        return NotImplemented
-    out = _empty_field(x)
-    _compile.launch(function, *out, x, *x.shape[:4], x.shape[4] // 8)
-    return out
-
-
 @_gelu.gradient()
 def _(ctx: Any, *grads: Tensor) -> Any:
     return _gelu_backward(*(g.contiguous() for g in grads), *ctx.saved_tensors)
@@ -235,17 +163,6 @@ def _(ctx: Any, *grads: Tensor) -> Any:
 @_norm.gradient()
 def _(ctx: Any, *grads: Tensor) -> Any:
     return _norm_backward(*(g.contiguous() for g in grads), *ctx.saved_tensors, *ctx.numbers)
-
-
-@_stack.gradient()
-def _(ctx: Any, grad: Tensor) -> Any:
-    return _split(grad.contiguous())
-
-
-@_split.gradient()
-def _(ctx: Any, *grads: Tensor) -> Any:
-    (x,) = ctx.saved_tensors
-    return (_stack(*(g.contiguous() for g in grads), x.shape[0], x.shape[2]),)
 
 
 # Second derivatives, through the formulas: too rare for kernels.
