@@ -27,7 +27,7 @@ CASES = [
 
 @pytest.fixture
 def fallback(monkeypatch):
-    """No kernel: eager torch in pieces, with gradients of its own."""
+    """No kernel: eager torch in pieces."""
     monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
 
 
@@ -97,9 +97,8 @@ def test_triton_is_eager(case, dropout):
     arguments = (options["kernel_size"], options["scale"], dropout)
     torch.testing.assert_close(kernels.forward(*given, *arguments), expected, rtol=1e-5, atol=1e-5)
     grads = kernels.backward(grad, inputs[0], *given[1:], *arguments)
-    for ours, theirs in zip(grads, attend_backward(whole, grad), strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(grads, attend_backward(whole, grad), strict=False):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_bugs_are_noticed(monkeypatch):

@@ -1,9 +1,8 @@
-"""Local group self-attention in eager torch, with gradients of its own: for export, and where no kernel applies."""
+"""Local group self-attention in eager torch: for export, and where no kernel applies."""
 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..reference import inside, windows
@@ -62,46 +61,16 @@ def attend(given: Problem) -> Tensor:
     return torch.einsum("bnvimj,bncmij->bncvi", weights, near.value).unflatten(-1, given.qkv.shape[-2:])
 
 
-def attend_backward(given: Problem, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of qkv, position and pose; probabilities are computed again."""
-    near = _neighbors(given)
-    query, grad = given.qkv[:, 0].flatten(-2) * given.scale, grad.flatten(-2)
-    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
-    survivors = None if given.seed is None else _survivors(given, near.taps)
-    kept = among_poses if survivors is None else among_poses * survivors
-    shared = near.key.shape[4] == 1  # all places have the same neighbors
-    shape = "bncmj" if shared else "bncmij"
+def attend_backward(given: Problem, grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of qkv, position and, if there is one, pose."""
 
-    weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places, kept)
-    grad_value = torch.einsum(f"bnvimj,bncvi->{shape}", weights, grad)
-    grad_weights = torch.einsum("bncvi,bncmij->bnvimj", grad, near.value)
-    grad_kept = torch.einsum("bnvgij,bnvimj->bngimj", among_places, grad_weights)
-    grad_places = torch.einsum("bnvimj,bngimj->bnvgij", grad_weights, kept)
-    grad_placed = among_places * (grad_places - (among_places * grad_places).sum(-1, keepdim=True))
-    grad_poses = grad_kept if survivors is None else grad_kept * survivors
-    # The last term comes from the softmax over places, which reads the logarithm of the sum over poses.
-    grad_shared = among_poses * (
-        grad_poses - (among_poses * grad_poses).sum(4, keepdim=True) + grad_placed.sum(2).unsqueeze(4)
-    )
+    def function(qkv: Tensor, position: Tensor, pose: Tensor | None = None) -> Tensor:
+        return attend(given._replace(qkv=qkv, position=position, pose=pose))
 
-    grad_key = torch.einsum(f"bngimj,bncgi->{shape}", grad_shared, query)
-    grad_query = torch.einsum("bngimj,bncmij->bncgi", grad_shared, near.key)
-    coded = given.position.shape[0]
-    grad_query[:, :, :coded] += torch.einsum("bnvgij,cvij->bncgi", grad_placed, near.position)
-    grad_pose = None
-    if given.pose is not None:
-        posed, summed = given.pose.shape[0], grad_shared.sum(-1)
-        grad_query[:, :, -posed:] += torch.einsum("bngim,cgm->bncgi", summed, given.pose)
-        grad_pose = torch.einsum("bngim,bncgi->cgm", summed, query[:, :, -posed:])
-    grad_position = torch.einsum("bnvgij,bncgi->cvij", grad_placed, query[:, :, :coded]).flatten(2)
-    taps = near.taps.expand(query.shape[-1], -1).flatten()
-    grad_position = torch.zeros_like(given.position).index_add(2, taps, grad_position)
-
-    height, width = given.qkv.shape[-2:]
-    grads = [grad_query.unflatten(-1, (height, width)) * given.scale]
-    for neighbors in (grad_key, grad_value):
-        grads.append(neighbors.unflatten(-1, (height, width)) if shared else _folded(neighbors, given))
-    return torch.stack(grads, 1), grad_position, grad_pose
+    # Autograd is off inside an operator; torch.func is not.
+    inputs = (given.qkv, given.position) if given.pose is None else (given.qkv, given.position, given.pose)
+    grads: tuple[Tensor, ...] = torch.func.vjp(function, *inputs)[1](grad)
+    return grads
 
 
 def _neighbors(given: Problem) -> _Neighbors:
@@ -120,14 +89,6 @@ def _neighbors(given: Problem) -> _Neighbors:
     taps = torch.arange(position.shape[2], device=position.device)[None]
     mask = inside(height, width, size, window.dilation, position.device)
     return _Neighbors(key, value, taps, position.unsqueeze(2), mask)
-
-
-def _folded(neighbors: Tensor, given: Problem) -> Tensor:
-    """The sum over all windows that a pixel lies in, the transpose of `windows`, for each head and channel."""
-    window, lead = given.window, neighbors.shape[1:4]
-    size, padding = (window.rows, window.columns), tuple(window.dilation * (s // 2) for s in window[:2])
-    taps = neighbors.transpose(-1, -2).flatten(1, 4)
-    return F.fold(taps, given.qkv.shape[-2:], size, window.dilation, padding).unflatten(1, lead)
 
 
 def _survivors(given: Problem, taps: Tensor) -> Tensor:

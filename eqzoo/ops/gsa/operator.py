@@ -126,11 +126,10 @@ def _chunked_backward(grad: Tensor, *inputs_and_options: Any) -> tuple[Tensor, T
     grads = [torch.zeros_like(x) for x in _empty_gradients(grad, *inputs)]
     with torch.autocast(grad.device.type, enabled=False):
         for part, chunk in _chunks(inputs, Window(*window), scale, dropout):
-            of_qkv, of_position, of_pose = attend_backward(chunk, grad[part].to(inputs[0].dtype))
+            of_qkv, *of_codes = attend_backward(chunk, grad[part].to(inputs[0].dtype))
             grads[0][part[0], :, part[1]] = of_qkv
-            grads[1] += of_position
-            if of_pose is not None:
-                grads[2] += of_pose
+            for total, found in zip(grads[1:], of_codes, strict=False):
+                total += found
     return _in_types_of(grads, tensors)
 
 
