@@ -16,7 +16,7 @@ class Planes(nn.Module):
         order: The order of the group, ``|H|``; None for a layer that takes images.
 
     Shape:
-        ``(B, C·|H|, height, width)`` to ``(B, C'·|H|, height', width')``.
+        ``(B, C·|H|, height, width)`` to ``(B, C'·|H|, height', width')``; what is no field behind the layer stays.
     """
 
     def __init__(self, layer: nn.Module, order: int | None) -> None:
@@ -26,7 +26,7 @@ class Planes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer(x if self.order is None else x.unflatten(1, (-1, self.order)))
-        return y.flatten(1, 2)
+        return y.flatten(1, 2) if y.ndim == 5 else y
 
     def fuse(self) -> "Planes":
         """A copy, so that fusing a fused network changes nothing."""

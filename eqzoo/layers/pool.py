@@ -1,6 +1,6 @@
 """Pooling over space, over the group, and over both."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..groups import Group
 from ._checks import SizeError, check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
+from ._planes import Planes
 
 __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
 
@@ -177,7 +178,30 @@ def _halved(planes: Tensor, axis: int, reduce: Reduce) -> Tensor:
     return (first + second + odd * last) / (2 + odd)
 
 
-class GroupPool(nn.Module):
+class _PoolOverGroup(nn.Module):
+    """Base class of pools over the group: the maximum or mean over some axes of a field."""
+
+    axes: ClassVar[tuple[int, ...]]
+
+    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
+        super().__init__()
+        _check_reduce(reduce)
+        self.group = group
+        self.reduce = reduce
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_field(self, x, None, self.group.order)
+        return x.amax(self.axes) if self.reduce == "max" else x.mean(self.axes)
+
+    def fuse(self) -> nn.Module:
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""
+        return Planes(self, self.group.order)
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, reduce={self.reduce!r}"
+
+
+class GroupPool(_PoolOverGroup):
     """Maximum or mean over the group axis: maps a regular field to a trivial one.
 
     ``out(c, x) = max or mean over h of f(c, h, x)``. Rotating the input rotates the output.
@@ -200,25 +224,10 @@ class GroupPool(nn.Module):
         torch.Size([2, 16, 8, 8])
     """
 
-    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
-        super().__init__()
-        _check_reduce(reduce)
-        self.group = group
-        self.reduce = reduce
-
-    def forward(self, x: Tensor) -> Tensor:
-        check_field(self, x, None, self.group.order)
-        return x.amax(2) if self.reduce == "max" else x.mean(2)
-
-    def fuse(self) -> nn.Module:
-        """The equivalent layer on planes, ``(B, C·|H|, height, width)`` to ``(B, C, height, width)``."""
-        return _PlanePool(self.group.order, self.reduce, (2,))
-
-    def extra_repr(self) -> str:
-        return f"{self.group.name}, reduce={self.reduce!r}"
+    axes = (2,)
 
 
-class GlobalPool(nn.Module):
+class GlobalPool(_PoolOverGroup):
     """Maximum or mean over the group and over space: maps a regular field to an invariant vector.
 
     ``out(c) = max or mean over h and x of f(c, h, x)``.
@@ -237,36 +246,4 @@ class GlobalPool(nn.Module):
         torch.Size([2, 16])
     """
 
-    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
-        super().__init__()
-        _check_reduce(reduce)
-        self.group = group
-        self.reduce = reduce
-
-    def forward(self, x: Tensor) -> Tensor:
-        check_field(self, x, None, self.group.order)
-        return x.amax((2, 3, 4)) if self.reduce == "max" else x.mean((2, 3, 4))
-
-    def fuse(self) -> nn.Module:
-        """The equivalent layer on planes, ``(B, C·|H|, height, width)`` to ``(B, C)``."""
-        return _PlanePool(self.group.order, self.reduce, (2, 3, 4))
-
-    def extra_repr(self) -> str:
-        return f"{self.group.name}, reduce={self.reduce!r}"
-
-
-class _PlanePool(nn.Module):
-    """Fused `GroupPool` and `GlobalPool`, on planes."""
-
-    def __init__(self, order: int, reduce: Reduce, axes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.order = order
-        self.reduce = reduce
-        self.axes = axes
-
-    def forward(self, x: Tensor) -> Tensor:
-        field = x.unflatten(1, (-1, self.order))
-        return field.amax(self.axes) if self.reduce == "max" else field.mean(self.axes)
-
-    def extra_repr(self) -> str:
-        return f"order={self.order}, reduce={self.reduce!r}, axes={self.axes}"
+    axes = (2, 3, 4)

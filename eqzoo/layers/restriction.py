@@ -1,13 +1,12 @@
 """Restriction of fields to a subgroup: networks whose later layers are equivariant under fewer elements."""
 
-from typing import Any
-
 import numpy as np
 from torch import Tensor, nn
 
 from ..groups import Group, transform
 from ._checks import check_field
 from ._layout import laid_out_as
+from ._planes import Planes
 from ._tables import KeepsTables
 
 __all__ = ["GroupRestriction"]
@@ -62,7 +61,8 @@ class GroupRestriction(KeepsTables):
 
     def forward(self, x: Tensor) -> Tensor:
         check_field(self, x, None, self.source.order)
-        return laid_out_as(x, _restrict(x, self.poses, self.group.order))
+        # The poses in the order of the cosets, each coset a field of its own.
+        return laid_out_as(x, x.index_select(2, self.poses).unflatten(2, (-1, self.group.order)).flatten(1, 2))
 
     def transform_field(self, x: Tensor, g: int) -> Tensor:
         """The element g of the subgroup, applied to an input or output, told apart by the number of poses."""
@@ -74,30 +74,7 @@ class GroupRestriction(KeepsTables):
 
     def fuse(self) -> nn.Module:
         """The equivalent layer on planes, ``(B, C·|G|, height, width)``, which it permutes."""
-        return _PlaneRestriction(self.source.order, self.group.order, self._tables["poses"]).to(self.poses.device)
+        return Planes(self, self.source.order)
 
     def extra_repr(self) -> str:
         return f"{self.source.name}, {self.group.name}"
-
-
-class _PlaneRestriction(KeepsTables):
-    """Fused `GroupRestriction`, on planes."""
-
-    poses: Tensor
-
-    def __init__(self, order: int, suborder: int, poses: np.ndarray[Any, Any]) -> None:
-        super().__init__()
-        self.order = order
-        self.suborder = suborder
-        self.register_table("poses", poses)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _restrict(x.unflatten(1, (-1, self.order)), self.poses, self.suborder).flatten(1, 2)
-
-    def extra_repr(self) -> str:
-        return f"order={self.order}, suborder={self.suborder}"
-
-
-def _restrict(x: Tensor, poses: Tensor, suborder: int) -> Tensor:
-    """The field with its poses in the order of the cosets, each coset a field of its own."""
-    return x.index_select(2, poses).unflatten(2, (-1, suborder)).flatten(1, 2)
