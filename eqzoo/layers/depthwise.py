@@ -1,24 +1,18 @@
 """Depthwise group convolution: one filter per field, rotated and reflected with the pose."""
 
-import math
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..groups import Group, orbit_array
-from ..ops import expand_filters
-from ._cache import CachesFilters, cached
-from ._checks import check_field, check_size, with_size_check
+from ..groups import Group
+from ._checks import check_field, check_size
 from ._layout import from_planes, is_channels_last, to_planes
 from ._padding import PaddingMode, padded
-from ._plain import plain_conv2d
-from ._tables import KeepsTables
+from .group_conv import _OrbitConv2d
 
 __all__ = ["DepthwiseGroupConv2d"]
 
 
-class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
+class DepthwiseGroupConv2d(_OrbitConv2d):
     """Correlates every map of a regular field with its field's filter, transformed as the map's pose.
 
     ``out(c, h) = f(c, h) ⋆ (h·ψ_c) + b_c``: neither fields nor poses mix, so it costs what a plain depthwise
@@ -51,7 +45,7 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
         torch.Size([2, 6, 8, 14, 14])
     """
 
-    orbit_index: Tensor
+    in_field = "trivial"  # of a filter, which has no poses
 
     def __init__(
         self,
@@ -66,62 +60,40 @@ class DepthwiseGroupConv2d(KeepsTables, CachesFilters):
         exact: bool = True,
         padding_mode: PaddingMode = "zeros",
     ) -> None:
-        super().__init__()
-        self.group = group
+        super().__init__(
+            group,
+            channels,
+            channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            bias,
+            exact,
+            groups=channels,
+            padding_mode=padding_mode,
+        )
         self.channels = channels
-        self.kernel_size = kernel_size
-        self.padding = padding
-        self.stride = stride
-        self.dilation = dilation
-        self.exact = exact
-        self.padding_mode: PaddingMode = padding_mode
-        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size, kernel_size))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.register_table("orbit_index", orbit_array(group, kernel_size, "trivial"))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draws weight and bias uniformly from ``±1/k``, as torch does for a depthwise convolution."""
-        bound = 1 / math.sqrt(self.kernel_size**2)
-        nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            nn.init.uniform_(self.bias, -bound, bound)
-
-    @cached
-    def filters(self) -> Tensor:
-        """The filters ``(C, |H|, k, k)``: for each field its filter under all elements."""
-        k, order = self.kernel_size, self.group.order
-        return expand_filters(self.weight.flatten(2), self.orbit_index, order).reshape(-1, order, k, k)
 
     def forward(self, x: Tensor) -> Tensor:
-        order = self.group.order
+        order, padding = self.group.order, self.padding
         check_field(self, x, self.channels, order)
-        check_size(self, self.group, x, self._span, self.stride, self.padding, self.exact)
-        padding = self.padding
+        check_size(self, self.group, x, self._span, self.stride, padding, self.exact)
         if self.padding_mode != "zeros":
             x, padding = padded(x, padding, self.padding_mode), 0
-        last = is_channels_last(x)
-        filters = (self.filters().transpose(0, 1) if last else self.filters()).flatten(0, 1)[:, None]
-        bias = None
-        if self.bias is not None:
-            bias = self.bias.repeat(order) if last else self.bias.repeat_interleave(order)
+        last, filters, bias = is_channels_last(x), self.filters(), self.expanded_bias()
+        if last:
+            filters = filters.unflatten(0, (self.channels, order)).transpose(0, 1).flatten(0, 1)
+            bias = None if self.bias is None else self.bias.repeat(order)
         y = F.conv2d(to_planes(x), filters, bias, self.stride, padding, self.dilation, self.channels * order)
         return from_planes(y, self.channels, order, last)
 
-    @property
-    def _span(self) -> int:
-        return self.dilation * (self.kernel_size - 1) + 1
-
-    def fuse(self) -> nn.Conv2d:
+    def fuse(self) -> nn.Module:
         """The same map as a plain depthwise `torch.nn.Conv2d` on planes, ``(B, C·|H|, height, width)``.
 
         It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
         """
-        filters, order = self.filters().flatten(0, 1)[:, None], self.group.order
-        bias = None if self.bias is None else self.bias.repeat_interleave(order)
-        sampling = (self.stride, self.padding, self.dilation, self.channels * order, self.padding_mode)
-        conv = plain_conv2d(filters, bias, *sampling).train(self.training)
-        return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
+        return self._plain(self.channels * self.group.order)
 
     def extra_repr(self) -> str:
         more = f", stride={self.stride}" * (self.stride > 1) + f", dilation={self.dilation}" * (self.dilation > 1)

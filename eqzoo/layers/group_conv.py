@@ -21,7 +21,7 @@ __all__ = ["GroupConv2d", "LiftingConv2d"]
 
 
 class _OrbitConv2d(KeepsTables, CachesFilters):
-    """Base class of lifting and group convolutions: parameters, filter bank and fusing."""
+    """Base class of lifting, group and depthwise convolutions: parameters, filter bank and fusing."""
 
     in_field: ClassVar[Field]
     orbit_index: Tensor
@@ -124,7 +124,10 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
 
         It raises ValueError at sizes at which the stride breaks equivariance, unless ``exact`` is False.
         """
-        sampling = (self.stride, self.padding, self.dilation, self.groups, self.padding_mode)
+        return self._plain(self.groups)
+
+    def _plain(self, groups: int) -> nn.Conv2d:
+        sampling = (self.stride, self.padding, self.dilation, groups, self.padding_mode)
         conv = plain_conv2d(self.filters(), self.expanded_bias(), *sampling).train(self.training)
         return with_size_check(conv, self, self.group, self._span, self.stride, self.padding, self.exact)
 
