@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ._plain import plain_conv2d
 from .irreps import Irreps, OcticLayer, check_widths
 
 __all__ = ["OcticPatchEmbed2d", "OcticPosition2d", "fold_quarters", "resize_quarters", "unfold_quarters"]
@@ -87,22 +88,17 @@ class OcticPatchEmbed2d(OcticLayer):
         ab, e = unfold_quarters(self.weight.unflatten(0, (6, -1)))
         return torch.cat([ab.flatten(0, 1) * (2**0.5 / 4), e.flatten(0, 2) / 2])
 
+    def _bias(self) -> Tensor:
+        """The bias of all filters, ``(C,)``: that of A1, and zeros."""
+        return F.pad(self.bias, (0, 7 * self.bias.shape[0]))
+
     def forward(self, x: Tensor) -> Irreps:
-        filters = self.filters()
-        bias = F.pad(self.bias, (0, filters.shape[0] - self.bias.shape[0]))
         _check_sides(x, self.patch_size)
-        return _as_irreps(F.conv2d(x, filters, bias, stride=self.patch_size))
+        return _as_irreps(F.conv2d(x, self.filters(), self._bias(), stride=self.patch_size))
 
     def fuse(self) -> nn.Module:
         """The same with a plain convolution, its filters written out."""
-        filters = self.filters().detach()
-        width, channels, side, _ = filters.shape
-        conv = nn.Conv2d(channels, width, side, side)
-        conv = conv.to(filters.device, filters.dtype)
-        conv.weight.data.copy_(filters)
-        assert conv.bias is not None
-        conv.bias.data.zero_()
-        conv.bias.data[: self.bias.shape[0]].copy_(self.bias.detach())
+        conv = plain_conv2d(self.filters(), self._bias(), self.patch_size)
         return _PlainPatchEmbed(conv).train(self.training)
 
     def extra_repr(self) -> str:
