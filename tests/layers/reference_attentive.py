@@ -5,23 +5,13 @@ import math
 import torch
 import torch.nn.functional as F
 
+from tests.layers import reference
 from tests.layers.reference import act
 
 
 def correlate(f, w, stride=1, padding=0, dilation=1):
     """Σ_d f(x·stride + d·dilation − padding) w(d) for maps and a filter without channels: (B, H, W) and (k, k)."""
-    batch, height, width = f.shape
-    k = w.shape[-1]
-    padded = f.new_zeros(batch, height + 2 * padding, width + 2 * padding)
-    padded[:, padding : padding + height, padding : padding + width] = f
-    span = dilation * (k - 1) + 1
-    rows, columns = ((side + 2 * padding - span) // stride + 1 for side in (height, width))
-    out = f.new_zeros(batch, rows, columns)
-    for u in range(k):
-        for v in range(k):
-            window = padded[:, u * dilation :: stride, v * dilation :: stride][:, :rows, :columns]
-            out = out + window * w[u, v]
-    return out
+    return reference.correlate(f[:, None], w[None], stride, padding, dilation)
 
 
 def sum_over(terms):
@@ -74,22 +64,9 @@ def attentive_conv(f, layer, stride=1, padding=0, dilation=1, attention_dilation
 
 
 def group_conv(f, weight, group, padding=0, dilation=1):
-    """Σ_c Σ_h' f(c, h') ⋆ (h·ψ)(c, h⁻¹h'), for fields, and the lifting convolution, for images."""
-    regular = f.ndim == 5
-    poses = group.order if regular else 1
-    f = f if regular else f[:, :, None]
-    weight = weight.unflatten(1, (-1, poses))
-    fields = []
-    for w in weight:
-        maps = []
-        for h in group.elements:
-            terms = []
-            for other in range(poses):
-                copy = act(w[:, group.product(group.inverse(h), other) if regular else 0], group, h)
-                terms += [correlate(f[:, c, other], copy[c], 1, padding, dilation) for c in range(f.shape[1])]
-            maps.append(sum_over(terms))
-        fields.append(torch.stack(maps, 1))
-    return torch.stack(fields, 1)
+    """The group convolution of a field, or the lifting convolution of an image, without a bias."""
+    conv = reference.group_conv if f.ndim == 5 else reference.lifting_conv
+    return conv(f, weight, torch.zeros(len(weight)), group, 1, padding, dilation)
 
 
 def attend_input(f, layer):

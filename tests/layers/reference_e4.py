@@ -3,17 +3,7 @@
 import torch
 
 from tests.layers import reference
-
-
-def group_mix(f, weight, group):
-    """out(h) = Σ_h' W[h⁻¹h'] f(h') at every pixel, with weight read as (C', C, |H|)."""
-    w = weight.reshape(len(weight), -1, group.order)
-    maps = []
-    for h in group.elements:
-        inverse = group.inverse(h)
-        terms = [torch.einsum("oc,bcyx->boyx", w[:, :, group.product(inverse, a)], f[:, :, a]) for a in group.elements]
-        maps.append(sum(terms))
-    return torch.stack(maps, 2)
+from tests.layers.reference_asc import pointwise
 
 
 def shared_map(f, weight, group):
@@ -60,11 +50,13 @@ def dynamic_depthwise(kernel, value):
 def e4_layer(f, layer, group):
     """out_c(h, x) = Σ_d (h·K)_slice(c)(h, d, x) V_c(h, x + d) with K = W₂ ReLU(norm(W₁ f)) + b."""
     state = dict(layer.named_parameters())
-    mix = {"hidden": group_mix, "value": group_mix}
-    for name in mix:
-        if state[f"{name}.weight"].shape[1] == f.shape[1] and group.order > 1:
-            mix[name] = shared_map
-    hidden = mix["hidden"](f, state["hidden.weight"], group)
+
+    def mix(name):
+        weight = state[f"{name}.weight"]
+        shared = weight.shape[1] == f.shape[1] and group.order > 1
+        return shared_map(f, weight, group) if shared else pointwise(f, weight, None, group)
+
+    hidden = mix("hidden")
     hidden = kernel_norm(hidden, state["norm.weight"], state["norm.bias"]).relu()
     k, slices = layer.kernel_size, layer.slices
     kernels = []
@@ -73,5 +65,5 @@ def e4_layer(f, layer, group):
         flat = flat + state["taps.bias"][:, None, None]
         taps = flat.unflatten(1, (slices, k, k)).movedim((2, 3), (-2, -1))  # offsets last, to be rotated
         kernels.append(reference.act(taps, group, h).movedim((-2, -1), (2, 3)))
-    value = mix["value"](f, state["value.weight"], group)
+    value = mix("value")
     return dynamic_depthwise(torch.stack(kernels, 2), value)
