@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eqzoo.groups import P4
+from eqzoo.groups import P4, cyclic
 from eqzoo.layers import (
     AffineSelfConv2d,
     AttentiveGroupConv2d,
@@ -28,6 +28,7 @@ from eqzoo.layers import (
     OcticResidual,
     PointwiseConv2d,
 )
+from eqzoo.models import AllCNN, ASCResNet, E4ResNet, GSANet, ResNet44
 
 LAYERS = {
     GroupConv2d: (4, 4, 3),
@@ -75,8 +76,21 @@ def test_octic_layers_need_multiples_of_8_channels():
         lambda: E4Layer2d(P4, 4, 4, kernel_norm_affine="none"),
         lambda: GroupSelfAttention2d(P4, 4, 8, pose_index="paper"),
         lambda: LiftingDilationSelfAttention2d(2, 6, normalization="none"),
+        lambda: ASCResNet(middle="lstm"),
+        lambda: ASCResNet(downsample="crop"),
+        lambda: AllCNN(downsample="max"),
+        lambda: ResNet44(depth=1, downsample="max"),
+        lambda: E4ResNet(mechanism="attention"),
+        lambda: E4ResNet(downsample="blur"),
+        lambda: GSANet(downsample="stride"),
     ],
 )
 def test_an_option_that_does_not_exist_is_no_default(make):
     with pytest.raises(KeyError):
         make()
+
+
+@pytest.mark.parametrize("kind", [GroupConv2d, AttentiveGroupConv2d, AffineSelfConv2d, E4Layer2d])
+def test_a_group_that_does_not_map_the_pixel_grid_onto_itself_is_refused(kind):
+    with pytest.raises(ValueError, match="r8"):
+        kind(cyclic(8), *LAYERS[kind])
