@@ -34,17 +34,6 @@ def trained(norm):
 
 
 @pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
-def test_batch_norm_is_its_formula(group):
-    norm = trained(GroupBatchNorm2d(group, 3)).train()
-    x = torch.randn(4, 3, group.order, 5, 6)
-    mean = torch.stack([x[:, c].mean() for c in range(3)])
-    var = torch.stack([((x[:, c] - mean[c]) ** 2).mean() for c in range(3)])
-    for c in range(3):
-        expected = (x[:, c] - mean[c]) / (var[c] + 1e-5).sqrt() * norm.weight[c] + norm.bias[c]
-        torch.testing.assert_close(norm(x)[:, c], expected)
-
-
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
 def test_batch_norm_is_equivariant_and_fuses(group):
     norm = trained(GroupBatchNorm2d(group, 3))
     x = torch.randn(2, 3, group.order, 5, 6)

@@ -47,19 +47,10 @@ def test_networks_of_the_meta_device_get_their_weights(name, assign):
     assert not [name for name, buffer in empty.named_buffers() if buffer.is_meta]
 
 
-@pytest.fixture
-def float32():
-    """The default data type of users."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("float32")
 def test_an_average_of_all_buffers_leaves_them_as_they_are(name):
     """In float32 3 * 0.9 + 3 * 0.1 is less than 3 for torch, and the integer below it is another index."""
+    torch.set_default_dtype(torch.float32)
     model = eqzoo.create_model(name).eval()
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
     for _ in range(3):
@@ -77,13 +68,15 @@ def test_an_average_of_all_buffers_leaves_them_as_they_are(name):
         torch.testing.assert_close(averaged(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_networks_are_made_on_the_default_device(name):
-    """Parameters were, and tables were on the CPU, so that a network made on a GPU could not run."""
+@pytest.mark.parametrize("name", [*KINDS, "p4m_octic_vit_tiny_patch16_224", "octic_vit_large_patch16_224"])
+def test_networks_are_made_on_the_default_device_and_all_their_indices_are_tables(name):
     with torch.device("meta"):
         model = eqzoo.create_model(name)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     assert {name for name, tensor in tensors.items() if not tensor.is_meta} == set()
+    for module in model.modules():
+        tables = module._tables if isinstance(module, KeepsTables) else {}
+        assert set(tables) >= module._non_persistent_buffers_set, module
 
 
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")
@@ -131,12 +124,3 @@ def test_tables_follow_the_weights_that_are_assigned():
     loaded = {f"1.{key}": value.half() for key, value in state.items()}
     network.load_state_dict({"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(2)} | loaded, assign=True)
     assert torch.equal(empty.orbit_index, layer.orbit_index)
-
-
-def test_every_buffer_outside_of_the_state_dict_is_a_table():
-    for name in [*KINDS, "p4m_octic_vit_tiny_patch16_224", "octic_vit_large_patch16_224"]:
-        with torch.device("meta"):
-            model = eqzoo.create_model(name)
-        for module in model.modules():
-            tables = module._tables if isinstance(module, KeepsTables) else {}
-            assert set(tables) >= module._non_persistent_buffers_set, (name, module)

@@ -90,7 +90,9 @@ def test_names_of_classes_belong_to_weights(folder):
     assert eqzoo.create_model(folder).pretrained_cfg["label_names"] is None
     for kwargs in ({"pretrained": True}, {"checkpoint_path": folder}):
         assert list(eqzoo.create_model(folder, **kwargs).pretrained_cfg["label_names"]) == digits
-        assert eqzoo.create_model("p4_cnn", **kwargs).pretrained_cfg["label_names"]
+        assert eqzoo.create_model("p4_cnn", num_classes=10, **kwargs).pretrained_cfg["label_names"]
+    assert eqzoo.create_model("p4_cnn").pretrained_cfg["label_names"]
+    assert eqzoo.create_model("p4_cnn", num_classes=10).pretrained_cfg["label_names"] is None
 
 
 def test_weights_beside_a_name_take_its_config_if_it_is_of_the_same_network(folder, tmp_path):

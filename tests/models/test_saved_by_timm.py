@@ -115,12 +115,6 @@ def test_dropout_before_the_classifier(name):
         assert torch.equal(model.forward_head(features), model.forward_head(features))
 
 
-def test_names_of_classes_are_those_of_weights():
-    assert eqzoo.create_model("p4_resnet29", pretrained=True, num_classes=10).pretrained_cfg["label_names"]
-    assert eqzoo.create_model("p4_resnet29").pretrained_cfg["label_names"]
-    assert eqzoo.create_model("p4_resnet29", num_classes=10).pretrained_cfg["label_names"] is None
-
-
 def test_an_octic_extractor_of_early_features_has_no_parameters_that_it_does_not_use():
     model = eqzoo.create_model("p4m_octic_vit_tiny_patch16_224", img_size=32, features_only=True, out_indices=(0, 1))
     sum(x.sum() for x in model(torch.randn(1, 3, 32, 32))).backward()
@@ -183,13 +177,6 @@ def test_a_group_that_is_no_name_is_saved(tmp_path):
     model = eqzoo.create_model("r4_gsanet_t", group=eqzoo.cyclic(8), kernel_size=3)
     again = saved(model, tmp_path)
     assert again.group == eqzoo.cyclic(8)
-
-
-def test_features_of_a_convnext_with_other_stages():
-    sizes = {"planes": (16, 32), "depths": (1, 1)}
-    features = eqzoo.create_model("p4m_convnext_atto", features_only=True, **sizes)
-    assert len(features(torch.randn(1, 3, 64, 64))) == 2
-    assert len(eqzoo.create_model("p4m_convnext_atto", features_only=True).feature_info.channels()) == 4
 
 
 def test_a_number_of_classes_may_be_of_any_integer_type():

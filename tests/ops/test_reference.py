@@ -22,7 +22,6 @@ from tests.layers import reference_asc, reference_attentive, reference_e4, refer
 from tests.ops import (
     test_asc_kernels,
     test_attentive_kernels,
-    test_e4_kernels,
     test_gsa_kernels,
 )
 
@@ -105,16 +104,6 @@ def test_eager_affine_map_is_it():
     x, psi, beta = torch.randn(2, 3, 4, 5, 6), torch.randn(3, 4, 4, 9), torch.randn(3, 4, 9)
     for bank in (reference.AffineBank(psi, beta), reference.AffineBank(None, beta), reference.AffineBank(psi, None)):
         eager_and_reference(lambda bank=bank: [affine_map(x, bank, 3)])
-
-
-@pytest.mark.parametrize("shape", test_e4_kernels.SHAPES, ids=str)
-def test_eager_depthwise_correlation_is_it(shape):
-    module = test_e4_kernels
-    for function, arguments in (
-        (module.dynamic_depthwise, module.stored(shape)),
-        (module.generated_depthwise, module.generated(shape)),
-    ):
-        eager_and_reference(lambda f=function, a=arguments: module.with_gradients(f, a))
 
 
 @pytest.mark.parametrize("case", test_gsa_kernels.CASES, ids=str)
