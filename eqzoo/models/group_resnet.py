@@ -167,7 +167,10 @@ _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_res
 default_cfgs = configs(
     {f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg() for name in _NAMES}
     | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()}
-    | {"p4m_resnet_m.pbc": CATALOG["pbc"].cfg(input_size=(3, 64, 64))},
+    | {
+        f"p4m_resnet_m.{name}": CATALOG[name].cfg(input_size=(CATALOG[name].input_size[0], side, side))
+        for name, side in (("pbc", 64), ("lc25000", 96))
+    },
     first_conv="stem.conv1",
     classifier="head",
     license="cc-by-nc-4.0",

@@ -37,6 +37,7 @@ CLASSES = {
     "pcam": 2,
     "chula_rbc12": 11,
     "pbc": 8,
+    "lc25000": 3,
     "tiny_imagenet": 200,
     "": 1000,
 }  # of other data sets 10

@@ -1,4 +1,4 @@
-"""Recipes for images without a canonical orientation: EuroSAT, land from above; Chula RBC-12 and PBC, blood cells."""
+"""Recipes for images without a canonical orientation: land from above, cells, tissue and galaxies."""
 
 from typing import Any
 
@@ -22,6 +22,9 @@ _PAPER = (
 _SCALED = " Cells are scaled to 40 x 40 pixels." + _PAPER
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
+    "ucmerced": "420 of the 2,100 scenes select the epoch; 1,260 are for training and 420 for the test",
+    "lc25000": "147 of the 740 patches select the epoch; 444 are for training and 149 for the test",
+    "radio": "The authors' 200 validation maps select the epoch; 1,758 are for training and 200 for the test",
     "pbc": "3,418 of the 17,092 cells select the epoch; 10,255 are for training and 3,419 for the test",
     "chula_rbc12": (
         "3,028 cells, of a fifth of the micrographs, select the epoch; 10,184 are for training and 3,202 for the test"
@@ -65,6 +68,10 @@ _P4M = _OTHER_RUN.format(reason="at full size it went in parts, with a cosine sc
 _Z2, _Z2_CELLS = (_BEFORE.format(model="z2_resnet29", error=error) for error in (7.87, 6.54))
 _P4_CELLS = _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200."
 _TO_64 = " Cells are scaled to 64 x 64 pixels."
+_MAPS_TO_64 = (
+    " Maps are scaled to 64 x 64 pixels; the first layer, of three colors, begins with the sum of its filters."
+)
+_TO_96 = " Images are scaled to 96 x 96 pixels."
 _CROPS = " The crops of 80 x 80 pixels are not scaled." + _PAPER
 _ON_A_GPU: dict[str, Any] = {
     "batch_size": 128,
@@ -79,6 +86,10 @@ RECIPES: dict[str, Entry] = {
     **_recipe("p4m_resnet29", "eurosat", 29, 0.02, None, _P4M, half_size_epochs=18, **_HALF),
     **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", **_HALF),
     **_recipe("p4m_resnet_m", "pbc", 12, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64, **_HALF),
+    **_recipe("p4m_resnet_m", "chula_rbc12", 14, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64 + _PAPER, **_CELLS),
+    **_recipe("p4m_resnet_m", "ucmerced", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, half_size_epochs=20, **_HALF),
+    **_recipe("p4m_resnet_m", "lc25000", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, **_CELLS),
+    **_recipe("p4m_resnet_m", "radio", 30, 0.01, "p4m_resnet_m.tiny_imagenet", _MAPS_TO_64, **_HALF),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", _Z2, half_size_epochs=9, **_HALF),
     **_recipe(
         "p4_resnet29", "chula_rbc12", 42, 0.03, "p4_resnet29.cifar10", _P4_CELLS + _SCALED, **_CELLS, **_ON_A_GPU

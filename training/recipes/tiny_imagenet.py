@@ -22,7 +22,7 @@ _TEXT = (
 )
 
 RECIPES: dict[str, Entry] = family(
-    ("p4m_resnet_m", "p4_resnet_m", "z2_resnet_m"),
+    ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_resnet_m"),
     "tiny_imagenet",
     _TEXT.format(file=SOFT_LABELS),
     **{key: value for key, value in MUON.items() if key != "label_smoothing"},
