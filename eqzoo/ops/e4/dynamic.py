@@ -57,13 +57,10 @@ def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
     kernel, value = (x.contiguous() for x in promote(kernel, value))
     if _dispatch.forced("reference"):
         return reference.dynamic_depthwise(kernel, value)
-    if torch.compiler.is_exporting():
+    if _dispatch.plain() and traced():
         return _sum(kernel, value)
-    if _dispatch.plain():
-        out: Tensor = _Eager.apply(kernel, value)
-    else:
-        # The kernels on a CPU do not read half precision.
-        out = _dynamic_depthwise(*(upcast(kernel, value) if value.is_cpu else (kernel, value)))
+    # The kernels on a CPU do not read half precision.
+    out: Tensor = _dynamic_depthwise(*(upcast(kernel, value) if value.is_cpu else (kernel, value)))
     return out.to(value.dtype)
 
 
@@ -224,30 +221,10 @@ def sizes(field: Tensor, slices: int, taps: int) -> tuple[int, ...]:
     return batch, channels, order, slices, height, width, math.isqrt(taps)
 
 
-class _Eager(torch.autograd.Function):
-    """Eager torch: loops over the offsets in both passes, a few images at a time, so that they stay in the cache."""
-
-    @staticmethod
-    def forward(kernel: Tensor, value: Tensor) -> Tensor:
-        return _filtered_sum(kernel, value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        kernel, value = ctx.saved_tensors
-        numbers = [kernel.shape[1], kernel.shape[3]]
-        return _eager_filter_gradient(grads[0], value, numbers), _eager_field_gradient(kernel, grads[0])
-
-
 def traced() -> bool:
     """Whether a graph is recorded, which must not depend on the batch size."""
     return torch.compiler.is_compiling() or _dispatch.exporting()
 
 
 def _image_chunks(kernel: Tensor) -> Iterator[slice]:
-    if traced():
-        return iter([slice(None)])
     return chunks(len(kernel), math.prod(kernel.shape[1:]), kernel.device)
