@@ -33,7 +33,7 @@ References:
 
 import math
 from collections import OrderedDict
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from timm.models import register_model
@@ -156,7 +156,7 @@ class ASCResNet(EquivariantNet):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, Bottleneck):
-                nn.init.zeros_(module.last_norm.weight)
+                nn.init.zeros_(module.branch.norm3.weight)  # type: ignore[union-attr, arg-type]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
@@ -218,11 +218,6 @@ class Bottleneck(nn.Module):
             self.shortcut.add_module("conv", conv)
             self.shortcut.add_module("norm", GroupBatchNorm2d(group, outer))
         self.act = nn.ReLU()
-
-    @property
-    def last_norm(self) -> GroupBatchNorm2d:
-        """The norm whose scale is initialized to 0, so that a new bottleneck equals its shortcut."""
-        return cast(GroupBatchNorm2d, self.branch.norm3)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.branch(x, self.shortcut(x), self.act)

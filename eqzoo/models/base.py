@@ -23,8 +23,8 @@ class EquivariantNet(nn.Module):
 
     ``forward(x) = forward_head(forward_features(x))``. The features are a regular field of the group,
     ``(B, C, |H|, height, width)``; the logits are invariant, ``(B, num_classes)``. A subclass sets ``stem``, ``blocks``
-    and ``feature_info`` (one entry for the stem and one for each block), and writes ``forward_head`` and, where its
-    classifier is no linear layer or its pool no `GlobalPool`, ``build_classifier`` and ``set_pool``.
+    and ``feature_info`` (one entry for the stem and one for each block), and writes ``forward_head``,
+    ``build_classifier`` and ``set_pool`` where its head is not a `GlobalPool` and a linear layer.
 
     Args:
         group: The point group under which the network is equivariant.
@@ -84,7 +84,8 @@ class EquivariantNet(nn.Module):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        raise NotImplementedError
+        pooled: Tensor = self.global_pool(x)
+        return pooled if pre_logits else self.head(pooled)
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.forward_features(x)

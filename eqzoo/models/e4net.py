@@ -23,7 +23,7 @@ from collections import OrderedDict
 from typing import Any
 
 from timm.models import register_model
-from torch import Tensor, nn
+from torch import nn
 
 from ..data import CATALOG
 from ..groups import P4, P4M, Group
@@ -114,11 +114,6 @@ class E4Net(EquivariantNet):
         if pool:
             layers["pool"] = SpatialPool2d(self.group, 2)
         return FusedSequential(layers)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
-        pooled: Tensor = self.global_pool(x)
-        return pooled if pre_logits else self.head(pooled)
 
 
 _NAMES = ("p4_e4net", "p4_e4net_large", "p4m_e4net")

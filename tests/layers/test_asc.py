@@ -183,7 +183,7 @@ def test_initialization_is_that_of_the_paper():
             assert value.std().item() == pytest.approx(1, abs=0.3)
     for stage in model.blocks:
         for block in stage:
-            assert not block.last_norm.weight.any()
+            assert not block.branch.norm3.weight.any()
             assert block.branch.norm1.weight.eq(1).all()
 
 
