@@ -8,6 +8,7 @@ from eqzoo.layers import AffineSelfConv2d
 from eqzoo.ops import AffineBank, AffineBanks, _chunks, _compile, affine_attention, use_backend
 from eqzoo.ops.asc import operator as asc
 from tests.conftest import threads
+from tests.ops.test_group_conv_kernels import channels_last
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_triton_in_half_precision_is_the_reference(order, sides, k, values, batc
         for i, tensor in enumerate(tensors):
             tensor.copy_(tensor.half())
             if i < fields and i > 0:  # in another layout
-                tensor.data = tensor.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
+                tensor.data = channels_last(tensor)
     given = [t.detach().half() if i < fields else t.detach() for i, t in enumerate(tensors)]
     assert half.fits(given[0], heads)
     grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape).half()
@@ -173,10 +174,6 @@ def test_strides_do_not_matter():
     assert_same(with_gradients([*fields, *tensors[3:]]), expected, 1e-14)
 
 
-def channels_last(x):
-    return x.detach().permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2).requires_grad_(x.requires_grad)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("order", "channels", "sides"), [(4, 6, (5, 7)), (1, 16, (4, 8)), (8, 4, (3, 6)), (3, 4, (2, 3))]
@@ -187,7 +184,7 @@ def test_fields_with_channels_last_stay_so(dtype, order, channels, sides):
     if dtype == torch.bfloat16:
         tensors[3:] = [t.detach().float().requires_grad_() for t in tensors[3:]]
     expected = with_gradients(tensors)
-    last = [channels_last(t) for t in tensors[:3]]
+    last = [channels_last(t.detach()).requires_grad_() for t in tensors[:3]]
     found = with_gradients([*last, *tensors[3:]])
     assert_same(found[:4], expected[:4], 0)
     assert_same(found[4:], expected[4:], 1e-14 if dtype == torch.float64 else 1e-5)
@@ -200,7 +197,7 @@ def test_fields_with_channels_last_stay_so(dtype, order, channels, sides):
 def test_the_operator_keeps_torchs_rules(layout, order, values):
     tensors = draw(order, (3, 2), values=values)
     fields = len(tensors) // 3
-    tensors[:fields] = [layout(t) for t in tensors[:fields]]
+    tensors[:fields] = [layout(t.detach()).requires_grad_() for t in tensors[:fields]]
     torch.library.opcheck(torch.ops.eqzoo.affine_attention, (tensors, 3, 2, 0.3))
 
 

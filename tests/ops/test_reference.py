@@ -22,7 +22,6 @@ from tests.layers import reference_asc, reference_attentive, reference_e4, refer
 from tests.ops import (
     test_asc_kernels,
     test_attentive_kernels,
-    test_gsa_kernels,
 )
 
 
@@ -104,12 +103,6 @@ def test_eager_affine_map_is_it():
     x, psi, beta = torch.randn(2, 3, 4, 5, 6), torch.randn(3, 4, 4, 9), torch.randn(3, 4, 9)
     for bank in (reference.AffineBank(psi, beta), reference.AffineBank(None, beta), reference.AffineBank(psi, None)):
         eager_and_reference(lambda bank=bank: [affine_map(x, bank, 3)])
-
-
-@pytest.mark.parametrize("case", test_gsa_kernels.CASES, ids=str)
-def test_eager_local_attention_is_it(case):
-    inputs, options = test_gsa_kernels.problem(case)
-    eager_and_reference(lambda: test_gsa_kernels.run(inputs, options, 1.0))
 
 
 def test_the_factorized_softmax_is_it():

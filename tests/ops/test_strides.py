@@ -10,6 +10,7 @@ from eqzoo import layers
 from eqzoo.groups import P4, P4M
 from eqzoo.models import create_model
 from eqzoo.ops import use_backend
+from tests.ops.test_group_conv_kernels import channels_last
 
 LAYERS = {
     "group convolution": lambda: (layers.GroupConv2d(P4M, 3, 5, 3, padding=1), (3, 8, 7, 7)),
@@ -49,11 +50,7 @@ def test_fakes_have_the_strides_of_results(name, backend, memory_format):
     layer, shape = LAYERS[name]()
     x = torch.randn(2, *shape)
     if memory_format == torch.channels_last:
-        x = (
-            x.permute(0, 3, 4, 2, 1).contiguous().permute(0, 4, 3, 1, 2)
-            if x.ndim == 5
-            else x.to(memory_format=memory_format)
-        )
+        x = channels_last(x) if x.ndim == 5 else x.to(memory_format=memory_format)
     kernels = "irreps" if name == "group convolution" else "auto"
     with use_backend(kernels), Recorded() as recorded:
         layer(x.requires_grad_()).square().sum().backward()
