@@ -149,7 +149,7 @@ def _keep_predictions(directory: RunDirectory, state: TrainingState, read: Calla
     elif (found := state.teachers.of_training_images(read, state.workers)) is not None:
         state.soft_labels = found
         if state.accelerator.is_main_process:
-            directory.write_taught(found.numpy())
+            directory.save_array(directory.taught, found.numpy())
 
 
 def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | None) -> None:
@@ -303,11 +303,8 @@ def _deterministic(wanted: bool) -> Iterator[None]:
 
 def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
     shown = {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"}
-    if best.get("valid_accuracy") is None:
-        return shown
-    if "valid_recall" in best:  # by which the epoch is kept then
-        return shown | {"best recall": f"{best['valid_recall']:.2f}"}
-    return shown | {"best": f"{best['valid_accuracy']:.2f}"}
+    score = best.get("valid_recall", best.get("valid_accuracy"))  # by which an epoch is kept
+    return shown if score is None else shown | {"best": f"{score:.2f}"}
 
 
 def _resume(directory: RunDirectory, state: TrainingState) -> tuple[int, dict[str, Any]]:

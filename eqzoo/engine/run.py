@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .._common import atomic, write_json
-from ..data.hashes import TRAINED_NAME, split_differences
+from ..data.hashes import split_differences
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .recipe import Recipe, best_row, is_finished
@@ -43,7 +43,7 @@ class RunDirectory:
         self.path = path
         self.training, self.log, self.state = path / TRAINING_NAME, path / LOG_NAME, path / STATE_NAME
         self.weights, self.config = path / WEIGHTS_NAME, path / CONFIG_NAME
-        self.taught = path / TAUGHT_NAME
+        self.taught = path / TAUGHT_NAME  # what teachers predict for each training image, (n, classes)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -199,6 +199,12 @@ class RunDirectory:
         torch.save(dict(state), buffer)
         self._write(self.state, buffer.getbuffer())
 
+    def save_array(self, path: Path, array: np.ndarray) -> None:
+        """Writes a .npy file."""
+        buffer = io.BytesIO()
+        np.save(buffer, array, allow_pickle=False)
+        self._write(path, buffer.getbuffer())
+
     def load_state(self, main_process: bool = True) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
         """The state of an interrupted run and the rows of its epochs; None if no epoch was finished.
 
@@ -247,14 +253,6 @@ class RunDirectory:
         """The content of training.json; empty without a finished epoch."""
         return {} if self.is_unused() or not self.training.is_file() else _read_json(self.training)
 
-    def write_trained(self, codes: np.ndarray) -> None:
-        """Writes trained_on.npy: the `image_codes` of all images that the weights were trained on, each once."""
-        self._write_array(self.path / TRAINED_NAME, np.unique(codes))
-
-    def write_taught(self, probabilities: np.ndarray) -> None:
-        """Writes teachers.npy: what the teachers predict for each training image, ``(n, classes)``."""
-        self._write_array(self.taught, probabilities)
-
     def check_is_free(self) -> None:
         """Raises ValueError if the folder holds other files, and no run."""
         if not self.training.exists() and not self.is_unused():
@@ -266,11 +264,6 @@ class RunDirectory:
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
-
-    def _write_array(self, path: Path, array: np.ndarray) -> None:
-        buffer = io.BytesIO()
-        np.save(buffer, array, allow_pickle=False)
-        self._write(path, buffer.getvalue())
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         atomic(path, lambda temporary: temporary.write_bytes(data))

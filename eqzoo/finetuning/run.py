@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from ..data import AnySplit, files_left_out
-from ..data.hashes import image_codes, settings_differences
+from ..data.hashes import TRAINED_NAME, image_codes, settings_differences
 from ..engine import is_finished, train
 from ..engine.device import limited_threads
 from ..models.load import list_pretrained
@@ -125,8 +125,9 @@ def finetune(
         advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
         model = train_plan(plan)
-        codes, before = image_codes(plan.splits["train"]), plan.trained_before
-        directory.write_trained(codes if before is None else np.concatenate([codes, before]))
+        before = [] if plan.trained_before is None else [plan.trained_before]
+        codes = np.unique(np.concatenate([image_codes(plan.splits["train"]), *before]))
+        directory.save_array(directory.path / TRAINED_NAME, codes)
         results = write_checkpoint(plan, model, advice)
     return FineTuned(model, results, directory.path)
 

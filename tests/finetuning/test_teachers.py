@@ -52,10 +52,10 @@ def student(taught, output, images="images", **options):
 
 def test_a_student_learns_what_the_teacher_predicts_at_its_own_size(taught, tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(RunDirectory, "write_taught", lambda self, found: kept.append(torch.from_numpy(found)))
+    monkeypatch.setattr(RunDirectory, "save_array", lambda self, path, found: kept.append(torch.from_numpy(found)))
     options = {"teachers": [str(taught / "teacher")], "teacher_weight": 0.7}
     result = student(taught, tmp_path / "student", **options)
-    (found,) = kept
+    found, _ = kept  # and the codes of the training images
     teacher = eqzoo.evaluation.load_predictor(taught / "teacher", "cpu")
     expected = {
         side: teacher.logits(complete_splits(read_images(taught / "images", side), None, 0.2)["train"]).softmax(1)
