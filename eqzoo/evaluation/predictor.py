@@ -87,14 +87,10 @@ class Predictor:
         names: tuple[str, ...] = tuple(self.cfg.get("label_names") or ())
         return names if len(names) == count else tuple(map(str, range(count)))
 
-    @property
-    def parameter(self) -> Tensor:
-        """A parameter, for its device and type; of an ONNX file, which has none, a float32 number on the CPU."""
-        return next(self.network.parameters(), torch.zeros((), dtype=torch.float32, device="cpu"))
-
     def normalized(self, images: Tensor) -> Tensor:
         """Images ``(B, C, height, width)`` with values in 0 to 255, normalized, on the network's device."""
-        like = self.parameter
+        # An ONNX file has no parameter, and runs on the CPU.
+        like = next(self.network.parameters(), torch.zeros((), dtype=torch.float32, device="cpu"))
         return normalized(images.to(like.device), self.cfg["mean"], self.cfg["std"], like.dtype)
 
     def in_layout(self, x: Tensor) -> Tensor:
