@@ -232,27 +232,6 @@ def test_sources_that_do_not_say_what_they_are(tmp_path):
         load_network(tmp_path / "best.safetensors")
 
 
-def test_weights_that_are_zero_before_training_are_checked_as_if_it_had_changed_them():
-    class Positioned(nn.Module):
-        input_size = (1, 8, 8)
-
-        def __init__(self):
-            super().__init__()
-            self.position = nn.Parameter(torch.zeros(1, 1, 8, 8))
-            self.head = nn.Linear(1, 3)
-
-        def forward(self, x):
-            return self.head((x + self.position).tanh().mean((2, 3)))
-
-    report = eqzoo.check_equivariance(Positioned())
-    assert not report.exact
-    assert any("untrained" in note for note in report.notes)
-    network = Positioned()
-    network.position = None
-    network.forward = lambda x: network.head(x.tanh().mean((2, 3)))
-    assert eqzoo.check_equivariance(network).exact
-
-
 def test_a_large_tolerance_passes_and_one_that_is_no_number_does_not():
     assert eqzoo.check_equivariance("p4_cnn", tolerance=0.2).exact  # more than another image changes the output
     assert not eqzoo.check_equivariance("p4_cnn", tolerance=math.nan).exact

@@ -20,7 +20,6 @@ from PIL import Image
 import eqzoo
 from eqzoo import equivariance
 from eqzoo._common import parse_settings
-from eqzoo.analysis.sizes import check_side
 from eqzoo.cards import read_checkpoint, render_card
 from eqzoo.cli import main as command_line
 from eqzoo.data import (
@@ -229,10 +228,6 @@ def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
         assert entry["where"] == str(tuned.folder / "model.safetensors")
     assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
     assert run(capsys, "check", tuned.folder / "model.safetensors")[0] == 0
-    for asked in (["predict", tuned.images / "cross" / "00.png", "--model"], ["check"]):
-        code, _, err = run(capsys, *asked, tuned.folder / "results.json")
-        assert code == 2
-        assert "results.json" in err
 
 
 def test_a_folder_with_the_name_of_a_public_data_set_is_another_set(tmp_path):
@@ -400,12 +395,6 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
 def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
     with pytest.raises(ValueError, match=r"does not accept images of 29 x 29 .* 28 x 28 and 30 x 30"):
         eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
-    with pytest.raises(ValueError, match="the nearest size that works is 28 x 28"):
-        check_side("p4_cnn", 9)
-    with pytest.raises(ValueError, match="28 x 28 and 32 x 32"):
-        check_side("p4_resnet29", 30)
-    for name, side in (("z2_cnn", 29), ("p4_cnn", 30), ("r4_gsanet_t", 31)):
-        check_side(name, side)
 
 
 MODES = {
