@@ -8,9 +8,9 @@ from eqzoo.finetuning.images import OwnImages
 from eqzoo.finetuning.plan import Plan, Request
 
 
-def plan_of(
-    splits, name="p4_cnn", *, start=None, native=None, drawn=(), image_side=None, recipe=None, speed=None, **request
-):
+def plan_of(splits, name="p4_cnn", *, start=None, native=None, drawn=(), image_side=None, recipe=None, speed=None,
+            given=None, **request):  # fmt: skip
+    """The plan of a request, of which ``given`` are the keys of a recipe."""
     blank = weightless(name)
     shape = list(splits["train"].shape)
     settings = {
@@ -24,6 +24,7 @@ def plan_of(
     source = SimpleNamespace(image_side=image_side, folder=None, architecture=name, model_args={}, config={}, name=name)
     images = OwnImages(splits, frozenset(drawn), (), {}, ())
     recipe = recipe or Recipe(name, "own", epochs=1, augment="affine")
-    plan = Plan(Request(name, splits, "out", **request), source, blank, images, settings, recipe, speed)
+    request = Request(name, splits, "out", recipe=given or {}, **request)
+    plan = Plan(request, source, blank, images, settings, recipe, speed)
     plan.__dict__["native"] = native  # in place of reading it off the files
     return plan

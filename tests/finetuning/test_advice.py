@@ -21,17 +21,16 @@ from tests.finetuning.plans import plan_of
 from tests.finetuning.shapes import shape, shapes
 
 
-def before(splits, name="p4_cnn", native=None, drawn=(), inner=(), trained_side=None, balance=False, **more):
+def before(splits, name="p4_cnn", inner=(), trained_side=None, augment="user's", **more):
     """The advice before training; the augmentation is the user's, unless it is given as None."""
-    recipe = {} if more.pop("augment", "user's") is None else {"augment": "shifts"}
+    given = {} if augment is None else {"augment": "shifts"}
+    recipe = Recipe(name, "own", epochs=1, augment="shifts")
+    start = "weights" if trained_side else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advice, "folders_in_classes", lambda _: list(inner))
-        start = "weights" if trained_side else None
-        plan = plan_of(splits, name, start=start, native=native, drawn=drawn, image_side=trained_side,
-                       balance=balance, recipe=Recipe(name, "own", epochs=1, augment="shifts"), **more)  # fmt: skip
-        plan = replace(plan, request=replace(plan.request, recipe=recipe))
-        plan.__dict__["native"] = native
-        return advice_before(plan)
+        return advice_before(
+            plan_of(splits, name, start=start, image_side=trained_side, recipe=recipe, given=given, **more)
+        )
 
 
 def after(metrics, training_accuracy, valid_accuracy, recipe, reflections=False, minutes=None):

@@ -1,7 +1,6 @@
 """A fine-tuned network of timm, made invariant, as the teacher of a network of this package."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,9 +76,8 @@ def test_a_teacher_that_was_trained_on_held_out_images_is_told(taught, tmp_path)
 
 def test_a_frozen_network_that_is_taught_is_trained_in_epochs():
     splits = {"train": Split(torch.zeros(4, 3, 32, 32, dtype=torch.uint8), torch.arange(4) % 2)}
-    plan = plan_of(splits, "z2_resnet29", freeze=True)
-    taught = replace(plan, request=replace(plan.request, recipe={"teachers": ["teacher"]}))
-    assert (plan.fits_classifier, taught.fits_classifier) == (True, False)
+    for given, fits in ({}, True), ({"teachers": ["teacher"]}, False):
+        assert plan_of(splits, "z2_resnet29", freeze=True, given=given).fits_classifier is fits
 
 
 def test_copies_of_training_images_are_not_counted_as_those_of_a_teacher():
