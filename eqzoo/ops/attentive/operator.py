@@ -78,7 +78,8 @@ def attentive_conv(
     x, filters = x.to(dtype), filters.to(dtype)
     alpha = None
     if reduce is not None and expand is not None:
-        mean = torch.einsum("bcsuv,ocsuv->bsco", *_by_poses(_window_means(x, filters, *sampling), filters, poses))
+        means = _window_means(x, filters, *sampling)
+        mean = torch.einsum("bcsuv,ocsuv->bsco", *(v.unflatten(1, (-1, poses)) for v in (means, filters)))
         peak, _ = response_peak(x, filters, [poses, *sampling])
         alpha = reference.channel_attention(mean, peak, reduce, expand).to(dtype)
     spatial = None if spatial is None else spatial.to(dtype)
@@ -229,7 +230,3 @@ def _read_by(side: int, k: int, stride: int, padding: int, dilation: int, like: 
     offset = first - dilation * torch.arange(k, device=like.device)
     inside = (offset >= 0) & (offset % stride == 0) & (offset < outputs * stride)
     return inside.to(like.dtype) / outputs
-
-
-def _by_poses(means: Tensor, filters: Tensor, poses: int) -> tuple[Tensor, Tensor]:
-    return means.unflatten(1, (-1, poses)), filters.unflatten(1, (-1, poses))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,25 +81,24 @@ def _sum(kernel: Tensor, value: Tensor) -> Tensor:
 # What the operators run. Filters may be a view with contiguous pixels, fields are contiguous.
 
 
-def _filtered_sum(kernel: Tensor, value: Tensor) -> Tensor:
-    out = torch.empty_like(value)
-    for part in _image_chunks(kernel):
-        eager.filtered_sum(kernel[part], value[part], out[part])
+def _in_chunks(function: Callable[..., Tensor], one: Tensor, other: Tensor, out: Tensor, filters: Tensor) -> Tensor:
+    """A function of `eager` for a few images at a time, so that their windows stay in the cache."""
+    for part in chunks(len(filters), math.prod(filters.shape[1:]), filters.device):
+        function(one[part], other[part], out[part])
     return out
+
+
+def _filtered_sum(kernel: Tensor, value: Tensor) -> Tensor:
+    return _in_chunks(eager.filtered_sum, kernel, value, torch.empty_like(value), kernel)
 
 
 def _eager_filter_gradient(grad: Tensor, value: Tensor, numbers: list[int]) -> Tensor:
     out = _empty_filters(grad, value, numbers)
-    for part in _image_chunks(out):
-        eager.filter_gradient(grad[part], value[part], out[part])
-    return out
+    return _in_chunks(eager.filter_gradient, grad, value, out, out)
 
 
 def _eager_field_gradient(kernel: Tensor, grad: Tensor) -> Tensor:
-    out = torch.empty_like(grad)
-    for part in _image_chunks(kernel):
-        eager.field_gradient(kernel[part], grad[part], out[part])
-    return out
+    return _in_chunks(eager.field_gradient, kernel, grad, torch.empty_like(grad), kernel)
 
 
 def _empty_filters(grad: Tensor, value: Tensor, numbers: list[int]) -> Tensor:
@@ -224,7 +223,3 @@ def sizes(field: Tensor, slices: int, taps: int) -> tuple[int, ...]:
 def traced() -> bool:
     """Whether a graph is recorded, which must not depend on the batch size."""
     return torch.compiler.is_compiling() or _dispatch.exporting()
-
-
-def _image_chunks(kernel: Tensor) -> Iterator[slice]:
-    return chunks(len(kernel), math.prod(kernel.shape[1:]), kernel.device)

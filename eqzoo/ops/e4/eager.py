@@ -46,14 +46,9 @@ def field_gradient(kernel: Tensor, grad: Tensor, out: Tensor) -> Tensor:
     return out.copy_(total.flatten(1, 2))
 
 
-def _margin(taps: int) -> int:
-    return math.isqrt(taps) // 2
-
-
 def pad(value: Tensor, taps: int) -> Tensor:
     """A field with zeros around it, for the windows of so many taps."""
-    margin = _margin(taps)
-    return F.pad(value, (margin, margin, margin, margin))
+    return F.pad(value, (math.isqrt(taps) // 2,) * 4)
 
 
 def _windows(value: Tensor, taps: int) -> list[tuple[Any, ...]]:

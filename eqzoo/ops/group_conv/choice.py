@@ -44,8 +44,8 @@ _LEAST_FIELDS_BFLOAT16 = {8: 40}
 
 def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
     """Whether a group convolution runs through the irreps: where there are kernels, and where they are the faster."""
-    dtype = computed_in(field)
-    if plain() or forced("reference") or forced("expanded") or not _has_irreps(group):
+    dtype, has_irreps = computed_in(field), group.order == 2 or group.rotations == 4
+    if plain() or forced("reference") or forced("expanded") or not has_irreps:
         return False
     if not (field.is_cpu and filters.is_cpu) or dtype not in WITH_BFLOAT16 or dtype != computed_in(filters):
         return False
@@ -58,10 +58,6 @@ def through_irreps(field: Tensor, filters: Tensor, group: Group) -> bool:
         return min(fields) >= _LEAST_FIELDS_BFLOAT16.get(group.order, math.inf) and _has_kernel(dtype)
     pixels = field.shape[-2] * field.shape[-1]
     return faster(group, *fields, filters.shape[-1], pixels, *layout) and _has_kernel(dtype)
-
-
-def _has_irreps(group: Group) -> bool:
-    return group.order == 2 or group.rotations == 4
 
 
 @torch.compiler.assume_constant_result

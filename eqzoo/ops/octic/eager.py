@@ -62,13 +62,9 @@ def norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Pai
     inverse = (variance + eps).rsqrt() * (4 / math.sqrt(2))
     width = bias.shape[0]
     ones = [1] * (ab.ndim - 2)
-    ab = ab * inverse * weight[: 4 * width].view(4, *ones, width) + _on_first(bias).view(4, *ones, width)
+    shift = F.pad(bias[None], (0, 0, 0, 3))  # of A1 alone
+    ab = ab * inverse * weight[: 4 * width].view(4, *ones, width) + shift.view(4, *ones, width)
     return ab.to(dtype), (e * inverse * weight[4 * width :]).to(dtype)
-
-
-def _on_first(bias: Tensor) -> Tensor:
-    """A shift of A1 and none of the other three, ``(4, c)``."""
-    return F.pad(bias[None], (0, 0, 0, 3))
 
 
 def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
