@@ -46,6 +46,19 @@ def threads(count):
         torch.set_num_threads(before)
 
 
+def kept_numbers(function, *args):
+    """How many numbers autograd keeps of a call, each storage once."""
+    storages = {}
+
+    def pack(t):
+        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes() // t.element_size()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        assert function(*args).requires_grad
+    return sum(storages.values())
+
+
 @pytest.fixture(autouse=True)
 def _float64_and_seed():
     torch.set_default_dtype(torch.float64)

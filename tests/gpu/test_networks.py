@@ -4,22 +4,13 @@ import pytest
 import torch
 
 import eqzoo
-from eqzoo.equivariance import randomize_norms
 from eqzoo.groups import transform
-from tests.models.test_models import HEAVY, KINDS, NAMES, side
-
-
-def with_randomized_norms(name):
-    model = eqzoo.create_model(name)
-    size = side(name, model)
-    x = torch.randn(2, model.in_chans, size, size)
-    randomize_norms(model, torch.Generator().manual_seed(1), x)
-    return model.eval(), x
+from tests.models.test_models import HEAVY, KINDS, NAMES, trained_like
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in HEAVY])
 def test_networks_are_those_of_the_cpu(name):
-    model, x = with_randomized_norms(name)
+    model, x = trained_like(name)
     with torch.no_grad():
         expected = model(x)
         on_gpu, images = model.cuda(), x.cuda()
@@ -35,7 +26,7 @@ def test_networks_are_those_of_the_cpu(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_are_those_of_the_cpu(name):
-    model, x = with_randomized_norms(name)
+    model, x = trained_like(name)
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout | torch.nn.modules.dropout._DropoutNd):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, cyclic
@@ -10,6 +9,7 @@ from eqzoo.layers import DilationSelfAttention2d, GroupSelfAttention2d, LiftingS
 from eqzoo.ops import _chunks, _compile, local_group_attention, use_backend
 from eqzoo.ops.gsa import operator as gsa
 from eqzoo.ops.gsa.eager import Problem, Window, attend, attend_backward
+from tests.conftest import kept_numbers
 from tests.layers.test_gsa import trained_like
 
 # Poses in and out, channels, those of positions and poses, sides, window, step: odd and one-sided cases among them.
@@ -164,23 +164,9 @@ def test_the_operator_keeps_torch_s_rules():
     torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, None, [5, 5, 1], 0.5, 0.0))
 
 
-def kept(layer, x):
-    """How many numbers autograd keeps, each storage once."""
-    storages = {}
-
-    def pack(t):
-        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes() // t.element_size()
-        return t
-
-    with saved_tensors_hooks(pack, lambda t: t):
-        y = layer(x)
-    assert y.requires_grad
-    return sum(storages.values())
-
-
 def test_memory_does_not_grow_with_the_window():
     x = torch.randn(1, 4, 4, 12, 12)
-    small, large = (kept(GroupSelfAttention2d(P4, 4, 6, k), x) for k in (3, 11))
+    small, large = (kept_numbers(GroupSelfAttention2d(P4, 4, 6, k), x) for k in (3, 11))
     # Only the encoders of positions know the window; each keeps some numbers of every tap and pose.
     assert large - small < (11**2 - 3**2) * 4 * 200
     assert small < 20 * 9 * 6 * x[0, 0].numel()
