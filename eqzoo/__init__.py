@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from ._common import __version__ as __version__
@@ -59,22 +60,7 @@ _MODULES = {
     "hub": ("WeightsNotFoundError",),
     "models": ("create_model", "list_models", "list_pretrained"),
 }
-_SUBPACKAGES = (
-    "analysis",
-    "cli",
-    "data",
-    "engine",
-    "equivariance",
-    "evaluation",
-    "export",
-    "finetuning",
-    "groups",
-    "hub",
-    "layers",
-    "models",
-    "ops",
-    "viz",
-)
+_SUBPACKAGES = {module.name for module in iter_modules(__path__) if not module.name.startswith("_")}
 _name = lazy_names(__name__, _MODULES)
 
 
