@@ -10,7 +10,7 @@ from recipes import RECIPES, Entry
 
 from eqzoo.data import CATALOG, AnySplit, load_splits
 from eqzoo.data.arrays import without_npz
-from eqzoo.data.folder import folder_colors
+from eqzoo.data.folder import channels_found
 from eqzoo.engine import Recipe
 from eqzoo.models.builder import configured_name
 
@@ -102,7 +102,7 @@ def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int] | None:
     configured, folder = name != recipe.model, data_dir / recipe.dataset
     if not configured and not is_own(recipe.dataset):
         return None
-    own = {"in_chans": folder_colors(folder)[0]} if is_own(recipe.dataset) and folder.is_dir() else {}
+    own = {"in_chans": channels_found(folder)[0]} if is_own(recipe.dataset) and folder.is_dir() else {}
     return input_size(name, own | recipe.model_args)
 
 

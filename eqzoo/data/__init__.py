@@ -5,12 +5,12 @@ from .augmentation import AUGMENTATIONS, augment, draw
 from .catalog import CATALOG, IMAGENET, DataSet, dataset
 from .chula_rbc12 import chula_rbc12_cells
 from .datasets import load_splits
-from .folder import image_folder
+from .folder import channels_found, files_left_out, folders_in_classes, image_folder
 from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit, Split, Streamed, batches, check, hold_out, num_classes, per_class, resized, stratified
-from .user_data import channels_found, files_left_out, folders_in_classes, labeled_images, native_sides, read_images
+from .user_data import labeled_images, native_sides, read_images
 
 __all__ = [
     "AUGMENTATIONS",

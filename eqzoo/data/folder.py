@@ -17,14 +17,15 @@ from .splits import AnySplit, Split, Streamed
 
 __all__ = [
     "MEMORY_LIMIT",
+    "channels_found",
     "class_names",
     "composed",
-    "folder_colors",
+    "files_left_out",
+    "folder_of",
     "folder_sides",
+    "folders_in_classes",
     "image_folder",
     "images_below",
-    "inner_folders",
-    "left_out",
     "read_files",
     "split_folder",
 ]
@@ -85,7 +86,7 @@ def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
         FileNotFoundError: If there are no folders.
         ValueError: If those of splits are beside class folders, inside of these, or without ``train``.
     """
-    folders = {name: folder for name, names in _NAMES.items() if (folder := _first(path, names))}
+    folders = {name: folder for name in _NAMES if (folder := split_folder(path, name))}
     others = [name for name in _class_files(path) if path / name not in folders.values()] if flat else []
     if "train" in folders and (len(folders) > 1 or not others):
         return folders
@@ -108,11 +109,21 @@ def _splits_inside(path: Path) -> bool:
     return bool(inner) and several and known.issuperset(folder.name.casefold() for folder in inner)
 
 
-def folder_colors(path: Path) -> tuple[int, list[str]]:
+def folder_of(data: object, part: str | None = None) -> Path | None:
+    """The folder of the data, or of a part of it, where there is one; None for data of another kind."""
+    if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
+        return None
+    return (split_folder(Path(data), part) if part else None) or Path(data)
+
+
+def channels_found(data: object) -> tuple[int | None, list[str]]:
     """How many channels the images of a folder have by their headers: 1 if all are gray, else 3.
 
-    And a line where some of them are gray and others are not. Unreadable files are ignored.
+    And a line where some of them are gray and others are not. Unreadable files are ignored. None and no line for data
+    of another kind, which has as many channels as its arrays.
     """
+    if not (path := folder_of(data)):
+        return None, []
     with _pool() as pool:
         found = _tried(pool, lambda file: (file, read_file(file, is_grayscale, whole=False)), _files(path))[0]
     gray = [file.relative_to(path).as_posix() for file, is_gray in found if is_gray]
@@ -138,9 +149,10 @@ def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
     return shorter, longer
 
 
-def inner_folders(path: Path) -> list[str]:
-    """The sorted names of the folders inside of the class folders of an image folder that hold images."""
-    return sorted({entry.name for entry in _inner(path)})
+def folders_in_classes(data: object) -> list[str]:
+    """The sorted names of the folders with images inside of the class folders; none for data of another kind."""
+    folder = folder_of(data)
+    return sorted({entry.name for entry in _inner(folder)}) if folder else []
 
 
 def _inner(path: Path) -> list[Path]:
@@ -151,7 +163,7 @@ def _inner(path: Path) -> list[Path]:
 
 def _class_folders(path: Path) -> list[Path]:
     """The class folders of all splits of an image folder, or of the folder itself."""
-    splits = [folder for names in _NAMES.values() if (folder := _first(path, names))]
+    splits = [folder for name in _NAMES if (folder := split_folder(path, name))]
     return [folder / name for folder in splits or [path] for name in class_names(folder)]
 
 
@@ -190,10 +202,11 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(root, name) for name in files if not _hidden(name))
 
 
-def left_out(folder: Path) -> list[str]:
-    """A line on the files below a folder that hold images and are not read, because of the ends of their names."""
-    found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES]
-    if not found:
+def files_left_out(data: object, part: str | None = None) -> list[str]:
+    """A line on image files of a folder, or of its part ``part``, that are not read; none for data of another kind."""
+    folder = folder_of(data, part)
+    found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES] if folder else []
+    if not folder or not found:
         return []
     return [
         f"files of other image formats in {folder.name or folder} are not read ({len(found):,}, such as "
@@ -201,18 +214,18 @@ def left_out(folder: Path) -> list[str]:
     ]
 
 
-def split_folder(path: Path, split: str) -> Path | None:
-    """The folder of a split, ``train``, ``valid`` or ``test``, in an image folder; None if there is none."""
-    return _first(path, _NAMES[split])
-
-
 def _hidden(name: str) -> bool:
     """Whether a file or folder is hidden, or left behind by macOS's archiver."""
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _first(path: Path, names: tuple[str, ...]) -> Path | None:
-    """The folder that has one of these names, in lower or upper case; raises ValueError if there are several."""
+def split_folder(path: Path, split: str) -> Path | None:
+    """The folder of a split in an image folder, by any of its names, in lower or upper case; None if there is none.
+
+    Raises:
+        ValueError: If there are several.
+    """
+    names = next(names for names in _NAMES.values() if split in names)
     entries = sorted(path.iterdir()) if path.is_dir() else []
     found = [entry for entry in entries if entry.is_dir() and entry.name.casefold() in names]
     if len(found) > 1:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .arrays import is_npz
-from .folder import split_folder
+from .folder import folder_of, split_folder
 from .hashes import SPLIT_NAMES
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
@@ -79,8 +79,8 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, s
     Raises:
         ValueError: If it finds no source of an image.
     """
-    if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and Path(data).is_dir():
-        return _of_files(split_by, Path(data), split.files)
+    if isinstance(split_by, str) and (folder := folder_of(data)):
+        return _of_files(split_by, folder, split.files)
     if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and is_npz(data):
         with np.load(data, allow_pickle=False) as arrays:
             split_by = arrays.get(split_by)  # None is refused below

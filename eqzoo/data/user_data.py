@@ -9,25 +9,10 @@ from .arrays import images_shape, is_npz, npz
 from .catalog import CATALOG
 from .datasets import named_set, stand_in
 from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
-from .folder import (
-    folder_colors,
-    folder_sides,
-    image_folder,
-    inner_folders,
-    left_out,
-    split_folder,
-)
+from .folder import channels_found, folder_of, folder_sides, image_folder, split_folder
 from .splits import AnySplit, Split, Streamed, check, check_types, resized
 
-__all__ = [
-    "FOLDERS",
-    "channels_found",
-    "files_left_out",
-    "folders_in_classes",
-    "labeled_images",
-    "native_sides",
-    "read_images",
-]
+__all__ = ["FOLDERS", "labeled_images", "native_sides", "read_images"]
 
 _PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference to evaluate on, as folders are named
 FOLDERS = {split: folder for folder, split in _PARTS.items()}  # what the folder of a split is called
@@ -63,7 +48,7 @@ def read_images(
     """
     name, path = str(data), Path(data)
     if path.is_dir():
-        splits = image_folder(path, (channels or folder_colors(path)[0], side, side), flat=True)
+        splits = image_folder(path, (channels or channels_found(path)[0] or 3, side, side), flat=True)
     elif is_npz(path):
         splits = npz(path, needs_test=False)
     elif name.lower() in CATALOG:
@@ -116,7 +101,7 @@ def labeled_images(
             raise ValueError(f"a split has no parts to choose from, got {part!r}")
         return _for_network(data, side, channels, "the split"), None
     path = Path(data)
-    there = [name for name in _PARTS if path.is_dir() and split_folder(path, _PARTS[name])]
+    there = [name for name in _PARTS if split_folder(path, name)]
     splits = dict[str, AnySplit]()
     file = stand_in(str(data).lower(), data_dir) if not path.is_dir() and str(data).lower() in CATALOG else path
     if file and is_npz(file):
@@ -131,7 +116,7 @@ def labeled_images(
     chosen = (part or there[0]) if there else None
     if splits:
         return _for_network(splits[_PARTS[chosen or "train"]], side, channels, data), chosen
-    folder = split_folder(path, _PARTS[chosen or ""])
+    folder = split_folder(path, str(chosen))
     assert folder
     images = read_images(folder, side, channels)["train"]
     return replace(images, files=tuple(f"{folder.name}/{file}" for file in images.files)), chosen
@@ -161,7 +146,7 @@ def native_sides(
     None for data of another kind than a folder, a .npz file, a data set of `CATALOG` or splits in memory. A file
     ``<name>.npz`` in ``data_dir`` takes the place of the data set of that name.
     """
-    if folder := _folder(data, part):
+    if folder := folder_of(data, part):
         return folder_sides(folder)
     name = str(data).lower() if isinstance(data, str | os.PathLike) else ""
     file = stand_in(name, data_dir) if name in CATALOG else Path(str(data)) if is_npz(name) else None
@@ -174,34 +159,3 @@ def native_sides(
     else:
         return None
     return min(sides), max(sides)
-
-
-def _folder(data: object, part: str | None = None) -> Path | None:
-    """The folder of the data, or of a part of it; None for data of another kind."""
-    if not isinstance(data, str | os.PathLike) or not Path(data).is_dir():
-        return None
-    return (split_folder(Path(data), _PARTS[part]) if part else None) or Path(data)
-
-
-def folders_in_classes(data: object) -> list[str]:
-    """The names of folders with images inside of the class folders; none for data of another kind."""
-    folder = _folder(data)
-    return inner_folders(folder) if folder else []
-
-
-def channels_found(data: object) -> tuple[int | None, list[str]]:
-    """How many channels the image files of a folder have, and a line where some are gray, see `folder_colors`.
-
-    None and no line for data of another kind, which has as many channels as its arrays.
-    """
-    folder = _folder(data)
-    return folder_colors(folder) if folder else (None, [])
-
-
-def files_left_out(data: object, part: str | None = None) -> list[str]:
-    """A line on image files of a folder, or of its part ``part``, that are not read, see `left_out`.
-
-    No line for data of another kind.
-    """
-    folder = _folder(data, part)
-    return left_out(folder) if folder else []
