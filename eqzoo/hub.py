@@ -115,12 +115,18 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
         for path in (folder / name / WEIGHTS_NAME, folder / f"{name}.safetensors"):
             if path.is_file():
                 return path
-    if repo_id is None:
-        raise WeightsNotFoundError(_nowhere(name, "it has not been published on the Hub"))
-    try:
-        return fetch_weights(repo_id, cache_dir, _known_sha256(name))
-    except WeightsNotFoundError as error:
-        raise WeightsNotFoundError(_nowhere(name, str(error))) from error
+    reason = "it has not been published on the Hub"
+    if repo_id is not None:
+        try:
+            return fetch_weights(repo_id, cache_dir, _known_sha256(name))
+        except WeightsNotFoundError as error:
+            reason = str(error)
+    raise WeightsNotFoundError(
+        f"no weights for {name}: not in EQZOO_WEIGHTS ({os.environ.get('EQZOO_WEIGHTS') or 'not set'}); not in "
+        f"{shipped_folder()}, where an installed package has those of up to 2 MB and a clone all; and {reason}. To fix "
+        "this: pass checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
+        f"{name}/{WEIGHTS_NAME}, such as model_cards of a clone; or, for a published checkpoint, go online"
+    )
 
 
 def base_model(name: str, repo_id: str | None) -> str | None:
@@ -309,13 +315,3 @@ def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path
 def _known_sha256(name: str) -> str | None:
     path = shipped_folder() / name / RESULTS_NAME
     return json.loads(path.read_text(encoding="utf-8")).get("weights_sha256") if path.is_file() else None
-
-
-def _nowhere(name: str, reason: str) -> str:
-    folder = os.environ.get("EQZOO_WEIGHTS")
-    return (
-        f"no weights for {name}: not in EQZOO_WEIGHTS ({folder or 'not set'}); not in {shipped_folder()}, where an "
-        f"installed package has those of up to 2 MB and a clone all; and {reason}. To fix this: pass "
-        f"checkpoint_path=FILE.safetensors to eqzoo.create_model; set EQZOO_WEIGHTS to a folder that holds "
-        f"{name}/{WEIGHTS_NAME}, such as model_cards of a clone; or, for a published checkpoint, go online"
-    )
