@@ -1,7 +1,6 @@
 """The version, file writes, settings from the command line, the cores of the machine, and interleaved timing."""
 
 import json
-import logging
 import math
 import os
 import re
@@ -10,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "network_name",
     "parse_settings",
     "setting_text",
-    "torch_benchmark",
     "usable_cores",
     "write_json",
     "write_text",
@@ -165,18 +162,6 @@ def usable_cores() -> int:
         return cores
 
 
-def torch_benchmark() -> ModuleType:
-    """`torch.utils.benchmark`, imported without the line that it logs where there is a CUDA toolkit and no GPU."""
-    logger = logging.getLogger("torch.utils.cpp_extension")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        import torch.utils.benchmark
-    finally:
-        logger.setLevel(level)
-    return torch.utils.benchmark
-
-
 def interleaved_times(
     functions: Mapping[K, Callable[[], object]],
     rounds: int,
@@ -199,7 +184,9 @@ def interleaved_times(
     Returns:
         The time of each round for each function, in seconds.
     """
-    timer = clock or torch_benchmark().timer
+    from torch.utils import benchmark
+
+    timer = clock or benchmark.timer
     times: dict[K, list[float]] = {key: [] for key in functions}
     began = timer()
     for index in range(warm_up + rounds):

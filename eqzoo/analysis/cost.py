@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from .. import ops  # noqa: F401  registers the operators that are counted here
-from .._common import torch_benchmark
 from ..equivariance import unwrapped, without_parallel
 from ..ops._layout import output_side
 from ._mode import evaluation_mode
@@ -80,10 +79,12 @@ def throughput(
     Returns:
         ``images_per_second``, ``batch_size``, and ``machine``, with a processor's vectors and the number of threads.
     """
+    from torch.utils import benchmark  # which takes time to import
+
     parameter = next(model.parameters(), torch.empty(0))
     x = torch.randn(batch_size, *input_size, dtype=parameter.dtype, device=parameter.device)
     threads = torch.get_num_threads()
-    timer = torch_benchmark().Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
+    timer = benchmark.Timer("model(x)", globals={"model": model, "x": x}, num_threads=threads)
     with evaluation_mode(model):
         seconds = timer.blocked_autorange(min_run_time=min_seconds).median
     vectors = f" with {instructions()}" if parameter.is_cpu and instructions() else ""
