@@ -1,8 +1,6 @@
 """The answer of a command, and tables that fit the terminal."""
 
-import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -31,23 +29,20 @@ class Answer:
     error: str = ""
 
 
-def table(
-    rows: Sequence[Sequence[str]], right: Collection[int] = (), flexible: int | None = None, width: int | None = None
-) -> str:
+def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), flexible: int | None = None) -> str:
     """Rows in aligned columns.
 
     Args:
         rows: The rows; the first may be a heading.
         right: The columns that are aligned to the right.
         flexible: The column whose text is wrapped if the table is wider than the terminal.
-        width: The largest width, in characters; by default the terminal's, and no limit in a pipe.
 
     Example:
         >>> print(table([["name", "n"], ["p4_cnn", "12"]], right={1}))
         name      n
         p4_cnn   12
     """
-    width = width or _terminal_width()
+    width = shutil.get_terminal_size((0, 0)).columns  # 0 in a pipe
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     if flexible is not None and width:
         over = sum(widths) + len(_GAP) * (len(widths) - 1) - width
@@ -64,10 +59,3 @@ def table(
             ]
             lines.append(_GAP.join(padded).rstrip())
     return "\n".join(lines)
-
-
-def _terminal_width() -> int | None:
-    """The width of the terminal, in characters; None in a pipe."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        return None
-    return shutil.get_terminal_size().columns
