@@ -3,7 +3,8 @@
 import argparse
 import contextlib
 import io
-from typing import Any
+
+import shtab
 
 from ._answer import Answer
 from ._names import network_names
@@ -13,29 +14,13 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the script, which contains the names of networks: completing them starts no process."""
-    try:
-        import shtab
-    except ImportError as error:
-        raise ImportError(
-            "completion scripts are written by shtab, which is not installed: pip install shtab"
-        ) from error
     names = network_names()
-    for action in _actions(args.parser):
+    (commands,) = args.parser._subparsers._group_actions
+    for action in (action for sub in commands.choices.values() for action in sub._actions):
         if action.metavar == "NAME":
             action.choices = names
         elif action.metavar in ("FILE", "OUT", "DIR", "DATA_DIR", "IMAGES"):
-            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE  # type: ignore[attr-defined]
+            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
     with contextlib.redirect_stderr(io.StringIO()):
         script = shtab.complete(args.parser, args.shell)
     return Answer(script, {"shell": args.shell, "script": script})
-
-
-def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    found = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            subs: Any = action.choices.values()
-            found += [inner for sub in subs for inner in _actions(sub)]
-        else:
-            found.append(action)
-    return found
