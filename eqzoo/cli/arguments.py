@@ -157,20 +157,14 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="the memory format of images and fields (default: what is faster in a few steps)",
     )
-    sub.add_argument(
-        "--valid",
-        dest="valid_fraction",
-        type=float,
-        metavar="F",
-        help="the fraction held out for validation (default: 0.15 if the images have no part for it)",
-    )
-    sub.add_argument(
-        "--test",
-        dest="test_fraction",
-        type=float,
-        metavar="F",
-        help="the fraction held out for the test (default: 0.15 if the images have no part for it)",
-    )
+    for part, use in (("valid", "validation"), ("test", "the test")):
+        sub.add_argument(
+            f"--{part}",
+            dest=f"{part}_fraction",
+            type=float,
+            metavar="F",
+            help=f"the fraction held out for {use} (default: 0.15 if the images have no part for it)",
+        )
     sub.add_argument(
         "--split-by",
         metavar="SOURCE",
