@@ -6,19 +6,7 @@ from torch import Tensor, nn
 from ..equivariance import group_to_check, is_subgroup
 from ..groups import P4, Group, transform
 
-__all__ = ["act", "act_on_input", "as_one_image", "copies_of", "fed_to", "moved", "one_of"]
-
-
-def as_one_image(image: Tensor) -> Tensor:
-    """A batch of one image, float64.
-
-    Raises:
-        ValueError: If there are several.
-    """
-    image = image[None] if image.ndim == 3 else image
-    if len(image) != 1:
-        raise ValueError(f"one image is (C, height, width) or (1, C, height, width), got {tuple(image.shape)}")
-    return image.detach().to("cpu", torch.float64)
+__all__ = ["act", "act_on_input", "copies_of", "fed_to", "moved"]
 
 
 def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
@@ -78,14 +66,3 @@ def moved(place: tuple[int, int], height: int, width: int, group: Group, g: int)
     marks = torch.arange(height * width, device="cpu").reshape(height, width)
     row, column = (transform(marks, group, g, "trivial") == marks[place]).nonzero()[0].tolist()
     return row, column
-
-
-def one_of(name: str, value: int, count: int) -> int:
-    """Returns an index after checking its range.
-
-    Raises:
-        ValueError: If it is out of range.
-    """
-    if not 0 <= value < count:
-        raise ValueError(f"{name} is 0 to {count - 1} here, got {value}")
-    return value

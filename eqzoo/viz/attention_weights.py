@@ -21,7 +21,7 @@ from ..layers import (
     SimpleAffineSelfConv2d,
     StandAloneSelfAttention2d,
 )
-from ._inside import act, act_on_input, as_one_image, copies_of, fed_to, moved, one_of
+from ._inside import act, act_on_input, copies_of, fed_to, moved
 from ._responses import input_weights, response_weights
 from ._windows import group_weights, neighbor_places, window_weights
 
@@ -153,7 +153,10 @@ def attention(
     group = copies_of(own, group)
     net = in_float64(model)
     layer_here = net.get_submodule(name)
-    x = as_one_image(image) if image.ndim < 5 else image.detach().to("cpu", torch.float64)
+    x = image.detach().to("cpu", torch.float64)
+    x = x[None] if x.ndim == 3 else x
+    if len(x) != 1:
+        raise ValueError(f"one image is (C, height, width) or (1, C, height, width), got {tuple(image.shape)}")
     seen, images = [], []
     size = (0, 0)
     for g in group.grid_elements:
@@ -200,7 +203,6 @@ def _has_poses(module: nn.Module) -> bool:
 def _moved_pose(pose: int | None, own: Group, group: Group, g: int) -> int | None:
     if pose is None:
         return None
-    one_of("pose", pose, own.order)
     element = own.element(group.matrix(g))
     return pose if element is None else own.product(element, pose)
 
@@ -262,13 +264,12 @@ def _window(layer: AffineSelfConv2d, x: Tensor, choice: _Choice) -> _Seen:
 
 
 def _group_window(layer: LiftingSelfAttention2d | GroupSelfAttention2d, x: Tensor, choice: _Choice) -> _Seen:
-    if isinstance(layer, LiftingSelfAttention2d):
-        _refuse(choice, "pose")
     height, width = x.shape[-2:]
     _, of = _pick(choice.head, layer.num_heads, "head", "heads")
     heads = slice(None) if choice.head is None else slice(choice.head, choice.head + 1)
-    lifting = isinstance(layer, LiftingSelfAttention2d)
-    if not lifting:
+    if isinstance(layer, LiftingSelfAttention2d):
+        _refuse(choice, "pose")
+    else:
         of += ", mean over query poses" if choice.pose is None else f", query pose {choice.pose}"
     poses = slice(None) if choice.pose is None else slice(choice.pose, choice.pose + 1)
 
@@ -295,14 +296,13 @@ def _generated(layer: E4Layer2d, x: Tensor, choice: _Choice) -> _Seen:
     hidden = layer.norm(layer.hidden(x)).relu().transpose(1, 2).flatten(1, 2)
     taps = F.conv2d(hidden, *layer.bank(), groups=layer.order)[0]
     kernels = taps.unflatten(0, (layer.order, layer.slices, -1)).transpose(0, 1)  # (s, |H|, k², height, width)
+    pick, of = _pick(choice.head or 0, layer.slices, "slice", "slices")
     if choice.place:
         row, column = choice.place
-        at = one_of("head (the slice of an E⁴ layer)", choice.head or 0, layer.slices)
-        filters = kernels[at, ..., row, column].unflatten(1, (layer.kernel_size, layer.kernel_size))
-        return _Seen(f"filters generated at a position, slice {at}", filters, signed=True)
+        filters = pick(kernels)[..., row, column].unflatten(1, (layer.kernel_size, layer.kernel_size))
+        return _Seen(f"filters generated at a position, {of}", filters, signed=True)
     if choice.head is not None:
-        at = one_of("head (the slice of an E⁴ layer)", choice.head, layer.slices)
-        return _Seen(f"norm of the generated filters, slice {at}", kernels[at].norm(dim=1))
+        return _Seen(f"norm of the generated filters, {of}", pick(kernels).norm(dim=1))
     return _Seen("norm of the generated filters", kernels.transpose(0, 1).norm(dim=(1, 2)))
 
 
@@ -310,7 +310,8 @@ def _pick(chosen: int | None, count: int, one: str, many: str) -> tuple[Callable
     """A function that selects one entry of the first axis, or takes the mean over it, and its description."""
     if chosen is None:
         return partial(torch.mean, dim=0), f"mean over {count} {many}"
-    one_of(f"head (the {one})" if one != "head" else "head", chosen, count)
+    if not 0 <= chosen < count:
+        raise ValueError(f"head is {chosen}, and this layer has {count} {many}, counted from 0")
     return (lambda t: t[chosen]), f"{one} {chosen}"
 
 

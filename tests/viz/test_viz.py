@@ -50,12 +50,6 @@ def test_input_weights_give_the_layers_output(field, attention):
     assert (found.output - x).abs().max() > 1e-2
 
 
-def test_response_weights_refuses_attention_on_the_input():
-    layer = layers.AttentiveGroupConv2d(P4, 2, 2, 3, attention="input")
-    with pytest.raises(ValueError, match="input_weights"):
-        viz.response_weights(layer, torch.randn(1, 2, 4, 5, 5))
-
-
 @pytest.mark.parametrize("group", [P4, P4M], ids=lambda g: g.name)
 @pytest.mark.parametrize(
     "kind", [layers.AffineSelfConv2d, layers.SimpleAffineSelfConv2d, layers.StandAloneSelfAttention2d]
@@ -158,13 +152,15 @@ def test_attention_of_a_single_layer():
 def test_errors_say_what_would_work():
     attentive, x = trained_like("p4_alpha_f_cnn")
     gsa, _ = trained_like("r4_gsanet_t")
+    on_input = layers.AttentiveGroupConv2d(P4, 2, 2, 3, attention="input")
     for match, call in (
+        ("input_weights", lambda: viz.response_weights(on_input, torch.randn(1, 2, 4, 5, 5))),
         ("no layer with attention", lambda: viz.attention(trained_like("p4_cnn")[0], x)),
         ("it is in stem.conv, blocks.0.conv", lambda: viz.attention(attentive, x, "stem")),
         ("no place to choose", lambda: viz.attention(attentive, x, place=(1, 1))),
         ("no head to choose", lambda: viz.attention(attentive, x, head=0)),
-        ("head is 0 to 8 here, got 9", lambda: viz.attention(gsa, x, head=9)),
-        ("pose is 0 to 3 here", lambda: viz.attention(gsa, x, "blocks.0.block.attention.attention", pose=4)),
+        ("head is 9, and this layer has 9 heads", lambda: viz.attention(gsa, x, head=9)),
+        ("0 to 3", lambda: viz.attention(gsa, x, "blocks.0.block.attention.attention", pose=4)),
         ("ask for p4 or a subgroup", lambda: viz.attention(gsa, x, group=P4M)),
         ("one image is", lambda: viz.attention(gsa, torch.randn(2, 1, 28, 28))),
         ("regular field of one image", lambda: viz.feature_rings(torch.randn(2, 3, 4, 5, 5))),
