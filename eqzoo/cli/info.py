@@ -85,46 +85,42 @@ def _checkpoint(name: str, repo_id: str | None) -> dict[str, Any]:
 def _own(model: EquivariantNet | OrbitNet, source: ModelSource) -> dict[str, Any]:
     """A checkpoint that is named by its folder, file or repo: its classes, and the results beside it.
 
-    Its name is that of the results. Without results a folder or file has that which it was called by, because the tag
-    in config.json may be that of the checkpoint from which the network was fine-tuned.
+    Its name is that of the results, or else that which it was called by, because the tag in config.json may be that of
+    the checkpoint from which the network was fine-tuned.
     """
-    cfg = model.pretrained_cfg
-    label = ".".join(part for part in (cfg["architecture"], cfg.get("tag")) if part)
-    classes = list(source.config.get("label_names") or cfg.get("label_names") or ())
-    found: dict[str, Any] = {"name": label, "where": source.name, "results": None, "paper": None, "classes": classes}
-    if source.folder:
-        weights = source.weights or source.folder / WEIGHTS_NAME
-        results = results_beside(weights) if weights.name == WEIGHTS_NAME else None
-        name = (results or {}).get("checkpoint", source.name)
-        found |= {"name": name, "where": str(weights), "results": results}
-    return found
+    weights = (source.weights or source.folder / WEIGHTS_NAME) if source.folder else None
+    results = results_beside(weights) if weights and weights.name == WEIGHTS_NAME else None
+    classes = source.config.get("label_names") or model.pretrained_cfg.get("label_names") or ()
+    return {
+        "name": (results or {}).get("checkpoint", source.name),
+        "where": str(weights or source.name),
+        "results": results,
+        "paper": None,
+        "classes": list(classes),
+    }
 
 
 @torch.no_grad()
 def _layers(model: EquivariantNet | OrbitNet, every: bool) -> list[dict[str, Any]]:
-    """The stem, the blocks and the head, or every layer with parameters or a group, in order of execution."""
-    rows: list[dict[str, Any]] = []
-    handles = []
+    """The stem, the blocks and the head, or every layer with parameters or a group.
+
+    The output of layers that are never called, because another one reads their parameters, is None.
+    """
+    rows, handles = list[dict[str, Any]](), []
     for name, module in model.named_modules():
         if _is_layer(name, module) if every else _is_stage(name, model):
-            handles.append(module.register_forward_hook(partial(_note, rows, name)))
+            kind, count = type(module).__name__, count_parameters(module)
+            rows.append({"name": name, "type": kind, "output": None, "parameters": count})
+            handles.append(module.register_forward_hook(partial(_note_output, rows[-1])))
     refusal(model, *model.input_size[1:])
     for handle in handles:
         handle.remove()
-    return _with_parts(rows, model) if every else rows
+    return rows
 
 
-def _with_parts(rows: list[dict[str, Any]], model: EquivariantNet | OrbitNet) -> list[dict[str, Any]]:
-    """Adds layers that are never called, because another one reads their parameters, each behind that one."""
-    found = {row["name"] for row in rows}
-    behind: dict[str, list[dict[str, Any]]] = {}
-    for name, module in model.named_modules():
-        if _is_layer(name, module) and name not in found:
-            parent = name
-            while parent and parent not in found:
-                parent = parent.rpartition(".")[0]
-            _note(behind.setdefault(parent, []), name, module, None, None)
-    return [*behind.get("", []), *(part for row in rows for part in (row, *behind.get(row["name"], [])))]
+def _note_output(row: dict[str, Any], _module: nn.Module, _inputs: object, output: object) -> None:
+    if isinstance(output, Tensor):
+        row["output"] = list(output.shape[1:])
 
 
 def _is_stage(name: str, model: EquivariantNet | OrbitNet) -> bool:
@@ -136,12 +132,6 @@ def _is_stage(name: str, model: EquivariantNet | OrbitNet) -> bool:
 
 def _is_layer(name: str, module: nn.Module) -> bool:
     return bool(name) and (isinstance(getattr(module, "group", None), Group) or bool(module._parameters))
-
-
-def _note(rows: list[dict[str, Any]], name: str, module: nn.Module, _: object, out: object) -> None:
-    shape = list(out.shape[1:]) if isinstance(out, Tensor) else None
-    kind = type(module).__name__
-    rows.append({"name": name, "type": kind, "output": shape, "parameters": count_parameters(module)})
 
 
 def _text(data: dict[str, Any], group: Group) -> str:
