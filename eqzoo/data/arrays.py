@@ -31,15 +31,14 @@ def without_npz(path: str | os.PathLike[str]) -> str:
     return Path(path).stem if is_npz(path) else Path(path).name
 
 
-def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool = True) -> dict[str, AnySplit]:
+def npz(path: str | os.PathLike[str], needs_train: bool = True) -> dict[str, AnySplit]:
     """Reads the splits of a .npz file.
 
-    The arrays are ``x_train``, ``y_train``, ``x_test``, ``y_test`` and optionally ``x_valid``, ``y_valid`` and
+    The arrays are ``x_train``, ``y_train`` and optionally ``x_valid``, ``y_valid``, ``x_test``, ``y_test`` and
     ``label_names``. Images are uint8, ``(n, height, width)`` or ``(n, height, width, channels)``; labels are integers.
 
     Args:
         path: The file.
-        needs_test: Whether a test split is required.
         needs_train: Whether a training split is required.
 
     Raises:
@@ -56,9 +55,7 @@ def npz(path: str | os.PathLike[str], needs_test: bool = True, needs_train: bool
     arrays = _loaded(path, choose)
     parts = [part for part in _PARTS if {f"x_{part}", f"y_{part}"} <= arrays.keys()]
     paired = {f"{kind}_{part}" for kind in "xy" for part in parts}
-    needed = {"train"} if needs_train else set()
-    needed |= {"test"} if needs_test else set()
-    if not parts or not needed.issubset(parts) or arrays.keys() - paired - {"label_names"}:
+    if not parts or (needs_train and "train" not in parts) or arrays.keys() - paired - {"label_names"}:
         raise ValueError(
             f"{path} has {', '.join(there) or 'one array'}; images and labels are x_train and y_train, x_valid and "
             "y_valid, x_test and y_test: rename the arrays, add what is missing, or leave out what has no partner"

@@ -36,7 +36,7 @@ def load_splits(
         samples_per_class: The number of training images of each class to use; None for all.
 
     Returns:
-        The splits ``train``; ``valid``, unless ``valid_size`` is 0; and ``test``, unless a folder has none.
+        The splits ``train``; ``valid``, unless ``valid_size`` is 0; and ``test``, unless a folder or a file has none.
 
     Raises:
         FileNotFoundError: If the data set is not found and not downloaded.
@@ -69,11 +69,7 @@ def stand_in(name: str, data_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def named_set(
-    name: str,
-    data_dir: str | os.PathLike[str],
-    download: bool,
-    size: tuple[int, int] | None = None,
-    needs_test: bool = True,
+    name: str, data_dir: str | os.PathLike[str], download: bool, size: tuple[int, int] | None = None
 ) -> tuple[dict[str, AnySplit], str]:
     """A data set of `CATALOG`, or the file that takes its place, see `stand_in`; and its source.
 
@@ -82,10 +78,9 @@ def named_set(
         data_dir: The folder of data sets.
         download: Whether torchvision may download missing files.
         size: Height and width to read large images at; others keep theirs. None for those of the data set.
-        needs_test: Whether the file has to have a test split.
     """
     if file := stand_in(name, data_dir):
-        return npz(file, needs_test), str(file)
+        return npz(file), str(file)
     read = CATALOG[name].read
     assert read is not None
     with fetched(name, data_dir):

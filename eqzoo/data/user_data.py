@@ -50,9 +50,9 @@ def read_images(
     if path.is_dir():
         splits = image_folder(path, (channels or channels_found(path)[0] or 3, side, side), flat=True)
     elif is_npz(path):
-        splits = npz(path, needs_test=False)
+        splits = npz(path)
     elif name.lower() in CATALOG:
-        splits, name = named_set(name.lower(), data_dir, download, (side, side), needs_test=False)
+        splits, name = named_set(name.lower(), data_dir, download, (side, side))
     elif name.startswith(HUB_PREFIX):
         splits = hub_set(name.removeprefix(HUB_PREFIX), data_dir, side, channels)
     elif name.lower() in torchvision_names():
@@ -105,7 +105,7 @@ def labeled_images(
     splits = dict[str, AnySplit]()
     file = stand_in(str(data).lower(), data_dir) if not path.is_dir() and str(data).lower() in CATALOG else path
     if file and is_npz(file):
-        splits = npz(file, needs_test=False, needs_train=False)
+        splits = npz(file, needs_train=False)
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
     if splits.keys() - {"train"}:
