@@ -5,6 +5,7 @@ References:
 """
 
 import os
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +55,19 @@ def _h5_split(images: Path, labels: Path) -> AnySplit:
             return from_arrays(x[:], y, str(images), CLASSES)
         count, height, width, channels = x.shape
     classes = torch.from_numpy(y.reshape(-1).astype(np.int64))
-    return Streamed(_H5Reader(images), torch.arange(count), classes, (channels, height, width), CLASSES)
+    return Streamed(partial(_read, images), torch.arange(count), classes, (channels, height, width), CLASSES)
 
 
-class _H5Reader:
-    """Reads single images of an HDF5 file; each process opens the file at its first read, also one that was forked."""
+@cache
+def _pixels(path: Path) -> Any:
+    """The images of an HDF5 file, which stays open.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.pixels: Any = None
-        self.process = 0
+    Forked processes share it: HDF5 reads at places (pread), and not at an offset that another process may have moved.
+    """
+    import h5py
 
-    def __call__(self, index: int) -> Tensor:
-        if self.process != os.getpid():
-            import h5py
+    return h5py.File(path)["x"]
 
-            if self.pixels is not None:  # inherited from the process that this one was forked from, with its file
-                self.pixels.file.close()
-            self.pixels, self.process = h5py.File(self.path)["x"], os.getpid()
-        return torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "pixels": None, "process": 0}  # an open file cannot be sent to another process
+def _read(path: Path, index: int) -> Tensor:
+    return torch.from_numpy(_pixels(path)[index]).permute(2, 0, 1)
