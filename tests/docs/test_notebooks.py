@@ -9,7 +9,7 @@ from PIL import Image
 from eqzoo.data import load_splits
 from tests.conftest import ROOT
 from tests.docs import notebooks
-from tests.smears import draw_smears
+from tests.smears import save_smears
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("onnxruntime")
@@ -19,7 +19,7 @@ SMEARS = (1, 11, 12, 131)  # test, two in train, valid
 def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    draw_smears(tmp_path / "smears", SMEARS)
+    save_smears(tmp_path / "smears", SMEARS)
     notebook = json.loads((ROOT / "examples" / "cells.ipynb").read_text())
     found = notebooks.run(notebook, {"MICROGRAPHS": "smears", "EPOCHS": 1, "START": "p4_cnn", "SIDE": 28})
     assert found["check"].exact
@@ -34,7 +34,7 @@ def test_cells_from_smears_to_an_onnx_file(tmp_path, monkeypatch):
 def test_cells_of_other_slides_with_other_classes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
-    draw_smears(tmp_path / "smears", SMEARS)
+    save_smears(tmp_path / "smears", SMEARS)
     names = {"train": "train", "valid": "val", "test": "test"}
     for part, split in load_splits("chula_rbc12", tmp_path / "smears").items():
         for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
@@ -47,13 +47,6 @@ def test_cells_of_other_slides_with_other_classes(tmp_path, monkeypatch):
     assert found["names"] == ("other", "round")
     assert found["check"].exact
     assert found["checked"].exact
-
-
-def test_drawn_smears_have_cells_of_all_classes_in_every_part(tmp_path):
-    draw_smears(tmp_path, SMEARS)
-    for split in load_splits("chula_rbc12", tmp_path).values():
-        assert split.labels.bincount(minlength=11).min() > 0
-        assert split.images.float().std() > 10
 
 
 def test_a_cell_that_fails_is_named():
