@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ..data import files_left_out, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
-from ..data.brightness import unlike_training
 from ..data.folder import images_below
 from ..evaluation import Predictor
 from ..groups import Group, transform
 
-__all__ = ["NamedImage", "brightness", "copies_of", "is_one_image", "named_images"]
+__all__ = ["NamedImage", "copies_of", "is_one_image", "named_images"]
 
 
 @dataclass(frozen=True)
@@ -100,8 +99,3 @@ def copies_of(image: Tensor, model: Predictor, group: Group) -> Tensor:
     _, height, width = model.input_size
     views = [preprocess(transform(image.double(), group, g, "trivial"), (height, width)) for g in group.elements]
     return torch.stack(views)
-
-
-def brightness(image: Tensor, model: Predictor) -> int:
-    """-1, 0 or 1: whether an image, 0 to 255, is darker or brighter than those that a network was trained on."""
-    return int(unlike_training(image[None], model.cfg["mean"], model.cfg["std"]))

@@ -11,25 +11,13 @@ from timm.models import PretrainedCfg
 from ..groups import Z2, Group
 from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights, shipped_folder
 
-__all__ = [
-    "count_parameters",
-    "group_name",
-    "published_tags",
-    "registered_tags",
-    "results_beside",
-    "weights_and_results",
-]
+__all__ = ["count_parameters", "group_name", "registered_tags", "results_beside", "weights_and_results"]
 
 
 def registered_tags(model: str) -> dict[str, PretrainedCfg]:
     """The configurations of a network by data set, with or without weights."""
     names = timm.list_models(model, include_tags=True)
     return {name.partition(".")[2]: timm.get_pretrained_cfg(name) for name in names if "." in name}
-
-
-def published_tags(model: str) -> list[str]:
-    """The data sets that a network has published weights for."""
-    return [tag for tag, cfg in registered_tags(model).items() if cfg.has_weights]
 
 
 def group_name(model: str) -> str:

@@ -52,13 +52,9 @@ def _text(results: dict[str, Any], folder: str) -> str:
     rows += [
         ["evaluated on", f"{SPLIT_NAMES[results['evaluated_on']]} images"],
         *metric_rows(results),
-        *_recalls(results["classes"]),
-        ["wrote", f"{folder}; README.md has all metrics of each class, predictions.csv each image"],
     ]
+    if len(classes := results["classes"]) <= FEW_CLASSES:
+        recalls = (f"{row['name']} {row['recall']:.2f} %" for row in classes if row["images"])
+        rows.append(["recall of each class", ", ".join(recalls)])
+    rows.append(["wrote", f"{folder}; README.md has all metrics of each class, predictions.csv each image"])
     return "\n".join([table(rows, flexible=1), *results["notes"], *(f"advice: {x}" for x in results["advice"])])
-
-
-def _recalls(classes: list[dict[str, Any]]) -> list[list[str]]:
-    """The row of the recall of each class."""
-    present = [f"{row['name']} {row['recall']:.2f} %" for row in classes if row["images"]]
-    return [["recall of each class", ", ".join(present)]] if len(classes) <= FEW_CLASSES else []

@@ -11,7 +11,7 @@ from ..cards.checkpoint import error_text
 from ..models import list_models, list_pretrained
 from ..models.papers import paper_of
 from ._answer import Answer, table
-from ._networks import count_parameters, group_name, published_tags, weights_and_results
+from ._networks import count_parameters, group_name, registered_tags, weights_and_results
 
 __all__ = ["run"]
 
@@ -36,7 +36,7 @@ def _entry(name: str, parameters: bool) -> dict[str, Any]:
         "family": paper.family if paper else "user's own",
         "paper": paper.short if paper else None,
         "input_size": [*timm.get_pretrained_cfg(name).input_size],
-        "checkpoints": [tag] if tag else published_tags(model),
+        "checkpoints": [tag] if tag else [tag for tag, cfg in registered_tags(model).items() if cfg.has_weights],
     }
     if tag:
         results = weights_and_results(name)[1] or {}

@@ -99,7 +99,3 @@ def parser() -> argparse.ArgumentParser:
         add_arguments(sub)
         sub.add_argument("--json", action="store_true", help="print the answer as JSON")
     return whole
-
-
-if __name__ == "__main__":
-    sys.exit(main())

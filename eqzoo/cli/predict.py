@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ..data.brightness import unlike_training
 from ..data.folder import SHOWN
 from ..evaluation.notes import BRIGHTNESS, other_side
 from ..evaluation.predictor import Predictor, averaged, check_device, load_predictor
 from ..evaluation.thresholds import check_thresholds, chosen_classes
 from ..groups import P4, P4M, Z2, Group
 from ._answer import Answer, table
-from ._images import NamedImage, brightness, copies_of, is_one_image, named_images
+from ._images import NamedImage, copies_of, is_one_image, named_images
 from ._metrics import thresholds_of
 
 __all__ = ["run"]
@@ -140,7 +141,8 @@ class _Read:
         by_channels = {channels: image.read(channels, invert) for channels in {m.input_size[0] for m in models}}
         pixels = [by_channels[model.input_size[0]] for model in models]
         views = [copies_of(p, model, group) for p, model in zip(pixels, models, strict=True)]
-        signs = {0 if invert else brightness(p, model) for p, model in zip(pixels, models, strict=True)}
+        found = [unlike_training(p[None], m.cfg["mean"], m.cfg["std"]) for p, m in zip(pixels, models, strict=True)]
+        signs = set[int]() if invert else set(map(int, found))
         return _Read(image.name, views, min(pixels[0].shape[-2:]), signs)
 
 
