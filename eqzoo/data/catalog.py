@@ -372,7 +372,7 @@ CATALOG: dict[str, DataSet] = {
             "and {test} test images in the split of the authors; the class is compact, FRI, FRII or bent",
             "For research: it has seen bright sources of one survey, each in the middle of its image, and gives every "
             "image one of four classes.",
-            read=lambda data_dir, download, size: radio_galaxies(data_dir, size, 300, _RADIO_SIZES),
+            read=lambda data_dir, download, size: radio_galaxies(data_dir, size or (300, 300), _RADIO_SIZES),
             input_size=(1, 300, 300),
             mean=(0.0005,),
             std=(0.0143,),
@@ -392,7 +392,7 @@ CATALOG: dict[str, DataSet] = {
             "be accurate there and not on rotated images. Every image gets one of the classes, whatever it shows, and "
             "the probabilities are not calibrated.",
             read=lambda data_dir, download, size: tiny_imagenet(
-                data_dir, _TINY_IMAGENET_CLASSES, size, 64, _TINY_SIZES
+                data_dir, _TINY_IMAGENET_CLASSES, size or (64, 64), _TINY_SIZES
             ),
             input_size=(3, 64, 64),
             mean=(0.4803, 0.4481, 0.3974),

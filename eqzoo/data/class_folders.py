@@ -115,15 +115,14 @@ class ClassFolders:
 
 
 def radio_galaxies(
-    data_dir: str | os.PathLike[str], size: tuple[int, int] | None, side: int, counts: Mapping[str, int]
+    data_dir: str | os.PathLike[str], size: tuple[int, int], counts: Mapping[str, int]
 ) -> dict[str, AnySplit]:
     """The radio galaxies of the FIRST survey in the split of their authors.
 
     Args:
         data_dir: The folder that holds, possibly as ``radio``, the authors' ``galaxy_data_h5.h5`` or the folders
             ``train``, ``val`` and ``test`` with a folder of gray images for each class.
-        size: Height and width that images are scaled to; None for those of the data set.
-        side: The side of its images, in pixels.
+        size: Height and width that images are scaled to.
         counts: The number of images of each part, as published.
 
     Raises:
@@ -133,10 +132,9 @@ def radio_galaxies(
     """
     folder = next((path for path in (Path(data_dir) / "radio", Path(data_dir)) if path.is_dir()), Path(data_dir))
     if (file := folder / "galaxy_data_h5.h5").is_file():
-        splits = _radio_file(file)
-        splits = {part: resized(split, size) for part, split in splits.items()} if size else splits
+        splits = {part: resized(split, size) for part, split in _radio_file(file).items()}
     else:
-        splits = image_folder(folder, (1, *(size or (side, side))))
+        splits = image_folder(folder, (1, *size))
     _check_counts(splits, counts, folder)
     return splits
 
@@ -157,11 +155,7 @@ def _radio_file(path: Path) -> dict[str, AnySplit]:
 
 
 def tiny_imagenet(
-    data_dir: str | os.PathLike[str],
-    classes: tuple[str, ...],
-    size: tuple[int, int] | None,
-    side: int,
-    counts: Mapping[str, int],
+    data_dir: str | os.PathLike[str], classes: tuple[str, ...], size: tuple[int, int], counts: Mapping[str, int]
 ) -> dict[str, AnySplit]:
     """Tiny ImageNet: its validation images are ``test``, and 25 training images of each class are ``valid``.
 
@@ -172,8 +166,7 @@ def tiny_imagenet(
             and ``val``: with a folder for each class, named by its WordNet number, or as published, with
             ``val_annotations.txt``.
         classes: The names of the classes, in the order of their WordNet numbers.
-        size: Height and width that images are scaled to; None for those of the data set.
-        side: The side of its images, in pixels.
+        size: Height and width that images are scaled to.
         counts: The number of images of each part, as published.
 
     Raises:
@@ -182,16 +175,18 @@ def tiny_imagenet(
     """
     folders = [Path(data_dir) / name for name in ("tiny_imagenet", "tiny-imagenet-200", ".")]
     folder = next((path for path in folders if (path / "train").is_dir() and (path / "val").is_dir()), folders[0])
-    numbers, shape = class_names(folder / "train"), (3, *(size or (side, side)))
-    paths = {"train": [images_below(folder / "train" / number) for number in numbers]}
+    numbers = class_names(folder / "train")
+    of_class = {"train": [images_below(folder / "train" / number) for number in numbers]}
     if (table := folder / "val" / "val_annotations.txt").is_file():
         rows = [line.split("\t")[:2] for line in table.read_text(encoding="utf-8").splitlines()]
-        paths["val"] = [[table.parent / "images" / name for name, of in rows if of == number] for number in numbers]
+        of_class["val"] = [[table.parent / "images" / name for name, of in rows if of == number] for number in numbers]
     else:
-        paths["val"] = [images_below(folder / "val" / number) for number in numbers]
-    labels = {part: [label for label, own in enumerate(files) for _ in own] for part, files in paths.items()}
-    listed = {part: ([*chain(*files)], torch.tensor(labels[part])) for part, files in paths.items()}
-    splits = read_files(folder, listed, classes, shape)
+        of_class["val"] = [images_below(folder / "val" / number) for number in numbers]
+    listed = {}
+    for part, files in of_class.items():
+        labels = torch.tensor([label for label, own in enumerate(files) for _ in own])
+        listed[part] = [*chain(*files)], labels
+    splits = read_files(folder, listed, classes, (3, *size))
     _check_counts(splits, counts, folder)
     train, valid = stratified(splits["train"], _TINY_VALID)
     return {"train": train, "valid": valid, "test": splits["val"]}

@@ -12,19 +12,12 @@ from eqzoo.data import CATALOG, chula_rbc12_cells, load_splits
 from eqzoo.data.chula_rbc12 import CELL_CLASSES
 from eqzoo.data.class_folders import ClassFolders, radio_galaxies, tiny_imagenet
 from tests.conftest import SHARED
+from tests.smears import save_smears
 
 
 @pytest.fixture
 def smears(tmp_path):
-    """Forty smears of noise, with a cell of every class at the corners and inside."""
-    folder = tmp_path / "chula_rbc12"
-    rng = np.random.RandomState(0)
-    for name in ("Dataset", "Label"):
-        (folder / name).mkdir(parents=True)
-    for n in range(1, 41):
-        Image.fromarray(rng.randint(0, 255, (120, 160, 3), np.uint8)).save(folder / "Dataset" / f"{n}.jpg")
-        lines = [f"{3 * k} {2 * k} {k}" for k in range(13)] + ["159 119 0", ""]
-        (folder / "Label" / f"{n}.txt").write_text("\n".join(lines))
+    save_smears(tmp_path / "chula_rbc12", range(1, 41))
     return tmp_path
 
 
@@ -154,7 +147,7 @@ def test_tiny_imagenet_as_published_and_in_class_folders(tmp_path):
     rows = "".join(f"val_{n}.JPEG\tn{n % 2}\t0\t0\t9\t9\n" for n in range(4))
     (folder / "val" / "val_annotations.txt").write_text(rows)
     counts = {"train": 40, "val": 4}
-    splits = tiny_imagenet(tmp_path, ("fish", "frog"), None, 64, counts)
+    splits = tiny_imagenet(tmp_path, ("fish", "frog"), (64, 64), counts)
     assert {part: split.labels.bincount().tolist() for part, split in splits.items()} == {
         "train": [19, 19],
         "valid": [1, 1],
@@ -167,11 +160,11 @@ def test_tiny_imagenet_as_published_and_in_class_folders(tmp_path):
         (folder / "val" / "images" / path.name).rename(path)
     (folder / "val" / "val_annotations.txt").unlink()
     (folder / "val" / "images").rmdir()
-    again = tiny_imagenet(folder, ("fish", "frog"), (32, 32), 64, counts)
+    again = tiny_imagenet(folder, ("fish", "frog"), (32, 32), counts)
     assert again["test"].images[:, 0, 0, 0].tolist() == [0, 120, 60, 180]
     assert again["train"].shape == (3, 32, 32)
     with pytest.raises(ValueError, match="the data set"):
-        tiny_imagenet(folder, ("fish", "frog"), None, 64, {"train": 41, "val": 4})
+        tiny_imagenet(folder, ("fish", "frog"), (64, 64), {"train": 41, "val": 4})
 
 
 def test_radio_galaxies_as_published_and_in_folders(tmp_path):
@@ -182,7 +175,7 @@ def test_radio_galaxies_as_published_and_in_folders(tmp_path):
             row["Img"] = np.full((8, 8), 10.0 * n)
             row["Label_literature"], row["Split_literature"] = n, part
     counts = {"train": 2, "valid": 1, "test": 1}
-    published = radio_galaxies(tmp_path, None, 8, counts)
+    published = radio_galaxies(tmp_path, (8, 8), counts)
     classes = ("FRI", "FRII", "bent", "compact")
     assert {part: [classes[i] for i in split.labels] for part, split in published.items()} == {
         "train": ["FRI", "FRII"],
@@ -195,10 +188,10 @@ def test_radio_galaxies_as_published_and_in_folders(tmp_path):
             (tmp_path / "radio" / folder / name).mkdir(parents=True)
             image = Image.new("L", (8, 8), 60 * label)
             image.save(tmp_path / "radio" / folder / name / f"{part}.png")
-    exported = radio_galaxies(tmp_path, (4, 4), 8, dict.fromkeys(counts, 4))
+    exported = radio_galaxies(tmp_path, (4, 4), dict.fromkeys(counts, 4))
     assert all(split.classes == classes and split.shape == (1, 4, 4) for split in exported.values())
     with pytest.raises(ValueError, match="the data set"):
-        radio_galaxies(tmp_path, None, 8, counts)
+        radio_galaxies(tmp_path, (8, 8), counts)
 
 
 def test_the_catalog():
