@@ -173,7 +173,7 @@ def _by_source(train: AnySplit, sources: Sequence[str], shares: Mapping[str, flo
     )
 
 
-def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int, seed: int = DRAW_SEED) -> np.ndarray | None:
+def _held_out(counts: np.ndarray, wanted: np.ndarray, others: int, seed: int) -> np.ndarray | None:
     """Which sources are held out, ``(sources,)`` bool, so that classes have about the wanted numbers of images.
 
     Sources are taken in random order while that brings the numbers nearer, and then moved and exchanged one at a time
