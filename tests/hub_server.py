@@ -28,9 +28,8 @@ class LoopbackHub(ThreadingHTTPServer):
         failing: The switches that are on, of:
             ``unauthorized`` answers 401 to everything; ``forbidden`` answers 403 to everything that writes;
             ``error`` answers 500 to everything that reads or commits;
-            ``truncated`` sends half of a weights file as if it were whole; ``dies`` closes the connection half-way
-            through one; ``damaged`` sends one with a flipped bit;
-            ``dies_upload`` closes the connection during an upload, ``dies_commit`` before a commit is made.
+            ``damaged`` sends a weights file with a flipped bit; ``dies_commit`` closes the connection before a commit
+            is made.
         requests: The method and path of every request.
     """
 
@@ -140,8 +139,6 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.begin(writes=True, open_to_all=True)
         if path is None:
             return
-        if "dies_upload" in self.server.failing:
-            return self.die()
         oid = path.rpartition("/")[2]
         if hashlib.sha256(self.body).hexdigest() != oid:
             return self.answer({"error": "the hash is another"}, 400)
@@ -187,10 +184,6 @@ class _Handler(BaseHTTPRequestHandler):
     def missing(self, code):
         self.answer({"error": code}, 404, {"X-Error-Code": code, "X-Error-Message": code})
 
-    def die(self):
-        self.close_connection = True
-        self.connection.close()
-
     def info(self, repo):
         if repo not in self.server.repos:
             return self.missing("RepoNotFound")
@@ -219,25 +212,16 @@ class _Handler(BaseHTTPRequestHandler):
         if not name.endswith(".safetensors"):
             return self.answer(data, headers=headers)
         headers |= {"X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Linked-Size": len(data)}
-        failing = self.server.failing
-        if "damaged" in failing:
+        if "damaged" in self.server.failing:
             data = data[:-1] + bytes([data[-1] ^ 1])
-        if "truncated" in failing and self.command == "GET":
-            data = data[: len(data) // 2]
-        if "dies" in failing and self.command == "GET":
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            return self.die()
         return self.answer(data, headers=headers)
 
     def commit(self, repo):
         if repo not in self.server.repos:
             return self.missing("RepoNotFound")
         if "dies_commit" in self.server.failing:
-            return self.die()
+            self.close_connection = True
+            return self.connection.close()
         files, message, lines = dict(self.server.files(repo)), "", self.body.decode().splitlines()
         for line in map(json.loads, lines):
             value = line["value"]
