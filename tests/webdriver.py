@@ -1,6 +1,5 @@
 """A browser without a window, driven through its WebDriver: just what the page's test needs."""
 
-import base64
 import contextlib
 import json
 import shutil
@@ -34,9 +33,9 @@ def installed():
 class Browser:
     """A session; its methods are the standard's commands."""
 
-    def __init__(self, port, browser, profile, width=1000, height=900):
+    def __init__(self, port, browser, profile):
         self.address = f"http://127.0.0.1:{port}/session"
-        arguments = [*ARGUMENTS, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        arguments = [*ARGUMENTS, f"--user-data-dir={profile}", "--window-size=1000,900"]
         options = {"binary": browser, "args": arguments}
         capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
         self.address += "/" + self.call("", {"capabilities": capabilities})["sessionId"]
@@ -91,12 +90,9 @@ class Browser:
         """What the page wrote to its console in red."""
         return [row["message"] for row in self.call("/se/log", {"type": "browser"}) if row["level"] == "SEVERE"]
 
-    def screenshot(self, path):
-        path.write_bytes(base64.b64decode(self.call("/screenshot")))
-
 
 @contextlib.contextmanager
-def browsing(profile, **size):
+def browsing(profile):
     """A browser of a new profile, gone afterwards."""
     browser, driver = installed()
     with socket.socket() as probe:
@@ -105,7 +101,7 @@ def browsing(profile, **size):
     with subprocess.Popen([driver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _await(port)
-            session = Browser(port, browser, profile, **size)
+            session = Browser(port, browser, profile)
             try:
                 yield session
             finally:
