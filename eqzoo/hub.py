@@ -52,7 +52,7 @@ class WeightsNotFoundError(FileNotFoundError):
     """No weights in any of the places that are searched; the message names them."""
 
 
-class PushError(RuntimeError):
+class PushError(OSError):
     """Nothing was committed to the Hub; the message says why."""
 
 

@@ -23,7 +23,7 @@ from eqzoo.analysis import throughput
 from eqzoo.cards import CARD_NAME, REPO_FILES, Checkpoint, export_beside, push_folder, read_checkpoint, render_card
 from eqzoo.engine import Recipe
 from eqzoo.export import ExportError
-from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME, PushError
+from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME
 from eqzoo.models.load import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
             if args.push:
                 changed = push_folder(folder, f"{args.push}/{folder.name}", args.replace, args.private)
                 print(f"{folder.name}: uploaded {', '.join(changed) or 'nothing, the Hub has all of it'}")
-    except (ValueError, OSError, ImportError, ExportError, PushError) as error:
+    except (ValueError, OSError, ImportError, ExportError) as error:
         raise SystemExit(str(error)) from error
 
 

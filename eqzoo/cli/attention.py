@@ -10,7 +10,6 @@ from .._common import atomic
 from ..data import load_image
 from ..evaluation import Predictor
 from ..groups import Z2
-from ..hub import WeightsNotFoundError
 from ..models import EquivariantNet, OrbitNet
 from ..models.load import load_network
 from ..viz import attention, attention_layers, attention_maps
@@ -59,11 +58,6 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _network(args: argparse.Namespace) -> EquivariantNet | OrbitNet:
     torch.manual_seed(0)
-    try:
-        if args.checkpoint:
-            return load_network(args.checkpoint, args.name).network
-        return load_network(args.name, pretrained=not args.untrained).network
-    except WeightsNotFoundError as error:
-        raise ValueError(
-            f"give weights with --checkpoint FILE, or draw the attention of random ones with --untrained: {error}"
-        ) from error
+    if args.checkpoint:
+        return load_network(args.checkpoint, args.name).network
+    return load_network(args.name, pretrained=not args.untrained).network

@@ -29,11 +29,8 @@ def run(args: argparse.Namespace) -> Answer:
         options["freeze"] = True
     if _swapped(args.name, str(args.data)):
         raise ValueError(f"the network comes before the images: eqzoo finetune {args.data} {args.name}")
-    try:
-        result = finetune(**options, **settings)
-    except FloatingPointError as error:  # the user can correct it, with another learning rate
-        raise ValueError(str(error)) from error
-    return Answer(_text(result.results, args.output), result.results | {"output": args.output})
+    results = finetune(**options, **settings).results
+    return Answer(_text(results, args.output), results | {"output": args.output})
 
 
 def _swapped(name: str, data: str) -> bool:

@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
     except Exception as error:
         if os.environ.get("EQZOO_TRACEBACK"):
             traceback.print_exc()
-        expected = isinstance(error, OSError | ValueError | ImportError | IndexError)
+        expected = isinstance(error, OSError | ValueError | ImportError | IndexError | FloatingPointError)
         unexpected = f"{type(error).__name__}: {error} (EQZOO_TRACEBACK=1 shows the traceback)"
         _complain(args.command, str(error) if expected else unexpected)
         return 2 if expected else 3

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..cards import CARD_NAME, edited_card, export_beside, push_folder, read_checkpoint, restate
 from ..export.programs import ExportError
-from ..hub import PushError, shipped_folder
+from ..hub import shipped_folder
 from ._answer import Answer
 
 __all__ = ["run"]
@@ -35,10 +35,7 @@ def run(args: argparse.Namespace) -> Answer:
     if edited_card(folder, checkpoint):
         lines.append(f"{folder / CARD_NAME} was edited, and is taken as it is")
     if repo_id:
-        try:
-            data["uploaded"] = push_folder(folder, repo_id, args.replace, args.private)
-        except PushError as error:
-            raise ValueError(f"{error}; {folder} is as it was") from error
+        data["uploaded"] = push_folder(folder, repo_id, args.replace, args.private)
         done = f"uploaded {', '.join(data['uploaded'])} to {repo_id}"
         lines.append(done if data["uploaded"] else f"{repo_id} has all of it; nothing was uploaded")
     return Answer("\n".join(lines), data)

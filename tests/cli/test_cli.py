@@ -258,7 +258,7 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
         (("predict", tmp_path / "none.png"), "none.png"),
         (("predict", IMAGE, "--model", "p4m_e4net"), "p4m_e4net"),
         (("list", "q*"), "q*"),
-        ((*attention, tmp_path / "out.png"), "--untrained"),
+        ((*attention, tmp_path / "out.png"), "no weights for r12_gsanet_t"),
         ((*attention, tmp_path / "out.docx", "--untrained"), "docx"),
         ((*attention, tmp_path / "none" / "out.png", "--untrained"), "none"),
         ((*attention, tmp_path / "out.png", "--untrained", "--place", 40, 1), "out of bounds"),
