@@ -43,12 +43,9 @@ class _Images:
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bfloat16)
 
-    def shape(self, model: EquivariantNet | OrbitNet) -> tuple[int, int, int]:
-        channels, height, width = model.input_size
-        return (channels, self.side, self.side) if self.side else (channels, height, width)
-
     def batch(self, model: EquivariantNet | OrbitNet, size: int) -> Tensor:
-        x = torch.randn(size, *self.shape(model), device=self.device)
+        channels, *sides = model.input_size
+        x = torch.randn(size, channels, *([self.side, self.side] if self.side else sides), device=self.device)
         # Not contiguous(), which leaves an image of one channel with strides that no field is taken from.
         return x.to(memory_format=torch.channels_last) if self.channels_last else x
 
