@@ -15,7 +15,7 @@ from .splits import AnySplit
 
 __all__ = ["CATALOG", "IMAGENET", "DataSet", "dataset"]
 
-Reader = Callable[[str | os.PathLike[str], bool, tuple[int, int] | None], Mapping[str, AnySplit]]
+Reader = Callable[[str | os.PathLike[str], bool, tuple[int, int]], Mapping[str, AnySplit]]
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,8 @@ CATALOG: dict[str, DataSet] = {
             "at 10 m a pixel under a clear sky; at other resolutions, seasons or regions it is not to be relied on "
             "before it has been measured there.",
             read=ClassFolders(
-                "EuroSAT",
                 ("eurosat/2750",),
                 _EUROSAT_TILES,
-                64,
                 "https://github.com/phelber/EuroSAT",
                 torchvision="EuroSAT",
             ),
@@ -297,10 +295,8 @@ CATALOG: dict[str, DataSet] = {
             "diagnose. It has seen one hospital, one analyzer and one stain; on others it is not to be relied on "
             "before it has been measured there.",
             read=ClassFolders(
-                "PBC",
                 ("pbc", "PBC_dataset_normal_DIB", "PBC_dataset_normal_DIB/PBC_dataset_normal_DIB"),
                 _PBC_CELLS,
-                360,
                 "https://doi.org/10.17632/snkd93bnjr.1",
             ),
             input_size=(3, 360, 360),
@@ -323,10 +319,8 @@ CATALOG: dict[str, DataSet] = {
             "States at about 0.3 m a pixel; at other resolutions or regions it is not to be relied on before it has "
             "been measured there.",
             read=ClassFolders(
-                "UC Merced",
                 ("ucmerced", "UCMerced_LandUse/Images", "Images"),
                 dict.fromkeys(_UCMERCED_NAMES.split(), 100),
-                256,
                 "http://weegee.vision.ucmerced.edu/datasets/landuse.html",
             ),
             input_size=(3, 256, 256),
@@ -349,10 +343,8 @@ CATALOG: dict[str, DataSet] = {
             "diagnose. It has seen the slides of one hospital, and which patients they are of is not known; on others "
             "it is not to be relied on before it has been measured there.",
             read=ClassFolders(
-                "LC25000",
                 ("lc25000", "lung_colon_image_set/lung_image_sets", "lung_image_sets"),
                 _LC25000_GROUPS,
-                224,
                 "https://arxiv.org/abs/1912.12142, the groups at https://github.com/GeorgeBatch/LC25000-clean",
                 group=r"group\d+",
             ),
@@ -372,7 +364,7 @@ CATALOG: dict[str, DataSet] = {
             "and {test} test images in the split of the authors; the class is compact, FRI, FRII or bent",
             "For research: it has seen bright sources of one survey, each in the middle of its image, and gives every "
             "image one of four classes.",
-            read=lambda data_dir, download, size: radio_galaxies(data_dir, size or (300, 300), _RADIO_SIZES),
+            read=lambda data_dir, download, size: radio_galaxies(data_dir, size, _RADIO_SIZES),
             input_size=(1, 300, 300),
             mean=(0.0005,),
             std=(0.0143,),
@@ -391,9 +383,7 @@ CATALOG: dict[str, DataSet] = {
             "To start fine-tuning from, and to compare networks. Photographs have a fixed orientation: a network can "
             "be accurate there and not on rotated images. Every image gets one of the classes, whatever it shows, and "
             "the probabilities are not calibrated.",
-            read=lambda data_dir, download, size: tiny_imagenet(
-                data_dir, _TINY_IMAGENET_CLASSES, size or (64, 64), _TINY_SIZES
-            ),
+            read=lambda data_dir, download, size: tiny_imagenet(data_dir, _TINY_IMAGENET_CLASSES, size, _TINY_SIZES),
             input_size=(3, 64, 64),
             mean=(0.4803, 0.4481, 0.3974),
             std=(0.2764, 0.2689, 0.2816),

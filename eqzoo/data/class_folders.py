@@ -45,32 +45,26 @@ class ClassFolders:
     ``group``, the groups of a class, sorted as text, are permuted instead, and the images of one stay together.
 
     Args:
-        title: The name of the data set, for errors.
         places: The folders of the class folders, below that of all data sets, which is itself tried last.
         counts: The number of images of each class, or of groups; with others, the parts would be others.
-        side: The side of its images, in pixels.
         url: Where it is published.
         group: A regular expression for the beginning of a file name that images of one original share.
         torchvision: The class of torchvision that downloads it; None if nobody serves it for that.
     """
 
-    title: str
     places: tuple[str, ...]
     counts: Mapping[str, int]
-    side: int
     url: str
     group: str | None = None
     torchvision: str | None = None
 
-    def __call__(
-        self, data_dir: str | os.PathLike[str], download: bool = False, size: tuple[int, int] | None = None
-    ) -> dict[str, AnySplit]:
+    def __call__(self, data_dir: str | os.PathLike[str], download: bool, size: tuple[int, int]) -> dict[str, AnySplit]:
         """The parts ``train``, ``valid`` and ``test``.
 
         Args:
             data_dir: The folder of data sets, or that of the class folders.
             download: Whether torchvision may download what is missing.
-            size: Height and width that images are scaled to; None for those of the data set.
+            size: Height and width that images are scaled to.
 
         Raises:
             FileNotFoundError: If no folder has these classes.
@@ -78,7 +72,7 @@ class ClassFolders:
             ValueError: If a class has another number of images or groups, or a file cannot be read.
         """
         folder = self._folder(Path(data_dir), download)
-        images = image_folder(folder, (3, *(size or (self.side, self.side))), flat=True)["train"]
+        images = image_folder(folder, (3, *size), flat=True)["train"]
         labels, names = images.labels.tolist(), [file.rpartition("/")[2] for file in images.files]
         matches = [re.match(self.group or ".*", name) for name in names]
         groups = [match[0] if match else "" for match in matches]
@@ -89,7 +83,7 @@ class ClassFolders:
             if len(of_class) != count or "" in of_class:
                 kind = f"groups of images, by {self.group!r} in their names," if self.group else "images"
                 raise ValueError(
-                    f"{folder / name} has {len(of_class):,} {kind} and {self.title} {count:,} of this class, without "
+                    f"{folder / name} has {len(of_class):,} {kind} and the data set {count:,} of this class, without "
                     f"which its parts would be others; unpack it again ({self.url})"
                 )
             order = np.random.RandomState(DRAW_SEED).permutation(count).tolist()
@@ -111,7 +105,7 @@ class ClassFolders:
         for folder in folders:
             if folder.is_dir() and class_names(folder) == tuple(self.counts):
                 return folder
-        raise FileNotFoundError(f"no {self.title} in {folders[0]}, folders {', '.join(self.counts)} of {self.url}")
+        raise FileNotFoundError(f"no folders {', '.join(self.counts)} of {self.url} in {folders[0]}")
 
 
 def radio_galaxies(

@@ -84,4 +84,4 @@ def named_set(
     read = CATALOG[name].read
     assert read is not None
     with fetched(name, data_dir):
-        return dict(read(data_dir, download, size)), f"{name} in {data_dir}"
+        return dict(read(data_dir, download, size or CATALOG[name].input_size[1:])), f"{name} in {data_dir}"

@@ -90,11 +90,11 @@ def tiles(tmp_path):
         folder.mkdir(parents=True)
         for n in range(1, 11):
             Image.new("RGB", (64, 64), (20 * label, 20 * n, 0)).save(folder / f"group{n}_{name}.png")
-    return ClassFolders("Tiles", ("places",), {"a": 10, "b": 10}, 64, "https://example.org", group=r"group\d+")
+    return ClassFolders(("places",), {"a": 10, "b": 10}, "https://example.org", group=r"group\d+")
 
 
 def test_tiles_are_split_class_by_class(tiles, tmp_path):
-    splits = tiles(tmp_path)
+    splits = tiles(tmp_path, False, (64, 64))
     assert {name: split.images.shape for name, split in splits.items()} == {
         "train": (12, 3, 64, 64),
         "valid": (4, 3, 64, 64),
@@ -105,34 +105,34 @@ def test_tiles_are_split_class_by_class(tiles, tmp_path):
     order = np.random.RandomState(2016).permutation(10)
     expected = [names[place] for place in sorted(order[8:])]
     assert [round(v / 20) for v in splits["test"].images[:2, 1, 32, 32].tolist()] == expected == [3, 7]
-    scaled = tiles(tmp_path / "places", size=(32, 32))  # the class folders themselves are found too
+    scaled = tiles(tmp_path / "places", False, (32, 32))  # the class folders themselves are found too
     assert scaled["train"].images.shape == (12, 3, 32, 32)
     assert scaled["test"].files == splits["test"].files
 
 
 def test_images_of_one_group_stay_in_one_part(tiles, tmp_path):
-    before = tiles(tmp_path)
+    before = tiles(tmp_path, False, (64, 64))
     for file in sorted((tmp_path / "places").glob("*/*_*.png")):
         shutil.copy(file, file.with_name(f"{file.stem}_rotated.png"))
-    after = tiles(tmp_path)
+    after = tiles(tmp_path, False, (64, 64))
     for part, split in before.items():
         assert set(split.files) == {file for file in after[part].files if "rotated" not in file}
         assert len(after[part]) == 2 * len(split)
     with pytest.raises(ValueError, match="20 images"):  # without the group each would be an image of its own
-        replace(tiles, group=None)(tmp_path)
+        replace(tiles, group=None)(tmp_path, False, (64, 64))
 
 
 def test_tiles_that_are_missing(tiles, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no Tiles in"):
-        tiles(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="no folders a, b"):
+        tiles(tmp_path / "nowhere", False, (64, 64))
     (tmp_path / "places" / "b" / "group7_b.png").unlink()
     with pytest.raises(ValueError, match="9 groups"):
-        tiles(tmp_path)
+        tiles(tmp_path, False, (64, 64))
     (tmp_path / "places" / "b" / "group7_b.png").touch()
     (tmp_path / "places" / "b" / "group8_b.png").rename(tmp_path / "places" / "b" / "overview.png")
     (tmp_path / "places" / "b" / "group7_b.png").write_bytes((tmp_path / "places" / "b" / "overview.png").read_bytes())
     with pytest.raises(ValueError, match="10 groups"):  # a name without a group
-        tiles(tmp_path)
+        tiles(tmp_path, False, (64, 64))
 
 
 def test_tiny_imagenet_as_published_and_in_class_folders(tmp_path):
