@@ -20,7 +20,8 @@ def render_table(results: list[dict[str, Any]]) -> str:
 def render_summary(results: list[dict[str, Any]]) -> str:
     """The table of README.md: for each data set the equivariant and the plain checkpoint of the lowest test error.
 
-    Which is the lowest is read off the test images; the text beside the table says so.
+    Which is the lowest is read off the test images; the text beside the table says so. Data sets without a plain
+    checkpoint are left out.
     """
     lines = [
         "| trained and tested on | equivariant | test error | plain | test error |",
@@ -30,9 +31,10 @@ def render_summary(results: list[dict[str, Any]]) -> str:
         cells = [dataset(name).title]
         for plain in (False, True):
             found = [r for r in of_set if (r["group"] == "z2") == plain]
-            best = min(found, key=mean_error, default=None)
-            cells += [_link(best, ""), error_text(best, 2) + _seeds(best)] if best else ["", ""]
-        lines.append(f"| {' | '.join(cells)} |")
+            if best := min(found, key=mean_error, default=None):
+                cells += [_link(best, ""), error_text(best, 2) + _seeds(best)]
+        if len(cells) == 5:
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

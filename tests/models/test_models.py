@@ -38,6 +38,8 @@ CLASSES = {
     "chula_rbc12": 11,
     "pbc": 8,
     "lc25000": 3,
+    "radio": 4,
+    "ucmerced": 21,
     "tiny_imagenet": 200,
     "": 1000,
 }  # of other data sets 10
