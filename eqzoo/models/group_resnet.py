@@ -169,7 +169,7 @@ default_cfgs = configs(
     | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()}
     | {
         f"p4m_resnet_m.{name}": CATALOG[name].cfg(input_size=(CATALOG[name].input_size[0], side, side))
-        for name, side in (("pbc", 64), ("lc25000", 96), ("radio", 64), ("ucmerced", 96))
+        for name, side in (("pbc", 64), ("chula_rbc12", 64), ("lc25000", 96), ("radio", 64), ("ucmerced", 96))
     },
     first_conv="stem.conv1",
     classifier="head",
