@@ -10,6 +10,8 @@ from ..ops import reference
 
 __all__ = ["InputWeights", "ResponseWeights", "input_weights", "response_weights"]
 
+Attentive = AttentiveGroupConv2d | AttentiveLiftingConv2d
+
 
 class ResponseWeights(NamedTuple):
     """The attention of an attentive convolution to its responses; α is the product of the factors that there are.
@@ -39,7 +41,7 @@ class InputWeights(NamedTuple):
     output: Tensor
 
 
-def response_weights(layer: AttentiveGroupConv2d | AttentiveLiftingConv2d, x: Tensor) -> ResponseWeights:
+def response_weights(layer: Attentive, x: Tensor) -> ResponseWeights:
     """The attention of a convolution to its responses, one output field at a time.
 
     Args:

@@ -10,26 +10,13 @@ from torch import Tensor, nn
 
 from ..equivariance import in_float64, module_group
 from ..groups import Group
-from ..layers import (
-    AffineSelfConv2d,
-    AttentiveGroupConv2d,
-    AttentiveLiftingConv2d,
-    E4Layer2d,
-    GroupSelfAttention2d,
-    InputAttention2d,
-    LiftingSelfAttention2d,
-    SimpleAffineSelfConv2d,
-    StandAloneSelfAttention2d,
-)
+from ..layers import E4Layer2d, InputAttention2d, LiftingSelfAttention2d
 from ._inside import act, act_on_input, copies_of, fed_to, moved
-from ._responses import input_weights, response_weights
-from ._windows import group_weights, neighbor_places, window_weights
+from ._responses import Attentive, input_weights, response_weights
+from ._windows import SelfAttention, SelfConv, group_weights, neighbor_places, window_weights
 
 __all__ = ["Attention", "attention", "attention_layers"]
 
-_ATTENTIVE = (AttentiveGroupConv2d, AttentiveLiftingConv2d)
-_WINDOWS = (AffineSelfConv2d, SimpleAffineSelfConv2d, StandAloneSelfAttention2d)
-_GROUP = (LiftingSelfAttention2d, GroupSelfAttention2d)
 _AT_ONCE = 4_000_000  # the attention weights in memory at a time
 
 
@@ -96,8 +83,8 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         parent = model.get_submodule(name.rpartition(".")[0])
-        inside = isinstance(module, InputAttention2d) and isinstance(parent, _ATTENTIVE)
-        if isinstance(module, (*_ATTENTIVE, *_WINDOWS, *_GROUP, InputAttention2d, E4Layer2d)) and not inside:
+        inside = isinstance(module, InputAttention2d) and isinstance(parent, Attentive)
+        if isinstance(module, Attentive | SelfConv | SelfAttention | InputAttention2d | E4Layer2d) and not inside:
             found[name] = module
     return found
 
@@ -217,17 +204,19 @@ def _distance(maps: list[Tensor], own: Group, group: Group) -> float:
 
 
 def _look(module: nn.Module, x: Tensor, choice: _Choice) -> _Seen:
-    kinds: tuple[tuple[tuple[type, ...], Callable[..., _Seen]], ...] = (
-        (_ATTENTIVE, _responses),
-        ((InputAttention2d,), _input),
-        (_WINDOWS, _window),
-        (_GROUP, _group_window),
-        ((E4Layer2d,), _generated),
-    )
-    return next(look for types, look in kinds if isinstance(module, types))(module, x, choice)
+    if isinstance(module, Attentive):
+        return _responses(module, x, choice)
+    if isinstance(module, InputAttention2d):
+        return _input(module, x, choice)
+    if isinstance(module, SelfConv):
+        return _window(module, x, choice)
+    if isinstance(module, SelfAttention):
+        return _group_window(module, x, choice)
+    assert isinstance(module, E4Layer2d)
+    return _generated(module, x, choice)
 
 
-def _responses(layer: AttentiveGroupConv2d | AttentiveLiftingConv2d, x: Tensor, choice: _Choice) -> _Seen:
+def _responses(layer: Attentive, x: Tensor, choice: _Choice) -> _Seen:
     if isinstance(layer.attention, InputAttention2d):
         return _input(layer.attention, x, choice)
     _refuse(choice, "place", "pose")
@@ -248,7 +237,7 @@ def _input(layer: InputAttention2d, x: Tensor, choice: _Choice) -> _Seen:
     )
 
 
-def _window(layer: AffineSelfConv2d, x: Tensor, choice: _Choice) -> _Seen:
+def _window(layer: SelfConv, x: Tensor, choice: _Choice) -> _Seen:
     _refuse(choice, "pose")
     pick, of = _pick(choice.head, layer.num_heads, "head", "heads")
     weights = pick(window_weights(layer, x).weights[0])  # (|H|, k², height, width)
@@ -263,7 +252,7 @@ def _window(layer: AffineSelfConv2d, x: Tensor, choice: _Choice) -> _Seen:
     return _Seen(f"attention received from all positions, {of}", received)
 
 
-def _group_window(layer: LiftingSelfAttention2d | GroupSelfAttention2d, x: Tensor, choice: _Choice) -> _Seen:
+def _group_window(layer: SelfAttention, x: Tensor, choice: _Choice) -> _Seen:
     height, width = x.shape[-2:]
     _, of = _pick(choice.head, layer.num_heads, "head", "heads")
     heads = slice(None) if choice.head is None else slice(choice.head, choice.head + 1)
