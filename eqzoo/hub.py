@@ -117,8 +117,10 @@ def find_weights(name: str, repo_id: str | None, cache_dir: str | Path | None = 
                 return path
     reason = "it has not been published on the Hub"
     if repo_id is not None:
+        results = shipped_folder() / name / RESULTS_NAME
         try:
-            return fetch_weights(repo_id, cache_dir, _known_sha256(name))
+            known = read_config(results).get("weights_sha256") if results.is_file() else None
+            return fetch_weights(repo_id, cache_dir, known)
         except WeightsNotFoundError as error:
             reason = str(error)
     raise WeightsNotFoundError(
@@ -310,8 +312,3 @@ def _download(repo_id: str, filename: str, cache_dir: str | Path | None) -> Path
         return Path(hf_hub_download(repo, filename, revision=revision or None, cache_dir=cache_dir))
     except Exception as error:  # as above
         raise WeightsNotFoundError(f"no {filename} from the Hub's {repo_id}: {' '.join(str(error).split())}") from error
-
-
-def _known_sha256(name: str) -> str | None:
-    path = shipped_folder() / name / RESULTS_NAME
-    return json.loads(path.read_text(encoding="utf-8")).get("weights_sha256") if path.is_file() else None

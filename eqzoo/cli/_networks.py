@@ -1,6 +1,5 @@
 """Facts about networks from the registry, without building them."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from timm.models import PretrainedCfg
 
 from ..groups import Z2, Group
-from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights, shipped_folder
+from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights, read_config, shipped_folder
 
 __all__ = ["count_parameters", "group_name", "registered_tags", "results_beside", "weights_and_results"]
 
@@ -36,7 +35,7 @@ def count_parameters(model: torch.nn.Module) -> int:
 def results_beside(weights: Path) -> dict[str, Any] | None:
     """The results.json beside the weights of a checkpoint, or None where there is none."""
     file = weights.with_name(RESULTS_NAME)
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return read_config(file) if file.is_file() else None
 
 
 def weights_and_results(name: str) -> tuple[Path | None, dict[str, Any] | None]:

@@ -4,6 +4,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -142,7 +143,8 @@ def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
     """
     files = _files(path)
     with _pool() as pool:
-        found = _tried(pool, _sides, files[:: max(1, -(-len(files) // count))])[0]
+        some = files[:: max(1, -(-len(files) // count))]
+        found = _tried(pool, lambda file: read_file(file, lambda image: sorted(image.size), whole=False), some)[0]
     if not found:
         return None
     shorter, longer = (sorted(sides)[len(sides) // 2] for sides in zip(*found, strict=True))
@@ -175,10 +177,6 @@ def _files(path: Path) -> list[Path]:
 def _pool() -> ThreadPoolExecutor:
     """Threads that read images, one for each core: each may hold a large image."""
     return ThreadPoolExecutor(usable_cores())
-
-
-def _sides(path: Path) -> tuple[int, int]:
-    return read_file(path, lambda image: (min(image.size), max(image.size)), whole=False)
 
 
 def images_below(folder: Path) -> list[Path]:
@@ -281,12 +279,12 @@ def read_files(
     return splits
 
 
+@dataclass(frozen=True)
 class _Reader:
     """Reads file i of a list, scaled and cropped to the input size, uint8."""
 
-    def __init__(self, files: list[Path], input_size: tuple[int, int, int]) -> None:
-        self.files = files
-        self.input_size = input_size
+    files: list[Path]
+    input_size: tuple[int, int, int]
 
     def __call__(self, index: int) -> Tensor:
         channels, *size = self.input_size
