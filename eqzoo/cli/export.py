@@ -43,22 +43,15 @@ def run(args: argparse.Namespace) -> Answer:
         if output.suffix == ".pt2":
             report = export_pt2(source.network, output, args.size)
         elif args.int8:
-            report = _quantized(source.network, args.int8, output, args.opset or 18, args.size)
+            batch = _read(source.network, args.int8, args.size)
+            with tempfile.TemporaryDirectory() as folder:
+                exported = export_onnx(source.network, Path(folder) / "float32.onnx", args.opset or 18, args.size)
+                report = quantize_onnx(exported.path, batch, output)
         else:
             report = export_onnx(source.network, output, args.opset or 18, args.size)
     except ExportError as error:
         return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
     return Answer(str(report), report.as_dict())
-
-
-def _quantized(
-    network: EquivariantNet | OrbitNet, images: Sequence[str], output: Path, opset: int, size: int | None
-) -> QuantizationReport:
-    """Exports to a temporary file in float32, and from it to one of 8 bits."""
-    batch = _read(network, images, size)
-    with tempfile.TemporaryDirectory() as folder:
-        exported = export_onnx(network, Path(folder) / "float32.onnx", opset, size)
-        return quantize_onnx(exported.path, batch, output)
 
 
 def _read(network: EquivariantNet | OrbitNet, images: Sequence[str], size: int | None) -> Tensor:
