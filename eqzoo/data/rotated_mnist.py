@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
+from .arrays import from_arrays
 from .splits import Split
 
 __all__ = ["rotmnist", "rotmnist_from_amat"]
@@ -92,7 +92,4 @@ def _rotate(image: np.ndarray[Any, Any], angle: float) -> np.ndarray[Any, Any]:
 def _split(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> dict[str, Split]:
     ends = np.cumsum(list(ROTMNIST_SIZES.values()))[:-1]
     parts = zip(ROTMNIST_SIZES, np.split(images, ends), np.split(labels, ends), strict=True)
-    return {
-        name: Split(torch.from_numpy(np.ascontiguousarray(x))[:, None], torch.from_numpy(y.astype(np.int64)))
-        for name, x, y in parts
-    }
+    return {name: from_arrays(x, y, f"rotated MNIST, {name}") for name, x, y in parts}
