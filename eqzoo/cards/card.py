@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint, counts_of, distilled, error_text, has_spread
 __all__ = ["render_card", "wrapped"]
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
-_STEPS = {1: 360, 2: 180, 4: 90}  # degrees between the rotations of the pixel grid, by their number
+_LIMITS = "At angles that are not in its group its accuracy depends on its training; the curve over the angle shows it."
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
 _MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
 _CONFUSED_PAIRS = 20  # of classes that are listed instead
@@ -40,7 +40,7 @@ def render_card(checkpoint: Checkpoint, repo_id: str | None = None) -> str:
         _use(checkpoint, repo_id),
         f"## Results\n\n{_results(checkpoint)}",
         f"## Training\n\n{_training(checkpoint)}",
-        f"## Limits and intended use\n\n{wrapped(f'{checkpoint.data.use} {_rotations(checkpoint.results)}')}",
+        f"## Limits and intended use\n\n{wrapped(f'{checkpoint.data.use} {_LIMITS}')}",
         f"## Citation\n\n{_citation(_paper(checkpoint.config['architecture']))}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -97,37 +97,17 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _promise(r: Mapping[str, Any]) -> str:
-    group = r["group"]
-    if group == "z2":
+    group = Group.from_name(r["group"])
+    if group.name == "z2":
         return "It is the baseline: equivariant to translations alone, not to rotations."
     if r["equivariance_error"] > EXACT:
-        return f"It is approximately equivariant under {group}: the table of results has the error."
-    if not (elements := _elements(group)):
-        return f"It is approximately equivariant under {group}: no rotation of it maps the pixel grid onto itself."
-    between = "" if Group.from_name(group).on_grid else ", and approximately to the rotations between them"
-    return f"It is exactly equivariant to {elements} by construction (group {group}){between}."
-
-
-def _elements(group: str) -> str:
-    """The elements of a group on the pixel grid, in words."""
-    named = Group.from_name(group)
-    degrees = _STEPS[named.of_grid.rotations]
-    return " and ".join([f"{degrees}° rotations"] * (degrees < 360) + ["reflections"] * named.reflections)
-
-
-def _rotations(r: Mapping[str, Any]) -> str:
-    if r["group"] == "z2":
-        return "It is equivariant to no rotation or reflection: its accuracy on rotated images depends on its training."
-    if r["group"] == "z2m":
-        return "It is exact for reflections; its accuracy on rotated images depends on its training."
-    curve = " The curve over the angle shows its accuracy there." if "rotation_curve" in r else ""
-    if r["equivariance_error"] > EXACT or not _elements(r["group"]):
-        return f"It is approximate: its accuracy on rotated images depends on its training.{curve}"
-    degrees = _STEPS[Group.from_name(r["group"]).of_grid.rotations]
-    return (
-        f"It is exact for {_elements(r['group'])} of the pixel grid; at angles between multiples of {degrees}° its "
-        f"accuracy depends on its training.{curve}"
-    )
+        return f"It is approximately equivariant under {group.name}: the table of results has the error."
+    degrees = 360 // group.of_grid.rotations
+    elements = [f"{degrees}° rotations"] * (degrees < 360) + ["reflections"] * group.reflections
+    if not elements:
+        return f"It is approximately equivariant under {group.name}: no rotation of it maps the pixel grid onto itself."
+    between = "" if group.on_grid else ", and approximately to the rotations between them"
+    return f"It is exactly equivariant to {_listed(elements)} by construction (group {group.name}){between}."
 
 
 def _use(checkpoint: Checkpoint, repo_id: str | None) -> str:
