@@ -25,7 +25,7 @@ from ..hub import WeightsNotFoundError, base_model
 from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
 from .images import OwnImages, data_label, image_statistics, own_images
-from .rules import default_side, fine_tuning_recipe, with_rules
+from .rules import default_side, fine_tuning_recipe, frozen_modules, with_rules
 
 __all__ = ["Plan", "Request", "make_plan", "with_speed"]
 
@@ -207,15 +207,13 @@ def make_plan(request: Request) -> Plan:
     blank = weightless(source, **dict(request.recipe.get("model_args") or {}))
     side = request.size or default_side(blank)
     check_side(source, side, blank)
-    names = (request.freeze,) if isinstance(request.freeze, str) else request.freeze
-    if not isinstance(names, bool):
-        freeze_modules(blank_copy(blank), tuple(names))
+    freeze_modules(blank_copy(blank), frozen_modules(blank, request.freeze))  # raises if there is no such module
     images = own_images(request, side)
     settings = _settings(request, source, blank, images)
-    if names and settings["start"] is None:
+    if request.freeze and settings["start"] is None:
         raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
     plan = Plan(request, source, blank, images, settings, Recipe("", "", epochs=1))
-    return replace(plan, recipe=_recipe(plan, {}))
+    return replace(plan, recipe=fine_tuning_recipe(plan, {}))
 
 
 def with_speed(plan: Plan, saved: Mapping[str, Any], clock: Callable[[], float] = time.perf_counter) -> Plan:
@@ -246,25 +244,7 @@ def with_speed(plan: Plan, saved: Mapping[str, Any], clock: Callable[[], float] 
     measured: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
     if request.minutes is not None:
         measured["epochs"] = speed.epochs_within(60 * request.minutes, plan.splits)
-    return replace(plan, recipe=_recipe(plan, measured), speed=speed)
-
-
-def _recipe(plan: Plan, measured: Mapping[str, Any]) -> Recipe:
-    """The recipe by the rules, with what was given and what was measured first."""
-    freeze = plan.request.freeze
-    modules = trunk(plan.blank) if freeze is True else (freeze,) if isinstance(freeze, str) else tuple(freeze or ())
-    fixed = {"epochs": 1} if plan.fits_classifier else {}
-    return fine_tuning_recipe(plan, dict(measured) | plan.request.given | fixed, modules)
-
-
-def trunk(model: nn.Module) -> tuple[str, ...]:
-    """The top-level modules with parameters, except for that of the classifier."""
-    last = cast(Any, model).get_classifier()
-    return tuple(
-        name
-        for name, child in model.named_children()
-        if any(True for _ in child.parameters()) and not any(module is last for module in child.modules())
-    )
+    return replace(plan, recipe=fine_tuning_recipe(plan, measured), speed=speed)
 
 
 def _settings(request: Request, source: ModelSource, blank: nn.Module, images: OwnImages) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "default_side",
     "fine_tuning_recipe",
+    "frozen_modules",
     "keeps_statistics",
     "least_epochs",
     "missing_symmetries",
@@ -76,17 +77,16 @@ def with_rules(given: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any]:
     return values
 
 
-def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[str]) -> Recipe:
-    """The recipe of a fine-tuning.
+def fine_tuning_recipe(plan: "Plan", measured: Mapping[str, Any]) -> Recipe:
+    """The recipe of a fine-tuning, with what the user gives and what was measured first.
 
     Args:
         plan: The plan, but for its recipe.
-        given: The keys of a recipe that the user gives, and what was measured; None for what is chosen here.
-        freeze: The modules that are not trained.
+        measured: The keys of a recipe that depend on the machine.
     """
     settings, splits, group = plan.settings, plan.splits, Predictor.of(plan.blank).group
     train, pretrained = splits["train"], settings["start"] is not None
-    values = {key: value for key, value in given.items() if value is not None or key == "patience"}
+    values = dict(measured) | plan.request.given | ({"epochs": 1} if plan.fits_classifier else {})
     # With few images batches are smaller, so that an epoch has some steps.
     batch = values.get("batch_size") or min(_BATCH, max(_LEAST_BATCH, len(train) // _BATCHES))
     values["batch_size"] = min(batch, len(train))
@@ -107,7 +107,23 @@ def fine_tuning_recipe(plan: "Plan", given: Mapping[str, Any], freeze: Sequence[
         weights = tuple(round(v, 6) for v in (counts.sum() / (len(counts) * counts)).tolist())
     sizes = {"num_classes": len(settings["label_names"]), "in_chans": train.shape[0]}
     values["model_args"] = plan.source.model_args | dict(values.get("model_args") or {}) | sizes
-    return Recipe(plan.source.architecture, settings["data"], freeze=tuple(freeze), class_weights=weights, **values)
+    freeze = frozen_modules(plan.blank, plan.request.freeze)
+    return Recipe(plan.source.architecture, settings["data"], freeze=freeze, class_weights=weights, **values)
+
+
+def frozen_modules(model: nn.Module, freeze: bool | str | Sequence[str]) -> tuple[str, ...]:
+    """The names of the modules that are not trained: those that are given; with True all but the classifier.
+
+    These are the top-level modules with parameters, without that of the classifier.
+    """
+    if not isinstance(freeze, bool):
+        return (freeze,) if isinstance(freeze, str) else tuple(freeze)
+    last = cast(Any, model).get_classifier()
+    return tuple(
+        name
+        for name, child in model.named_children()
+        if freeze and list(child.parameters()) and not any(module is last for module in child.modules())
+    )
 
 
 def default_side(model: nn.Module) -> int:

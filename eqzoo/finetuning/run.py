@@ -117,7 +117,7 @@ def finetune(
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written.
     """
-    plan = make_plan(Request(**locals()))
+    plan = make_plan(Request(**locals()))  # whose fields are the arguments
     directory = plan.directory
     with directory.locked(), limited_threads():
         plan = with_speed(plan, _saved(plan))

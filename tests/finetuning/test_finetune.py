@@ -39,7 +39,8 @@ from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.finetuning import run as finetuning
 from eqzoo.finetuning import write
 from eqzoo.finetuning.images import data_label
-from eqzoo.finetuning.plan import Plan, trunk
+from eqzoo.finetuning.plan import Plan
+from eqzoo.finetuning.rules import frozen_modules
 from eqzoo.hub import shipped_folder
 from tests.cli.commands import run
 from tests.finetuning.shapes import NAMES, arrays, save_shapes, shape, shapes
@@ -383,7 +384,7 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
     for name in ("p4_resnet29", "p4m_densenet", "r4_gsanet_t", "p4_e4net", "z2_allcnn"):
         with torch.device("meta"):
             model = eqzoo.create_model(name)
-        names = trunk(model)
+        names = frozen_modules(model, True)
         outside = [n for n, _ in model.named_parameters() if not n.startswith(tuple(f"{t}." for t in names))]
         assert names
         assert outside

@@ -24,7 +24,7 @@ def tune(folder, **changes):
 
 
 def planned(name, start=None, **given):
-    return fine_tuning_recipe(plan_of(shapes(), name, start=start), given, ())
+    return fine_tuning_recipe(plan_of(shapes(), name, start=start, given=given), {})
 
 
 def test_the_number_of_epochs_follows_from_the_number_of_steps():
