@@ -57,7 +57,6 @@ def measure(
     rotated: int | None = None,
     seconds: float | None = None,
     workers: int = 0,
-    title: str = "evaluate",
 ) -> Results:
     """Evaluates a classifier on a split. A progress bar on stderr counts evaluated images.
 
@@ -69,7 +68,6 @@ def measure(
         seconds: The time that it may take: fewer images are rotated where the network is slow. None for no limit. All
             images are evaluated unrotated, whatever the time.
         workers: The processes that read images that are not in memory.
-        title: That of the progress bar.
 
     Raises:
         ValueError: If a logit is not finite.
@@ -77,7 +75,7 @@ def measure(
     names = split.classes or predictor.classes
     if seconds is not None:  # kernels are compiled at the first pass, which would look slow
         predictor.logits(sample(split, 1), workers)
-    with counting(predictor.network, title, len(split)) as bar:
+    with counting(predictor.network, "evaluate", len(split)) as bar:
         began = time.perf_counter()
         logits = predictor.logits(split, workers)
         each = (time.perf_counter() - began) / len(split)

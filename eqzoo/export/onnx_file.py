@@ -57,7 +57,6 @@ class OnnxFile:
             found = ", ".join(f"{each.name}: {each.type}" for each in inputs) or "no input: its outputs are constants"
             raise ValueError(f"{path} needs a single floating-point input, a batch of images; it has {found}")
         self._name = inputs[0].name
-        self.outputs = tuple(output.name for output in self._session.get_outputs())
         self.dtype = _TYPES[inputs[0].type]
         # A dynamic side is None.
         self.input_shape = tuple(side if isinstance(side, int) else None for side in inputs[0].shape)

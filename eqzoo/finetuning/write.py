@@ -32,7 +32,6 @@ _SECONDS = 18.0  # that the metrics may take, or 6 % of the training if that is 
 _SHARE = 0.06
 _TIMED_BATCH = 64  # of the throughput; smaller where this takes more than a second
 _TRAINING_SAMPLE = 100  # training images whose accuracy is compared with that of validation
-_USUAL = {"precision": "float32", "channels_last": False}
 
 
 def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def command(plan: Plan) -> str:
     """The `eqzoo finetune` command of a fine-tuning."""
     request, recipe = plan.request, plan.recipe
     # What was measured here may be measured otherwise on another machine.
-    chosen = {key: getattr(recipe, key) for key in AUTOMATIC if getattr(recipe, key) != _USUAL[key]}
+    chosen = {key: getattr(recipe, key) for key in AUTOMATIC if getattr(recipe, key) != getattr(type(recipe), key)}
     given = request.given | chosen | ({} if request.minutes is None else {"epochs": recipe.epochs})
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
     words = ["eqzoo", "finetune", plan.settings["name"], data_argument(request.data), "--output", "DIR"]
