@@ -3,14 +3,13 @@
 import json
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
-from ..data.hashes import SPLIT_NAMES
 from ..data.images import MODES
 from ..groups import Group
 from ..models.load import own_module
@@ -77,23 +76,7 @@ def _opening(checkpoint: Checkpoint) -> str:
     base = r.get("base_model")
     tuned = f" It was fine-tuned from [{base}](https://huggingface.co/{base})." if base else ""
     text = checkpoint.data.text.format(**counts_of(r))
-    return wrapped(f"`{architecture}`{of} trained on {text}.{_of_sources(r)}{tuned} {_promise(r)}")
-
-
-def _of_sources(r: Mapping[str, Any]) -> str:
-    """A sentence on the sources, such as patients, if the images were split by these."""
-    counts = {split: count for split in SPLIT_NAMES if (count := r.get("sources", {}).get(split))}
-    if len(counts) < 2:
-        return ""
-    splits, numbers = _listed([SPLIT_NAMES[split] for split in counts]), _listed([f"{n:,}" for n in counts.values()])
-    unknown = [name for split, name in SPLIT_NAMES.items() if split not in counts and r["images"].get(split)]
-    others = f"; the sources of the {_listed(unknown)} images are not known" if unknown else ""
-    return f" The {splits} images share no source, such as a patient or a slide: they are of {numbers}{others}."
-
-
-def _listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return wrapped(f"`{architecture}`{of} trained on {text}.{tuned} {_promise(r)}")
 
 
 def _promise(r: Mapping[str, Any]) -> str:
@@ -107,7 +90,7 @@ def _promise(r: Mapping[str, Any]) -> str:
     if not elements:
         return f"It is approximately equivariant under {group.name}: no rotation of it maps the pixel grid onto itself."
     between = "" if group.on_grid else ", and approximately to the rotations between them"
-    return f"It is exactly equivariant to {_listed(elements)} by construction (group {group.name}){between}."
+    return f"It is exactly equivariant to {' and '.join(elements)} by construction (group {group.name}){between}."
 
 
 def _use(checkpoint: Checkpoint, repo_id: str | None) -> str:
