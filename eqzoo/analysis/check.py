@@ -106,6 +106,7 @@ class EquivarianceCheck:
         return "\n".join([*lines, *self.notes])
 
 
+@torch.no_grad()
 def check_equivariance(
     source: str | os.PathLike[str] | nn.Module,
     group: Group | str | None = None,
@@ -156,71 +157,58 @@ def check_equivariance(
     has_weights = is_onnx or isinstance(source, nn.Module)
     if (has_weights and (model is not None or pretrained)) or (is_onnx and randomize is not None):
         raise ValueError("networks and ONNX files have their weights: leave model, pretrained and randomize out")
-    options = _Options(asked, size, tolerance, seed, randomize)
-    if isinstance(source, nn.Module):
-        source = without_parallel(source)
-        return _check_module(source, type(source).__name__, "module", not looks_untrained(source), options)
     if is_onnx:
-        return _check_onnx(Path(source), options)
-    text = os.fspath(source)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
-        found = None if model else resolve(text)
-        if found and not is_own(found.architecture):
-            trained = pretrained or bool(found.config)  # a checkpoint's folder or repo is named for its weights
-            return _check_module(instantiate(found, trained), found.name, "timm", trained, options)
-        loaded = load_network(text, model, pretrained or None)
-    return _check_module(loaded.network, loaded.name, "eqzoo", loaded.trained, options)
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of `check_equivariance` that do not say what is checked."""
-
-    group: Group | None
-    size: int | None
-    tolerance: float | None
-    seed: int
-    randomize: bool | None
-
-    def limit(self, precision: torch.dtype) -> float:
-        """The largest error that counts as exact."""
-        return _TOLERANCES[precision] if self.tolerance is None else self.tolerance
-
-
-@torch.no_grad()
-def _check_module(network: nn.Module, subject: str, kind: str, trained: bool, options: _Options) -> EquivarianceCheck:
+        return _check_onnx(Path(source), asked, size, tolerance, seed)
+    network, subject, kind, trained = _network_of(source, model, pretrained, seed)
     own = group_of(network)
-    group, notes = _group_of_check(own, options.group)
+    to_check, notes = _group_of_check(own, asked)
     network = in_float64(network)
-    if options.size and isinstance(network, EquivariantNet):
-        check_side(subject, options.size, network)
-    x = noise_images(network, torch.Generator().manual_seed(options.seed), options.size)
+    if size and isinstance(network, EquivariantNet):
+        check_side(subject, size, network)
+    x = noise_images(network, torch.Generator().manual_seed(seed), size)
     try:
-        if not trained if options.randomize is None else options.randomize:
-            notes.append(_randomize(network, own, x, options))
+        if not trained if randomize is None else randomize:
+            notes.append(_randomize(network, own, x, seed, bool(randomize)))
         _check_depends_on_image(network, x, torch.float64, subject)
     except (AssertionError, RuntimeError) as error:
         sides = " x ".join(map(str, x.shape[1:]))
         raise ValueError(f"{subject} takes no images of {sides} (channels, height, width): {error}") from error
-    report = _measure(network, x, group, own, notes)
-    limit = options.limit(torch.float64)
+    report = _measure(network, x, to_check, own, notes)
+    limit = _TOLERANCES[torch.float64] if tolerance is None else tolerance
     broken = max(report.logits.values()) > limit
     if broken and kind == "timm":
         notes.append("Equivariant networks: eqzoo list 'p4*'.")
     return EquivarianceCheck(
         subject=subject,
         kind=kind,
-        group=group.name,
+        group=to_check.name,
         image=tuple(x.shape[1:]),
         precision="float64",
         tolerance=limit,
-        logits=_described(group, report.logits),
-        features=_described(group, report.features),
+        logits=_described(to_check, report.logits),
+        features=_described(to_check, report.features),
         worst_layer=max(report.layers.items(), key=lambda item: item[1], default=None),
         diagnosis=_diagnose(network, x, own, report, limit) if broken else _diagnose_parts(report, limit),
         notes=tuple(notes),
     )
+
+
+def _network_of(
+    source: str | os.PathLike[str] | nn.Module, model: str | None, pretrained: bool, seed: int
+) -> tuple[nn.Module, str, str, bool]:
+    """The network of a source, what it is called, its kind, and whether it is trained."""
+    if isinstance(source, nn.Module):
+        network = without_parallel(source)
+        return network, type(network).__name__, "module", not looks_untrained(network)
+    text = os.fspath(source)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # the same random weights at every call; those of GPUs stay
+        found = None if model else resolve(text)
+        if found and not is_own(found.architecture):
+            trained = pretrained or bool(found.config)  # a checkpoint's folder or repo is named for its weights
+            return instantiate(found, trained), found.name, "timm", trained
+        loaded = load_network(text, model, pretrained or None)
+        return loaded.network, loaded.name, "eqzoo", loaded.trained
 
 
 def _group_of_check(own: Group | None, asked: Group | None) -> tuple[Group, list[str]]:
@@ -237,7 +225,7 @@ def _group_of_check(own: Group | None, asked: Group | None) -> tuple[Group, list
     return group, notes
 
 
-def _randomize(network: nn.Module, own: Group | None, x: Tensor, options: _Options) -> str:
+def _randomize(network: nn.Module, own: Group | None, x: Tensor, seed: int, asked: bool) -> str:
     """Randomizes norms, biases and constant weights in place, where it is known how the group acts on them."""
     plain = own is not None and not group_layers(network)
     if plain or deployed_parts(network):
@@ -247,8 +235,8 @@ def _randomize(network: nn.Module, own: Group | None, x: Tensor, options: _Optio
             f"Its norms and biases were left as they are: {why}. Fresh ones, of a network that is untrained, can hide "
             "what training breaks."
         )
-    randomize_norms(network, torch.Generator().manual_seed(options.seed), x)
-    if options.randomize:
+    randomize_norms(network, torch.Generator().manual_seed(seed), x)
+    if asked:
         return "Its norms, biases and constant weights were randomized, as asked."
     return "It is untrained: its weights are random, its norms and biases randomized."
 
@@ -313,22 +301,24 @@ def _described(group: Group, errors: dict[int, float]) -> dict[str, float]:
     return {group.describe(g): error for g, error in errors.items()}
 
 
-def _check_onnx(path: Path, options: _Options) -> EquivarianceCheck:
+def _check_onnx(
+    path: Path, asked: Group | None, size: int | None, tolerance: float | None, seed: int
+) -> EquivarianceCheck:
     file = OnnxFile(path)
-    named = None if options.group else file.metadata.get("group")
-    group, notes = _group_of_check(Group.from_name(named) if named else None, options.group)
-    shape, batch, channels_last = _image_shape(file, path, options.size)
+    named = None if asked else file.metadata.get("group")
+    group, notes = _group_of_check(Group.from_name(named) if named else None, asked)
+    shape, batch, channels_last = _image_shape(file, path, size)
     if shape[1] != shape[2] and group.of_grid.rotations == 4:
         group = Group(2, group.reflections)
         notes.append(f"Its images are not square, so rotations by 90° were left out, and {group.name} was checked.")
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
     def run(images: Tensor) -> list[Tensor]:
         found = [y.double() for y in file.run(images.movedim(1, -1) if channels_last else images)]
         return [y.movedim(-1, 1) if channels_last and y.ndim == 4 else y for y in found]
 
-    limit = options.limit(file.dtype)
+    limit = _TOLERANCES[file.dtype] if tolerance is None else tolerance
     _check_depends_on_image(run, x, file.dtype, str(path))
     logits = element_errors(run, x, group, other=x.square())
     fed = (batch, *shape[1:], shape[0]) if channels_last else (batch, *shape)
