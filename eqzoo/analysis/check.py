@@ -153,12 +153,13 @@ def check_equivariance(
         (True, False)
     """
     asked = None if group is None else group_to_check(group)
-    is_onnx = not isinstance(source, nn.Module) and Path(source).suffix.lower() == ".onnx"
+    file = Path("" if isinstance(source, nn.Module) else source)
+    is_onnx = file.suffix.lower() == ".onnx"
     has_weights = is_onnx or isinstance(source, nn.Module)
     if (has_weights and (model is not None or pretrained)) or (is_onnx and randomize is not None):
         raise ValueError("networks and ONNX files have their weights: leave model, pretrained and randomize out")
     if is_onnx:
-        return _check_onnx(Path(source), asked, size, tolerance, seed)
+        return _check_onnx(file, asked, size, tolerance, seed)
     network, subject, kind, trained = _network_of(source, model, pretrained, seed)
     own = group_of(network)
     to_check, notes = _group_of_check(own, asked)
