@@ -198,7 +198,7 @@ def evaluate(
     images, notes = _relabeled(read, predictor, classes, source)
     notes += _notes(predictor, data, part, data_dir, images)
     limits = {"rotated": MAX_ROTATED_IMAGES, "seconds": MAX_SECONDS} if rotated is None else {"rotated": rotated}
-    results = measure(predictor, images, workers=workers, **limits)  # type: ignore[arg-type]
+    results = measure(predictor, images, workers=workers, **limits)
     found = dict(results.metrics)
     notes += results.notes
     if thresholds:
