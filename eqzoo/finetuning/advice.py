@@ -151,8 +151,9 @@ def advice_after(
     length, twice = ("epochs", 2 * recipe.epochs) if minutes is None else ("minutes", 2 * minutes)
     longer = f"train for longer with --{length} {twice:g} and another --output"
     rows = metrics["classes"]
-    missed = [row["name"] for i, row in enumerate(rows) if row["images"] and not _predicted(metrics, i)]
-    given = [row["name"] for i, row in enumerate(rows) if _predicted(metrics, i)]
+    predicted = [sum(counts) for counts in zip(*metrics["confusion"], strict=True)]
+    missed = [row["name"] for row, count in zip(rows, predicted, strict=True) if row["images"] and not count]
+    given = [row["name"] for row, count in zip(rows, predicted, strict=True) if count]
     if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
         more = "" if recipe.class_weights else ", --balance"
         other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --{length}, with another --output"
@@ -192,10 +193,6 @@ def _duration(seconds: float) -> str:
 
 def _some(names: Sequence[str], count: int = 3) -> str:
     return ", ".join(map(repr, names[:count])) + (", ..." if len(names) > count else "")
-
-
-def _predicted(metrics: Mapping[str, Any], label: int) -> int:
-    return sum(row[label] for row in metrics["confusion"])
 
 
 def _name(split: AnySplit, label: int) -> str:
