@@ -128,8 +128,7 @@ def equivariance_report(
     group = group_of(model) if group is None else group_to_check(group)
     if group is None:
         raise ValueError(f"{type(model).__name__} has no group of eqzoo as its attribute; pass group=")
-    law = getattr(model, "transform_field", None)
-    if isinstance(x, Tensor) and x.ndim < 4 and law is None:
+    if isinstance(x, Tensor) and x.ndim < 4 and not hasattr(model, "transform_field"):
         raise ValueError(
             "x is a batch of images (B, C, height, width) or of fields (B, C, |H|, height, width), got "
             f"{tuple(x.shape)}; image[None] is a batch of one"
@@ -358,9 +357,15 @@ def is_subgroup(group: Group, other: Group, on_grid: bool = False) -> bool:
 def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]:
     layers = group_layers(model)
     inputs: dict[str, Any] = {}
+
+    def keep(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keeps the input of a layer that takes one and whose output, as that of a branch at its start, is not zero."""
+        given = [*args, *kwargs.values()]
+        if len(given) == 1 and any(part.any() for part in tensors_of(output)):
+            inputs[name] = given[0]
+
     handles = [
-        module.register_forward_hook(partial(_keep_input, inputs, name), with_kwargs=True)
-        for name, (module, _) in layers.items()
+        module.register_forward_hook(partial(keep, name), with_kwargs=True) for name, (module, _) in layers.items()
     ]
     model(x)
     for handle in handles:
@@ -371,12 +376,3 @@ def _layer_errors(model: nn.Module, x: Tensor, group: Group) -> dict[str, float]
         law = getattr(layer, "transform_field", None)
         errors[name] = max(element_errors(layer, value, group, own, law).values())
     return errors
-
-
-def _keep_input(
-    inputs: dict[str, Any], name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    """Keeps the input of a layer that takes one and whose output, as that of a branch at its start, is not zero."""
-    given = [*args, *kwargs.values()]
-    if len(given) == 1 and any(part.any() for part in tensors_of(output)):
-        inputs[name] = given[0]
