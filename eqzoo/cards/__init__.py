@@ -1,18 +1,16 @@
 """The folder of a checkpoint as its Hub repo: results.json, model card, tables of results, upload."""
 
 from .card import render_card
-from .checkpoint import CARD_NAME, Checkpoint, check_name, read_checkpoint
+from .checkpoint import CARD_NAME, Checkpoint, read_checkpoint
 from .figures import write_figures
-from .push import ONNX_NAME, REPO_FILES, edited_card, export_beside, push_folder, restate, write_card
+from .push import REPO_FILES, edited_card, export_beside, push_folder, restate, write_card
 from .results import network_results, training_results
 from .tables import render_summary, render_table
 
 __all__ = [
     "CARD_NAME",
-    "ONNX_NAME",
     "REPO_FILES",
     "Checkpoint",
-    "check_name",
     "edited_card",
     "export_beside",
     "network_results",

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 import torch
 from timm.optim import list_optimizers
 from timm.scheduler.cosine_lr import CosineLRScheduler
@@ -136,8 +135,6 @@ class Recipe:
                 value = tuple(value)
             elif isinstance(value, dict):
                 value = json.loads(json.dumps(value))
-            elif isinstance(value, np.generic):
-                value = value.item()
             object.__setattr__(self, item.name, value)
             if not _fits(value, hints[item.name]):
                 expected = getattr(hints[item.name], "__name__", hints[item.name])

@@ -32,7 +32,7 @@ from .errors import (
     unwrapped,
     without_parallel,
 )
-from .untrained import is_constant, looks_untrained, randomize_norms
+from .untrained import looks_untrained, randomize_norms
 
 __all__ = [
     "EquivarianceReport",
@@ -43,7 +43,6 @@ __all__ = [
     "group_of",
     "group_to_check",
     "in_float64",
-    "is_constant",
     "is_subgroup",
     "looks_untrained",
     "module_group",
