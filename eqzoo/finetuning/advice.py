@@ -84,13 +84,12 @@ def advice_before(plan: "Plan") -> list[str]:
     splits, train, request = plan.splits, plan.splits["train"], plan.request
     by_source, inner, drawn = request.source_of_splits, folders_in_classes(request.data), plan.images.drawn
     trained_side = plan.source.image_side if plan.settings["start"] else None
-    shares = {"valid": request.valid_fraction, "test": request.test_fraction}
     resized = request.size is None and plan.native is not None and plan.native[0] != trained_side
     return [
         *([] if by_source == "folder" else _nested(inner, train, bool(drawn) and not by_source)),
         *(_named_sources(splits.values()) if drawn and not by_source and not inner else []),
-        *_few(train, [part for part, share in shares.items() if part in drawn and (share is None or share > _SMALL)]),
-        *([] if request.balance else _imbalanced(train)),
+        *_few(plan),
+        *([] if request.balance else _imbalanced(train, plan.names)),
         *_dark(train),
         *cut_off(plan.native),
         *(_larger(plan.blank, plan.native[0], plan.side) if resized and plan.native else []),
@@ -195,10 +194,6 @@ def _some(names: Sequence[str], count: int = 3) -> str:
     return ", ".join(map(repr, names[:count])) + (", ..." if len(names) > count else "")
 
 
-def _name(split: AnySplit, label: int) -> str:
-    return repr(split.classes[label] if split.classes else str(label))
-
-
 def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]:
     if inner:
         apart = (
@@ -243,21 +238,24 @@ def _not_rotated(model: nn.Module, augment: str | None) -> Iterator[str]:
         )
 
 
-def _few(train: AnySplit, fewer: Sequence[str]) -> Iterator[str]:
-    counts = train.labels.bincount().tolist()
-    few = [f"{_name(train, label)} ({count})" for label, count in enumerate(counts) if count < FEW_IMAGES]
+def _few(plan: "Plan") -> Iterator[str]:
+    counts = plan.splits["train"].labels.bincount().tolist()
+    few = [f"{plan.names[label]!r} ({count})" for label, count in enumerate(counts) if count < FEW_IMAGES]
     if few:
-        options = f", or hold out fewer with {' '.join(f'--{part} {_SMALL:g}' for part in fewer)}" if fewer else ""
+        shares = {"valid": plan.request.valid_fraction, "test": plan.request.test_fraction}
+        drawn = {part: share for part, share in shares.items() if part in plan.images.drawn}
+        fewer = [f"--{part} {_SMALL:g}" for part, share in drawn.items() if share is None or share > _SMALL]
+        options = f", or hold out fewer with {' '.join(fewer)}" if fewer else ""
         more = ", ..." if len(few) > 5 else ""
         yield f"fewer than {FEW_IMAGES} training images of {', '.join(few[:5])}{more}: add images{options}"
 
 
-def _imbalanced(train: AnySplit) -> Iterator[str]:
+def _imbalanced(train: AnySplit, names: Sequence[str]) -> Iterator[str]:
     counts = train.labels.bincount()
     most, least = int(counts.argmax()), int(counts.argmin())
     if (ratio := counts[most] / counts[least]) >= IMBALANCE:
         yield (
-            f"{_name(train, most)} has {ratio:.0f} times the images of {_name(train, least)}: if rare classes matter "
+            f"{names[most]!r} has {ratio:.0f} times the images of {names[least]!r}: if rare classes matter "
             "as much, compare the mean recall with that of --balance"
         )
 
