@@ -101,7 +101,7 @@ def train(
     with (
         directory.locked() if is_main else nullcontext(),
         flushed_subnormals(),
-        _deterministic(recipe.deterministic and accelerator.device.type == "cuda"),
+        _deterministic() if recipe.deterministic and accelerator.device.type == "cuda" else nullcontext(),
     ):
         digests = split_digests(splits) if is_main else {}
         if is_main:
@@ -287,11 +287,8 @@ def accelerator_of(device: str | None, track: str | None = None, run_dir: Path |
 
 
 @contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
+def _deterministic() -> Iterator[None]:
     """Uses deterministic CUDA kernels; where there is none, torch warns and uses another."""
-    if not wanted:
-        yield
-        return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS sums in one order only with a fixed workspace
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)

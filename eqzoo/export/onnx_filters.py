@@ -10,7 +10,7 @@ import numpy as np
 
 from ..groups import Field, Group, orbit_array
 
-__all__ = ["expand_filters", "store_filters_once"]
+__all__ = ["expand_filters", "replace_all", "store_filters_once"]
 
 _FIELDS: tuple[Field, ...] = ("regular", "trivial")
 
@@ -42,8 +42,8 @@ def store_filters_once(model: Any, group: Group) -> None:
             helper.make_node("Reshape", [f"{name}_copies", f"{name}_shape"], [name], name=f"{name}_bank"),
         ]
     kept += [numpy_helper.from_array(values, name) for name, values in tables.items()]
-    _replace(graph.initializer, kept)
-    _replace(graph.node, [*nodes, *graph.node])
+    replace_all(graph.initializer, kept)
+    replace_all(graph.node, [*nodes, *graph.node])
 
 
 def expand_filters(model: Any) -> None:
@@ -62,8 +62,8 @@ def expand_filters(model: Any) -> None:
         found = values.take(where, given.get("axis", 0)) if node.op_type == "Gather" else values.reshape(where)
         constants[node.output[0]] = numpy_helper.from_array(found, node.output[0])
     used = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
-    _replace(graph.initializer, [tensor for name, tensor in constants.items() if name in used])
-    _replace(graph.node, nodes)
+    replace_all(graph.initializer, [tensor for name, tensor in constants.items() if name in used])
+    replace_all(graph.node, nodes)
 
 
 def _filters(bank: np.ndarray[Any, Any], group: Group) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]] | None:
@@ -87,7 +87,7 @@ def _filters(bank: np.ndarray[Any, Any], group: Group) -> tuple[np.ndarray[Any, 
     return None
 
 
-def _replace(repeated: Any, values: list[Any]) -> None:
-    copies = list(values)
+def replace_all(repeated: Any, values: list[Any]) -> None:
+    """Replaces the messages of a repeated field."""
     del repeated[:]
-    repeated.extend(copies)
+    repeated.extend(values)

@@ -21,7 +21,7 @@ from ..equivariance import element_errors
 from ..groups import Group
 from ..models.canonical import group_of_sides
 from .onnx_file import OnnxFile, need_onnx, quiet
-from .onnx_filters import expand_filters, store_filters_once
+from .onnx_filters import expand_filters, replace_all, store_filters_once
 from .programs import ExportError, latencies, target
 
 __all__ = ["QuantizationReport", "quantize_onnx"]
@@ -265,11 +265,9 @@ def _as_convolutions(model: Any) -> None:
             strides=strides,
             group=len(bias),
         )
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    replace_all(model.graph.node, nodes)
     used = {name for node in nodes for name in node.input}
-    for unused in [each for each in model.graph.initializer if each.name not in used]:
-        model.graph.initializer.remove(unused)
+    replace_all(model.graph.initializer, [each for each in model.graph.initializer if each.name in used])
 
 
 def _quantize(model: Any, images: Tensor, last: list[str], path: Path) -> None:
