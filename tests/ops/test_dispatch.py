@@ -22,6 +22,7 @@ from eqzoo.ops import (
     group_conv2d,
     octic_gelu,
     octic_norm,
+    stack_heads,
     use_backend,
 )
 from tests import forks
@@ -305,6 +306,7 @@ def test_shapes_that_do_not_fit_are_refused_before_a_kernel_reads_them():
     ab, e = torch.zeros(4, 1, 16, 8), torch.zeros(2, 1, 16, 16)
     for function, arguments, message in (
         (octic_gelu, (ab, e[..., :8]), "e has shape"),
+        (stack_heads, (ab, e[..., :8], 2, 4), "e has shape"),
         (octic_norm, (ab, e, torch.ones(24), torch.zeros(8)), r"weight has shape \(48\)"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._dispatch import check_shape
 from .._dtypes import accumulation_dtype
 
 __all__ = ["Pair", "eight_parts", "gelu", "norm", "regular_matrix", "split_heads", "stack_heads"]
@@ -84,6 +85,8 @@ def stack_heads(ab: Tensor, e: Tensor, count: int, heads: int) -> Tensor:
         >>> stack_heads(torch.zeros(4, 2, 5, 24), torch.zeros(2, 2, 5, 48), 3, 2).shape
         torch.Size([3, 2, 2, 5, 32])
     """
+    check_shape("ab", ab, 4, *ab.shape[1:])
+    check_shape("e", e, 2, *ab.shape[1:-1], 2 * ab.shape[-1])
     parts = (x.unflatten(-1, (count, heads, -1)).permute(3, 1, 4, 2, 0, 5).flatten(4) for x in (ab, e))
     return torch.cat(tuple(parts), -1)
 
