@@ -282,11 +282,10 @@ def element_errors(
     errors = {}
     for g in group.grid_elements if kept else ():
         if law is None:
-            expected = [_act(part, group, g, own, sides) for part in parts]
-            found = list(tensors(function(_act(x, group, g, own))))
+            moved, expected = _act(x, group, g, own), [_act(part, group, g, own, sides) for part in parts]
         else:
-            expected = [_flat(_act_by(law, y, group, g, own))]
-            found = [_flat(function(_act_by(law, x, group, g, own)))]
+            moved, expected = _act_by(law, x, group, g, own), [_flat(_act_by(law, y, group, g, own))]
+        found = list(tensors(function(moved)))
         if [part.shape for part in found] != [part.shape for part in expected]:
             shapes = [[tuple(part.shape) for part in tensors] for tensors in (found, expected)]
             raise ValueError(f"the output for a transformed image has shapes {shapes[0]} instead of {shapes[1]}")
