@@ -40,9 +40,8 @@ def render_summary(results: list[dict[str, Any]]) -> str:
 
 def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The results of each data set, in the order of `CATALOG`."""
-    order = list(CATALOG)
-    names = sorted({r["data"] for r in results}, key=lambda name: (order.index(name) if name in order else 99, name))
-    return [(name, [r for r in results if r["data"] == name]) for name in names]
+    sets = [(name, [r for r in results if r["data"] == name]) for name in CATALOG]
+    return [(name, of_set) for name, of_set in sets if of_set]
 
 
 def _link(r: dict[str, Any], root: str) -> str:
