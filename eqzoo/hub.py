@@ -161,12 +161,11 @@ def fetch_weights(repo_id: str, cache_dir: str | Path | None = None, sha256: str
 
     path = _download(repo_id, WEIGHTS_NAME, cache_dir)
     if sha256 is None:
-        repo, _, revision = repo_id.partition("@")
         # The folder of a cached file is named for its commit, from which the config.json is taken too: from the cache
-        # if it is there. A repo without config.json states no hash, and nor does one that cannot be reached.
-        revision = path.parent.name if re.fullmatch("[0-9a-f]{40}", path.parent.name) else revision
+        # if it is there. A repo without config.json states no hash.
+        commit = f"{repo_id.partition('@')[0]}@{path.parent.name}"
         try:
-            sha256 = (fetch_config(f"{repo}@{revision}", cache_dir).get("eqzoo") or {}).get("weights_sha256")
+            sha256 = (fetch_config(commit, cache_dir).get("eqzoo") or {}).get("weights_sha256")
         except WeightsNotFoundError as error:
             if not isinstance(error.__cause__, EntryNotFoundError):
                 raise
