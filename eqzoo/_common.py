@@ -94,12 +94,11 @@ def write_text(path: Path, text: str) -> None:
     atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="\n"))
 
 
-def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, Any]:
+def parse_settings(items: Iterable[str]) -> dict[str, Any]:
     """The values of an option ``--set KEY=VALUE ...``, which are JSON or, where they are not, words.
 
     Args:
         items: What follows the option.
-        example: A setting that the error shows.
 
     Raises:
         ValueError: If one of the items has no key or no equals sign, a key comes twice, also in an object, or a value
@@ -113,7 +112,7 @@ def parse_settings(items: Iterable[str], example: str = "lr=0.01") -> dict[str, 
     for item in items:
         key, sign, value = item.partition("=")
         if not sign or not key:
-            raise ValueError(f"--set takes KEY=VALUE such as {example}, got {item!r}")
+            raise ValueError(f"--set takes KEY=VALUE, got {item!r}")
         if key in found:
             raise ValueError(f"--set takes each key once, and {key} comes twice")
         try:

@@ -11,6 +11,6 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace) -> Answer:
     """Writes the weights of another project's checkpoint for a network of eqzoo."""
-    settings = parse_settings(args.set or (), example="num_heads=3")
+    settings = parse_settings(args.set or ())
     text = convert(args.source, args.path, args.model, args.output, untransposed=args.untransposed, settings=settings)
     return Answer(text, {"source": args.source, "model": args.model, "output": args.output})
