@@ -79,15 +79,13 @@ def _read(folder: Path) -> _Predictions:
 def _facts(folder: Path) -> dict[str, Any]:
     checkpoint = read_checkpoint(folder)
     r = checkpoint.results
+    kept = ("accuracy", "macro_f1", "same_class_at_all_quarter_rotations", "multiply_adds")
     return {
         "folder": str(folder),
         "checkpoint": checkpoint.name,
-        "accuracy": r["accuracy"],
-        "macro_f1": r["macro_f1"],
-        "same_class_at_all_quarter_rotations": r["same_class_at_all_quarter_rotations"],
+        **{key: r[key] for key in kept},
         "lowest_over_angles": min(r["rotation_curve"]["accuracy"]),
         "images_per_second": r["throughput"]["images_per_second"],
-        "multiply_adds": r["multiply_adds"],
         "megabytes": round(checkpoint.size / 1e6, 2),
         "training_minutes": round(r["training_seconds"] / 60, 1),
     }
