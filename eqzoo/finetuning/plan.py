@@ -230,16 +230,9 @@ def with_speed(plan: Plan, saved: Mapping[str, Any], clock: Callable[[], float] 
     else:
         fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
         seconds = None if request.minutes is None else 60 * request.minutes
+        folder = plan.directory.path
         speed = measure(
-            plan.recipe,
-            plan.build,
-            plan.splits,
-            fixed,
-            request.device,
-            seconds,
-            clock,
-            request.workers,
-            plan.directory.path,
+            plan.recipe, plan.build, plan.splits, fixed, request.device, seconds, clock, request.workers, folder
         )
     measured: dict[str, Any] = {"precision": speed.precision, "channels_last": speed.channels_last}
     if request.minutes is not None:
