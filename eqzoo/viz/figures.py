@@ -216,8 +216,7 @@ def equivariance_map(
     norm, errors = LogNorm(1e-17, 1), found.errors
     columns = min(4, len(shown))
     figure = new_figure(2.3 * columns + 1.0, 2.5 * -(-len(shown) // columns) + 0.5)
-    name = network_name(model)
-    figure.suptitle(f"equivariance error of {layer + ' in ' if layer else ''}{name}", fontsize=10)
+    figure.suptitle(f"equivariance error of {layer + ' in ' if layer else ''}{network_name(model)}", fontsize=10)
     (grid,) = panels(figure, len(shown), columns)
     for axes, (g, values) in zip(grid, shown.items(), strict=True):
         draw_map(axes, values.clamp(min=1e-17), norm=norm, cmap=SEQUENTIAL)
