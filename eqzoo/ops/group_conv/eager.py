@@ -60,7 +60,9 @@ def field_gradient(grad: Tensor, filters: Tensor, numbers: list[int]) -> Tensor:
     bank = _bank(filters, geometry.group, last)
     planes = _planes(grad, last)
     # Its numbers are not read, but torch takes the layout from it.
-    field = _empty_planes(planes, (len(grad), bank.shape[1], *numbers[5:]), last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    size = (len(grad), bank.shape[1], *numbers[5:])
+    field = torch.empty(size, dtype=planes.dtype, device=planes.device, memory_format=layout)
     found = _gradients(planes, field, bank, geometry, [True, False, False])[0]
     return laid_out(_field(found, geometry.group.order, last), last)
 
@@ -88,11 +90,6 @@ def _gradients(
         grad, field, bank, None, *([n] * 2 for n in geometry[2:]), False, [0, 0], 1, mask
     )
     return found
-
-
-def _empty_planes(like: Tensor, size: tuple[int, ...], last: bool) -> Tensor:
-    memory_format = torch.channels_last if last else torch.contiguous_format
-    return torch.empty(size, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
 def _bank(filters: Tensor, group: Group, last: bool) -> Tensor:

@@ -41,17 +41,13 @@ def eight_parts(ab: Tensor, e: Tensor) -> Tensor:
     return torch.cat([ab, halves.flatten(0, 1)])
 
 
-def _from_eight_parts(parts: Tensor) -> Pair:
-    ab, halves = parts.split(4)
-    return ab, torch.cat([halves[:2], halves[2:]], -1)
-
-
 def gelu(ab: Tensor, e: Tensor) -> Pair:
     """Between two products with the `regular_matrix`, as `eqzoo.ops.octic_gelu` says."""
     parts = eight_parts(ab, e)
     matrix = regular_matrix(parts)
     regular = (matrix @ parts.flatten(1)).to(parts.dtype)  # autocast would give a half
-    return _from_eight_parts((matrix.T @ F.gelu(regular)).to(parts.dtype).view_as(parts))
+    found, halves = (matrix.T @ F.gelu(regular)).to(parts.dtype).view_as(parts).split(4)
+    return found, torch.cat([halves[:2], halves[2:]], -1)
 
 
 def norm(ab: Tensor, e: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Pair:
