@@ -99,13 +99,6 @@ def test_cards_and_tables_are_rendered_from_the_results():
         assert path.read_text() == text, f"{path} drifted; run python training/publish.py --render"
 
 
-def test_the_reproduction_page_is_rendered_from_the_results():
-    sys.path.insert(0, str(ROOT / "training"))
-    from reproduce import page
-
-    assert (ROOT / "docs" / "reproduction.md").read_text() == page(), "run training/reproduce.py --output it"
-
-
 def test_recipes_are_those_of_the_published_checkpoints():
     import json
 

@@ -7,10 +7,12 @@ those of `model_cards/*/results.json`, `docs/benchmarks/*.json` and the networks
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import timm
 
 import eqzoo
 from eqzoo._common import write_text
@@ -18,6 +20,7 @@ from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import render_summary, render_table
 from eqzoo.cards.checkpoint import error_text
 from eqzoo.models.builder import default_checkpoint
+from eqzoo.models.papers import PAPERS, Row, rows
 
 __all__ = ["DATA_TITLES", "real_sets", "rendered_pages"]
 
@@ -43,6 +46,7 @@ NETWORKS = {
 }
 # Networks of real_images.md that another of their kind is ahead of, or level with, on all sets.
 NOT_IN_README = ("p4_resnet29", "EfficientNet-Lite0, canonical copy")
+PAPERS_DATA = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
 DATA_TITLES = {
     "ucmerced": "UC Merced",
     "pbc": "PBC",
@@ -194,10 +198,49 @@ def networks(root: Path) -> str:
     return table(header, rows)
 
 
+def papers(root: Path) -> str:
+    """For each paper that we train again a section: its test errors beside ours."""
+    ours, parts = results(root), []
+    for key, paper in PAPERS.items():
+        listed = {name: row for name, row in rows().items() if row.paper == key}
+        if not listed:
+            continue  # a paper whose networks are not trained again here
+        notes: dict[str, str] = {}
+        for name, row in listed.items():
+            notes.setdefault(_data_of(name).removesuffix(", augmented"), row.note)
+        parts.append(f"## [{paper.title}]({paper.url}) ({paper.short})")
+        parts.append(_paper_table(listed, ours))
+        parts.append("\n".join(f"- {name}: {note}." for name, note in notes.items()))
+    return "\n\n".join(parts)
+
+
+def _paper_table(listed: Mapping[str, Row], ours: Mapping[str, dict[str, Any]]) -> str:
+    lines = []
+    for name, row in listed.items():
+        model, result = name.partition(".")[0], ours.get(name)
+        count = _parameters(model, name) if result is None else result["parameters"]
+        error = "" if result is None else error_text(result, 2).replace(" %", "")
+        seeds = "" if result is None else len(result.get("accuracies") or [0])
+        lines.append((model, _data_of(name), row.parameters, f"{count:,}", row.error_text, error, seeds))
+    return table(["network", "data", "parameters, paper", "parameters", "error, paper", "error", "seeds"], lines)
+
+
+def _data_of(checkpoint: str) -> str:
+    tag = checkpoint.partition(".")[2]
+    return PAPERS_DATA[tag.removesuffix("_aug")] + (", augmented" if tag.endswith("_aug") else "")
+
+
+def _parameters(model: str, checkpoint: str) -> int:
+    cfg = timm.get_pretrained_cfg(checkpoint.removesuffix("_aug"))
+    network = weightless(model, num_classes=cfg.num_classes, in_chans=cfg.input_size[0])
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
     "checkpoints": lambda root: render_table(list(results(root).values())),
     "networks": networks,
+    "papers": papers,
     "pays": partial(by_set, score="accuracy", minutes=1.0, without=NOT_IN_README),
     "real-sets": partial(by_set, score="accuracy", minutes=1.0),
     "real-sets-same": partial(by_set, score="same_class", minutes=1.0),

@@ -18,7 +18,6 @@ from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
 import publish
-import reproduce
 
 NAME = "p4_cnn.rotmnist"
 SHIPPED = ROOT / "model_cards" / NAME
@@ -114,7 +113,6 @@ def test_several_seeds_have_a_mean_and_a_spread():
     several = changed(accuracies=[97.0, 98.0], accuracy=98.0)
     assert "2.50 ± 0.71 %" in render_card(several)
     assert "2.50 ± 0.71 %" in render_table([dict(several.results)])
-    assert "2.50 ± 0.71" in reproduce.error(dict(several.results))
 
 
 def test_the_summary_has_the_best_equivariant_and_the_best_plain_checkpoint():
