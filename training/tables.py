@@ -17,7 +17,7 @@ import timm
 import eqzoo
 from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
-from eqzoo.cards import render_summary, render_table
+from eqzoo.cards import render_table
 from eqzoo.cards.checkpoint import error_text
 from eqzoo.models.builder import default_checkpoint
 from eqzoo.models.papers import PAPERS, Row, rows
@@ -48,12 +48,12 @@ NETWORKS = {
 NOT_IN_README = ("p4_resnet29", "EfficientNet-Lite0, canonical copy")
 PAPERS_DATA = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
 DATA_TITLES = {
-    "ucmerced": "UC Merced",
-    "pbc": "PBC",
-    "eurosat": "EuroSAT",
-    "lc25000": "LC25000, lung",
-    "radio": "FIRST",
-    "chula_rbc12": "RBC-12",
+    "ucmerced": "aerial scenes (UC Merced)",
+    "pbc": "blood cells (PBC)",
+    "eurosat": "satellite tiles (EuroSAT)",
+    "lc25000": "lung tissue (LC25000)",
+    "radio": "radio galaxies (FIRST)",
+    "chula_rbc12": "red blood cells (RBC-12)",
 }
 
 
@@ -244,7 +244,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "pays": partial(by_set, score="accuracy", minutes=1.0, without=NOT_IN_README),
     "real-sets": partial(by_set, score="accuracy", minutes=1.0),
     "real-sets-same": partial(by_set, score="same_class", minutes=1.0),
-    "results": lambda root: render_summary(list(results(root).values())),
     "twins": twins,
 }
 

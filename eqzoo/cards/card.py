@@ -10,6 +10,8 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from .._common import setting_text
+from ..data.catalog import DataSet
+from ..data.class_folders import ClassFolders
 from ..data.images import MODES
 from ..groups import Group
 from ..models.load import own_module
@@ -39,7 +41,7 @@ def render_card(checkpoint: Checkpoint, repo_id: str | None = None) -> str:
         _use(checkpoint, repo_id),
         f"## Results\n\n{_results(checkpoint)}",
         f"## Training\n\n{_training(checkpoint)}",
-        f"## Limits and intended use\n\n{wrapped(f'{checkpoint.data.use} {_LIMITS}')}",
+        f"## Limits and intended use\n\n{wrapped(f'{checkpoint.data.use} {_LIMITS}{_terms(checkpoint.data)}')}",
         f"## Citation\n\n{_citation(_paper(checkpoint.config['architecture']))}",
     ]
     return "\n\n".join(sections) + "\n"
@@ -311,6 +313,12 @@ def _confusion(r: Mapping[str, Any]) -> list[str]:
     most = [pair for pair in sorted(pairs, key=lambda pair: -pair[0])[:_CONFUSED_PAIRS] if pair[0]]
     lines = ["| true class | predicted | images |", "|---|---|---|", *(f"| {a} | {b} | {n} |" for n, a, b in most)]
     return ["\n".join(lines)]
+
+
+def _terms(data: DataSet) -> str:
+    """Under which terms the images are published, and where."""
+    place = f", {data.read.url}" if isinstance(data.read, ClassFolders) else ""
+    return f" Terms of the images: {data.license}{place}." if data.license else ""
 
 
 def _training(checkpoint: Checkpoint) -> str:

@@ -22,7 +22,6 @@ __all__ = [
     "distilled",
     "error_text",
     "has_spread",
-    "mean_error",
     "read_checkpoint",
 ]
 
@@ -102,14 +101,10 @@ def counts_of(r: Mapping[str, Any]) -> dict[str, str]:
 
 
 def error_text(r: Mapping[str, Any], digits: int) -> str:
-    """The error, with the spread over seeds where there are several."""
+    """The error, where there are several seeds their mean and spread."""
     spread = f" ± {statistics.stdev(r['accuracies']):.{digits}f}" if has_spread(r) else ""
-    return f"{mean_error(r):.{digits}f}{spread} %{distilled(r)}"
-
-
-def mean_error(r: Mapping[str, Any]) -> float:
-    """The error in percent, the mean over seeds where there are several."""
-    return 100 - statistics.fmean(r.get("accuracies") or [r["accuracy"]])
+    error = 100 - statistics.fmean(r.get("accuracies") or [r["accuracy"]])
+    return f"{error:.{digits}f}{spread} %{distilled(r)}"
 
 
 def has_spread(r: Mapping[str, Any]) -> bool:

@@ -1,15 +1,15 @@
-"""Tables of results: all checkpoints, and the best of each data set."""
+"""The tables of all checkpoints."""
 
 from typing import Any
 
 from ..data import CATALOG, dataset
 from ..models.papers import rows
 from .card import wrapped
-from .checkpoint import counts_of, error_text, mean_error
+from .checkpoint import counts_of, error_text
 
-__all__ = ["render_summary", "render_table"]
+__all__ = ["render_table"]
 
-_TREE = "https://github.com/eqzoo/eqzoo/tree/main/"  # docs/ is a site too, which does not hold the cards
+_TREE = "https://github.com/eqzoo/eqzoo/tree/main/model_cards/"  # docs/ is a site too, which does not hold the cards
 
 
 def render_table(results: list[dict[str, Any]]) -> str:
@@ -17,35 +17,10 @@ def render_table(results: list[dict[str, Any]]) -> str:
     return "\n\n".join(_dataset_table(name, of_set) for name, of_set in _by_dataset(results))
 
 
-def render_summary(results: list[dict[str, Any]]) -> str:
-    """The table of README.md: for each data set the equivariant and the plain checkpoint of the lowest test error.
-
-    Which is the lowest is read off the test images; the text beside the table says so. Data sets without a plain
-    checkpoint are left out.
-    """
-    lines = [
-        "| trained and tested on | equivariant | test error | plain | test error |",
-        "|---|---|---|---|---|",
-    ]
-    for name, of_set in _by_dataset(results):
-        cells = [dataset(name).title]
-        for plain in (False, True):
-            found = [r for r in of_set if (r["group"] == "z2") == plain]
-            if best := min(found, key=mean_error, default=None):
-                cells += [_link(best, ""), error_text(best, 2) + _seeds(best)]
-        if len(cells) == 5:
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
     """The results of each data set, in the order of `CATALOG`."""
     sets = [(name, [r for r in results if r["data"] == name]) for name in CATALOG]
     return [(name, of_set) for name, of_set in sets if of_set]
-
-
-def _link(r: dict[str, Any], root: str) -> str:
-    return f"[{r['checkpoint']}]({root}model_cards/{r['checkpoint']})"
 
 
 def _seeds(r: dict[str, Any]) -> str:
@@ -85,7 +60,7 @@ def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
     for r, count in zip(results, counts, strict=True):
         row = rows().get(r["checkpoint"])
         cells = [
-            _link(r, _TREE),
+            f"[{r['checkpoint']}]({_TREE}{r['checkpoint']})",
             r["group"],
             f"{r['parameters']:,}",
             error_text(r, 2) + _seeds(r) + _macro_f1(r),

@@ -327,7 +327,7 @@ CATALOG: dict[str, DataSet] = {
             mean=(0.4831, 0.4883, 0.4488),
             std=(0.2201, 0.2039, 0.1976),
             classes=tuple(_UCMERCED_NAMES.split()),
-            images="aerial photographs at about 0.3 m a pixel, in natural color",
+            images="aerial photographs of 256 x 256 pixels of about 0.3 m, which are scaled, in natural color",
             fixed_scale=True,
             license="public domain",
         ),
@@ -336,9 +336,9 @@ CATALOG: dict[str, DataSet] = {
             "LC25000, lung",
             "patches",
             "the lung tissue of LC25000: {train} training, {valid} validation and {test} test patches stained with "
-            "haematoxylin and eosin; the class is benign tissue, adenocarcinoma or squamous cell carcinoma. The set "
-            "was made by rotating and reflecting some 740 patches: all images of one of them, by the groups of "
-            "LC25000-clean, are in one part, and the groups of each class are drawn with a fixed seed",
+            "haematoxylin and eosin; the class is benign tissue, adenocarcinoma or squamous cell carcinoma. Its "
+            "15,000 images are rotated and reflected copies of 750 patches, in which LC25000-clean tells 740 groups "
+            "apart: one image of each is taken, and the groups of a class are drawn for the parts with a fixed seed",
             "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
             "diagnose. It has seen the slides of one hospital, and which patients they are of is not known; on others "
             "it is not to be relied on before it has been measured there.",
@@ -352,7 +352,7 @@ CATALOG: dict[str, DataSet] = {
             mean=(0.6683, 0.5322, 0.8475),
             std=(0.1690, 0.1978, 0.1123),
             classes=tuple(_LC25000_GROUPS),
-            images="histological patches scaled to 224 x 224 pixels from 768 x 768",
+            images="histological patches of 768 x 768 pixels, which are scaled",
             fixed_scale=True,
             license="free to use, without a formal license",
         ),
@@ -369,7 +369,7 @@ CATALOG: dict[str, DataSet] = {
             mean=(0.0005,),
             std=(0.0143,),
             classes=("FRI", "FRII", "bent", "compact"),
-            images="radio maps of FIRST, 1.8 arcseconds a pixel, noise clipped to black",
+            images="radio maps of FIRST, 300 x 300 pixels of 1.8 arcseconds, which are scaled, noise clipped to black",
             fixed_scale=True,
             license="scholarly, educational and private non-commercial use",
         ),

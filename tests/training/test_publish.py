@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 
 import eqzoo
-from eqzoo.cards import card, push_folder, read_checkpoint, render_card, render_summary, render_table
+from eqzoo.cards import card, push_folder, read_checkpoint, render_card, render_table
 from eqzoo.evaluation.metrics import scores
 from tests.conftest import ROOT
 
@@ -113,21 +113,6 @@ def test_several_seeds_have_a_mean_and_a_spread():
     several = changed(accuracies=[97.0, 98.0], accuracy=98.0)
     assert "2.50 ± 0.71 %" in render_card(several)
     assert "2.50 ± 0.71 %" in render_table([dict(several.results)])
-
-
-def test_the_summary_has_the_best_equivariant_and_the_best_plain_checkpoint():
-    results = [
-        dict(changed(checkpoint=name, group=group, accuracy=accuracy, accuracies=[]).results)
-        for name, group, accuracy in (
-            ("p4_a", "p4", 97.0),
-            ("p4_b", "p4", 98.0),
-            ("z2_a", "z2", 96.0),
-            ("z2_b", "z2", 95.0),
-        )
-    ]
-    (row,) = [line for line in render_summary(results).splitlines() if "MNIST" in line]
-    assert "p4_b" in row
-    assert "z2_a" in row
 
 
 def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):

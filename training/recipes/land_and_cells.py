@@ -15,6 +15,11 @@ _TEXT = (
 )
 _OTHER_RUN = " The command makes a run of this recipe, not these weights: {reason}."
 _BEFORE = " This run started from earlier weights of {model}.cifar10, with {error} % test error, not its present ones."
+# Of the weights of Tiny ImageNet: they learned from photographs of ImageNet.
+_TERMS = (
+    " The weights of the start learned from ImageNet, whose terms allow non-commercial research and education; these "
+    "are for the same."
+)
 _PAPER = (
     " The paper of the data set has 92.1 % accuracy with a pretrained EfficientNet-B1, on 12 classes, another split "
     "and cells that were separated first."
@@ -55,7 +60,7 @@ def _recipe(
         sizes=f", of which the first {half} see images at half their side and are not selected" if half else "",
         color=", changes of contrast, brightness and tint" if values["augment"] == "affine_color" else "",
         split=_SPLITS[dataset],
-        more=more,
+        more=more + (_TERMS if start and start.endswith(".tiny_imagenet") else ""),
     )
     return family((model,), dataset, text, **values)
 
