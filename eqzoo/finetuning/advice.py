@@ -39,7 +39,7 @@ TRY_AT_MOST = 2.0  # times the size
 OVERFIT = 10.0  # percentage points of training accuracy above that of validation
 NOT_FITTED = 90.0  # percent of training accuracy
 FEW_EPOCHS, ENOUGH_EPOCHS = 5, 20
-QUICK_NETWORKS = ("p4m_resnet_m", "p4_cnn")  # for color and for gray images, see docs/real_images.md
+QUICK_NETWORKS = ("p4m_resnet_s", "p4_cnn")  # for color and for gray images, see docs/real_images.md
 _SMALL = 0.1  # a small share of images to hold out
 # Up to the first, second or third number of a file's name, as --split-by takes it: slide12 of slide12_0034.png.
 _IN_NAMES = [rf"((?:[^/\d]*\d+[A-Za-z]*){{1,{depth}}}|[^/]+)" for depth in (1, 2, 3)]
