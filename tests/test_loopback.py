@@ -56,7 +56,7 @@ def client(road, tmp_path):
     (tmp_path / "tree" / "docs").mkdir(parents=True)
     for name in ("README.md", "docs/results.md"):
         (tmp_path / "tree" / name).write_text(
-            "<!-- results: rendered by training/tables.py -->\n\n<!-- end of results -->"
+            "<!-- checkpoints: rendered by training/tables.py -->\n\n<!-- end of checkpoints -->"
         )
     road[1].run(f"""
 os.environ["HF_TOKEN"] = {TOKEN!r}
