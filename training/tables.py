@@ -157,9 +157,9 @@ def twins(root: Path) -> str:
     for name in dict.fromkeys(row["subject"] for row in benchmark(root, "twins_cpu")):
         wide, half, narrow = (_twin(root, kind, name) for kind in ("twins_cpu", "twins_cpu_bfloat16", "avx2/twins_cpu"))
         cells = [kind[task]["ratio"] for task in ("training step", "inference") for kind in (wide, half)]
-        cells += [narrow[task]["ratio"] for task in ("training step", "inference")]
+        cells += [narrow.get(task, {}).get("ratio") for task in ("training step", "inference")]
         against = wide["inference"]["against"]
-        rows.append((f"`{name}`", f"`{against}`", *(f"{cell:.1f}" for cell in cells)))
+        rows.append((f"`{name}`", f"`{against}`", *(f"{cell:.1f}" if cell else "" for cell in cells)))
     return table(header, rows)
 
 
