@@ -2,8 +2,7 @@
 
 Suites: ``models`` times a training step and a prediction, the latter also deployed
 (`timm.utils.reparameterize_model`); ``twins`` against plain networks of about as many parameters, each in the faster
-of the two memory layouts; ``files`` times ONNX files against the network in torch,
-with kernels and without; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
+of the two memory layouts; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
 its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians. Prints
 a Markdown table; `--output DIR` writes its numbers as JSON.
 """
@@ -15,7 +14,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -26,7 +24,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import FILES, MEMORY, MODELS, TWINS, Case, Subject
+from benchmark_cases import MEMORY, MODELS, TWINS, Case, Subject
 from tables import table
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
@@ -35,10 +33,9 @@ import eqzoo
 from eqzoo._common import interleaved_times, write_json
 from eqzoo.analysis import instructions, machine
 from eqzoo.engine.allocator import keep_freed_memory
-from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.ops import use_backend
 
-SUITES = {"models": MODELS, "twins": TWINS, "files": FILES, "memory": MEMORY}
+SUITES = {"models": MODELS, "twins": TWINS, "memory": MEMORY}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -73,7 +70,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         raise SystemExit(
             f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
-    suites = {"memory": compare_memory, "files": compare_file, "twins": compare_layouts}
+    suites = {"memory": compare_memory, "twins": compare_layouts}
     for case in cases:
         yield from suites.get(args.suite, compare_time)(case, args)
 
@@ -142,33 +139,6 @@ def compare_time(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any
 def times(steps: Mapping[Any, Callable[[], object]], args: argparse.Namespace) -> dict[Any, list[float]]:
     """The seconds of every run of the steps, in interleaved rounds, by the clock of the options."""
     return interleaved_times(steps, args.rounds, clock=process_time if args.cpu_time else None)
-
-
-def compare_file(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Times the ONNX file of a network against the network in torch, with kernels and without."""
-    batch = args.batch_size or case.batch
-    model, x = build(case.theirs, batch, args)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "network.onnx"
-        eqzoo.export_onnx(model.eval(), path)  # type: ignore[arg-type]
-        file = OnnxFile(path, threads=torch.get_num_threads())
-    steps: dict[str, Callable[[], object]] = {"file": partial(file, x)}
-    names = {"auto": "torch", "eager": "torch without kernels"}
-    for backend in names:
-        subject = replace(case.theirs, backend=backend)  # type: ignore[arg-type]
-        steps[backend] = inference(subject, batch, args, deployed=False)
-    seconds = times(steps, args)
-    ours = statistics.median(seconds["file"])
-    for backend, name in names.items():
-        theirs = statistics.median(seconds[backend])
-        yield {
-            "subject": f"{case.theirs.name}, ONNX Runtime",
-            "against": name,
-            "batch": batch,
-            "ms": round(1e3 * ours, 2),
-            "ms against": round(1e3 * theirs, 2),
-            "ratio": round(ours / theirs, 2),
-        }
 
 
 def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

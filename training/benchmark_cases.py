@@ -12,7 +12,7 @@ import eqzoo
 from eqzoo.groups import Z2
 from eqzoo.ops._dispatch import Backend
 
-__all__ = ["FILES", "MEMORY", "MODELS", "TWINS", "Case", "Subject"]
+__all__ = ["MEMORY", "MODELS", "TWINS", "Case", "Subject"]
 
 
 @dataclass(frozen=True)
@@ -123,28 +123,4 @@ TWINS = [
     _pair("p4_allcnn", "z2_allcnn", 4),
     _pair("p4m_allcnn", "z2_allcnn", 4),
     _pair("p4_cnn", "z2_cnn", 64),
-]
-
-
-def _file(name: str, batch: int) -> Case:
-    """The ONNX file of a network against the network in torch."""
-    network = _network(name)
-    return Case(replace(network, name=f"{name} as a file, batch {batch}"), network, batch)
-
-
-FILES = [
-    _file(name, batch)
-    for name in (
-        "p4_cnn",
-        "p4_alpha_f_cnn",
-        "p4_alpha_cnn",
-        "p4_allcnn",
-        "p4_resnet18",
-        "p4_e4_resnet18",
-        "p4_e4net",
-        "p4_resnet29",
-        "p4_asc_resnet29",
-        "r4_gsanet_t",
-    )
-    for batch in (1, 8, 64)
 ]
