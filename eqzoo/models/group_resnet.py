@@ -164,12 +164,22 @@ class BasicBlock(nn.Module):
 
 _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_resnet_m")
 
+# Data sets that weights were fine-tuned on, at which side.
+_TUNED = (
+    ("eurosat", 64, ("p4m_resnet_m",)),
+    ("pbc", 64, ("p4m_resnet_s", "p4m_resnet_m")),
+    ("chula_rbc12", 64, ("p4m_resnet_m",)),
+    ("lc25000", 96, ("p4m_resnet_s", "p4m_resnet_m")),
+    ("radio", 64, ("p4m_resnet_s", "p4m_resnet_m")),
+    ("ucmerced", 96, ("p4m_resnet_m",)),
+)
+
 default_cfgs = configs(
     {f"{name}.tiny_imagenet": CATALOG["tiny_imagenet"].cfg() for name in _NAMES}
-    | {"p4m_resnet_m.eurosat": CATALOG["eurosat"].cfg()}
     | {
-        f"p4m_resnet_m.{name}": CATALOG[name].cfg(input_size=(CATALOG[name].input_size[0], side, side))
-        for name, side in (("pbc", 64), ("chula_rbc12", 64), ("lc25000", 96), ("radio", 64), ("ucmerced", 96))
+        f"{model}.{name}": CATALOG[name].cfg(input_size=(CATALOG[name].input_size[0], side, side))
+        for name, side, models in _TUNED
+        for model in models
     },
     first_conv="stem.conv1",
     classifier="head",

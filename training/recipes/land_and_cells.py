@@ -95,6 +95,9 @@ RECIPES: dict[str, Entry] = {
     **_recipe("p4m_resnet_m", "ucmerced", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, half_size_epochs=20, **_HALF),
     **_recipe("p4m_resnet_m", "lc25000", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, **_CELLS),
     **_recipe("p4m_resnet_m", "radio", 30, 0.01, "p4m_resnet_m.tiny_imagenet", _MAPS_TO_64, **_HALF),
+    **_recipe("p4m_resnet_s", "pbc", 12, 0.01, "p4m_resnet_s.tiny_imagenet", _TO_64, **_HALF),
+    **_recipe("p4m_resnet_s", "lc25000", 40, 0.01, "p4m_resnet_s.tiny_imagenet", _TO_96, **_CELLS),
+    **_recipe("p4m_resnet_s", "radio", 30, 0.01, "p4m_resnet_s.tiny_imagenet", _MAPS_TO_64, **_HALF),
     **_recipe("z2_resnet29", "eurosat", 12, 0.02, "z2_resnet29.cifar10", _Z2, half_size_epochs=9, **_HALF),
     **_recipe(
         "p4_resnet29", "chula_rbc12", 42, 0.03, "p4_resnet29.cifar10", _P4_CELLS + _SCALED, **_CELLS, **_ON_A_GPU
