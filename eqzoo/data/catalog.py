@@ -338,7 +338,7 @@ CATALOG: dict[str, DataSet] = {
             "the lung tissue of LC25000: {train} training, {valid} validation and {test} test patches stained with "
             "haematoxylin and eosin; the class is benign tissue, adenocarcinoma or squamous cell carcinoma. Its "
             "15,000 images are rotated and reflected copies of 750 patches, in which LC25000-clean tells 740 groups "
-            "apart: one image of each is taken, and the groups of a class are drawn for the parts with a fixed seed",
+            "apart: images of one group stay in one part, and the groups of a class are drawn with a fixed seed",
             "For research on methods, and to start fine-tuning from: it is no medical device and must not be used to "
             "diagnose. It has seen the slides of one hospital, and which patients they are of is not known; on others "
             "it is not to be relied on before it has been measured there.",

@@ -16,7 +16,8 @@ class Planes(nn.Module):
         order: The order of the group, ``|H|``; None for a layer that takes images.
 
     Shape:
-        ``(B, C·|H|, height, width)`` to ``(B, C'·|H|, height', width')``; what is no field behind the layer stays.
+        ``(B, C·|H|, height, width)`` to ``(B, C'·|H|, height', width')``; an output that is no field is
+        returned as it is.
     """
 
     def __init__(self, layer: nn.Module, order: int | None) -> None:

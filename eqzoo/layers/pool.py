@@ -16,12 +16,21 @@ __all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiv
 Reduce = Literal["max", "avg"]
 
 
-def _check_reduce(reduce: str) -> None:
-    if reduce not in ("max", "avg"):
-        raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}")
+class _Pool(nn.Module):
+    """Base class of pools under a group: the maximum or mean of what a subclass says."""
+
+    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
+        super().__init__()
+        if reduce not in ("max", "avg"):
+            raise ValueError(f"reduce (of a network: global_pool) is 'max' or 'avg', got {reduce!r}")
+        self.group = group
+        self.reduce = reduce
+
+    def extra_repr(self) -> str:
+        return f"{self.group.name}, reduce={self.reduce!r}"
 
 
-class SpatialPool2d(nn.Module):
+class SpatialPool2d(_Pool):
     """Maximum or mean of an image or regular field over square windows.
 
     ``out(c, h, x) = max or mean over the window at x of f(c, h, ·)``, for each element h separately.
@@ -56,13 +65,10 @@ class SpatialPool2d(nn.Module):
         reduce: Reduce = "max",
         exact: bool = True,
     ) -> None:
-        super().__init__()
-        _check_reduce(reduce)
-        self.group = group
+        super().__init__(group, reduce)
         self.kernel_size = kernel_size
         self.stride = kernel_size if stride is None else stride
         self.padding = padding
-        self.reduce = reduce
         self.exact = exact
 
     def forward(self, x: Tensor) -> Tensor:
@@ -115,7 +121,7 @@ class SpatialAdaptiveAvgPool2d(nn.Module):
         return f"{self.output_size}"
 
 
-class HalvingPool2d(nn.Module):
+class HalvingPool2d(_Pool):
     """Maximum or mean over windows with stride 2 that halves sides of either parity, equivariantly.
 
     Windows have 2 pixels along an even side and 3 along an odd one, where neighbors share a pixel, so that the first
@@ -142,12 +148,6 @@ class HalvingPool2d(nn.Module):
         torch.Size([2, 16, 4, 3, 3])
     """
 
-    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
-        super().__init__()
-        _check_reduce(reduce)
-        self.group = group
-        self.reduce = reduce
-
     def forward(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         if min(height, width) < 2:
@@ -159,9 +159,6 @@ class HalvingPool2d(nn.Module):
             pool = F.max_pool2d if self.reduce == "max" else F.avg_pool2d
             y = pool(planes, (2 + height % 2, 2 + width % 2), 2)
         return from_planes(y, x.shape[1], x.shape[2], is_channels_last(x)) if x.ndim == 5 else y
-
-    def extra_repr(self) -> str:
-        return f"{self.group.name}, reduce={self.reduce!r}"
 
 
 def _halved(planes: Tensor, axis: int, reduce: Reduce) -> Tensor:
@@ -178,27 +175,18 @@ def _halved(planes: Tensor, axis: int, reduce: Reduce) -> Tensor:
     return (first + second + odd * last) / (2 + odd)
 
 
-class _PoolOverGroup(nn.Module):
-    """Base class of pools over the group: the maximum or mean over some axes of a field."""
+class _PoolOverGroup(_Pool):
+    """Base class of pools over the group: the maximum or mean over ``axes`` of a field, of which 2 is the group."""
 
     axes: ClassVar[tuple[int, ...]]
-
-    def __init__(self, group: Group, reduce: Reduce = "max") -> None:
-        super().__init__()
-        _check_reduce(reduce)
-        self.group = group
-        self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
         check_field(self, x, None, self.group.order)
         return x.amax(self.axes) if self.reduce == "max" else x.mean(self.axes)
 
     def fuse(self) -> nn.Module:
-        """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""
+        """The equivalent layer on planes, ``(B, C·|H|, height, width)``, with the same output."""
         return Planes(self, self.group.order)
-
-    def extra_repr(self) -> str:
-        return f"{self.group.name}, reduce={self.reduce!r}"
 
 
 class GroupPool(_PoolOverGroup):

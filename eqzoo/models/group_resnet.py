@@ -164,7 +164,7 @@ class BasicBlock(nn.Module):
 
 _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_resnet_m")
 
-# Data sets that weights were fine-tuned on, at which side.
+# Fine-tuned weights: the data set, the side of its images in pixels, and the networks.
 _TUNED = (
     ("eurosat", 64, ("p4m_resnet_m",)),
     ("pbc", 64, ("p4m_resnet_s", "p4m_resnet_m")),

@@ -28,7 +28,7 @@ _SCALED = " Cells are scaled to 40 x 40 pixels." + _PAPER
 _SPLITS = {
     "eurosat": "5,400 of the 27,000 tiles select the epoch; 16,200 are for training and 5,400 for the test",
     "ucmerced": "420 of the 2,100 scenes select the epoch; 1,260 are for training and 420 for the test",
-    "lc25000": "147 of the 740 patches select the epoch; 444 are for training and 149 for the test",
+    "lc25000": "One image of each group is taken; 147 select the epoch, 444 are for training and 149 for the test",
     "radio": "The authors' 200 validation maps select the epoch; 1,758 are for training and 200 for the test",
     "pbc": "3,418 of the 17,092 cells select the epoch; 10,255 are for training and 3,419 for the test",
     "chula_rbc12": (
