@@ -1,6 +1,7 @@
 """Batch norm and pools: equations, equivariance, fused forms, and sizes that raise."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -120,6 +121,12 @@ def test_group_and_global_pools(group, reduce):
     torch.testing.assert_close(over_all(x), (maps.amax if reduce == "max" else maps.mean)((2, 3)))
     torch.testing.assert_close(over_group.fuse()(x.flatten(1, 2)), maps)
     torch.testing.assert_close(over_all.fuse()(x.flatten(1, 2)), over_all(x))
+
+
+@pytest.mark.parametrize("pool", [GlobalPool, GroupPool, HalvingPool2d, partial(SpatialPool2d, kernel_size=2)])
+def test_a_pool_that_there_is_not_is_refused(pool):
+    with pytest.raises(ValueError, match="'max' or 'avg'"):
+        pool(P4, reduce="sum")
 
 
 @pytest.mark.parametrize("sides", [(6, 6), (7, 5), (8, 3)])
