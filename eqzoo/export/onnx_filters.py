@@ -27,6 +27,7 @@ def store_filters_once(model: Any, group: Group) -> None:
     graph = model.graph
     nodes, kept = [], []
     tables: dict[str, np.ndarray[Any, Any]] = {}
+    names: dict[bytes, str] = {}
     for tensor in graph.initializer:
         bank = numpy_helper.to_array(tensor)
         found = _filters(bank, group) if bank.ndim == 4 and group.on_grid else None
@@ -34,7 +35,7 @@ def store_filters_once(model: Any, group: Group) -> None:
             kept.append(tensor)
             continue
         filters, index = found
-        name, table = tensor.name, f"orbit_{group.name}_{'_'.join(map(str, index.shape))}"
+        name, table = tensor.name, names.setdefault(index.tobytes(), f"orbit_{group.name}_{len(names)}")
         tables |= {table: index, f"{name}_shape": np.array(bank.shape)}
         kept.append(numpy_helper.from_array(filters, f"{name}_once"))
         nodes += [

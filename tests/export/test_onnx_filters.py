@@ -7,13 +7,15 @@ import torch
 from onnx import numpy_helper
 
 import eqzoo
+from eqzoo.equivariance import randomize_norms
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.export.onnx_filters import expand_filters, store_filters_once
 
 
-@pytest.mark.parametrize("name", ["p4_cnn", "p4m_resnet_s", "z2_cnn"])
+@pytest.mark.parametrize("name", ["p4_cnn", "p4m_resnet_s", "p4m_convnext_atto", "z2_cnn"])
 def test_a_file_has_the_size_of_the_weights_and_gives_the_logits(name, tmp_path):
     model = eqzoo.create_model(name).float().eval()
+    randomize_norms(model, torch.Generator().manual_seed(1), torch.randn(2, *model.input_size).float())
     eqzoo.export_onnx(model, tmp_path / "net.onnx")
     x = torch.randn(2, *model.input_size).float()
     torch.testing.assert_close(OnnxFile(tmp_path / "net.onnx")(x), model(x), rtol=1e-4, atol=1e-5)
