@@ -292,6 +292,12 @@ def _export(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--int8", nargs="+", metavar="IMAGES", help="8-bit numbers, in the ranges of these images or arrays"
     )
+    sub.add_argument(
+        "--no-irreps",
+        dest="irreps",
+        action="store_false",
+        help="plain convolutions in place of products through irreps, which are faster on CPUs",
+    )
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 
 

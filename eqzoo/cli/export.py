@@ -45,10 +45,11 @@ def run(args: argparse.Namespace) -> Answer:
         elif args.int8:
             batch = _read(source.network, args.int8, args.size)
             with tempfile.TemporaryDirectory() as folder:
-                exported = export_onnx(source.network, Path(folder) / "float32.onnx", args.opset or 18, args.size)
+                file = Path(folder) / "float32.onnx"
+                exported = export_onnx(source.network, file, args.opset or 18, args.size, irreps=False)
                 report = quantize_onnx(exported.path, batch, output)
         else:
-            report = export_onnx(source.network, output, args.opset or 18, args.size)
+            report = export_onnx(source.network, output, args.opset or 18, args.size, args.irreps)
     except ExportError as error:
         return Answer(f"not written: {error}", {"written": False, "reason": str(error)}, 1)
     return Answer(str(report), report.as_dict())

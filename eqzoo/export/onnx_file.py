@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..groups import Group
 from .onnx_filters import store_filters_once
+from .onnx_irreps import through_irreps
 from .onnx_translations import translations
 
 __all__ = ["OnnxFile", "need_onnx", "quiet", "write_onnx"]
@@ -72,7 +73,9 @@ class OnnxFile:
         return [torch.from_numpy(output) for output in found]
 
 
-def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, about: dict[str, str]) -> Counter[str]:
+def write_onnx(
+    program: torch.export.ExportedProgram, path: Path, opset: int, about: dict[str, str], irreps: bool
+) -> Counter[str]:
     """Writes a program as a single ONNX file and runs the ONNX checker on it.
 
     Args:
@@ -80,6 +83,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         path: The file.
         opset: The opset version.
         about: The metadata of the file.
+        irreps: Whether group convolutions of many fields are written through irreps.
 
     Returns:
         The number of nodes of each operator, without those that ONNX Runtime computes as it loads the file.
@@ -104,10 +108,11 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         _tidy(written.model, about)
         written.save(path, external_data=False)
     proto = onnx.load(path)
-    operators = Counter(node.op_type for node in proto.graph.node)
-    if "group" in about:
-        store_filters_once(proto, Group.from_name(about["group"]))
-        path.write_bytes(proto.SerializeToString())
+    group = Group.from_name(about["group"])
+    if irreps and (count := through_irreps(proto, group)):
+        proto.metadata_props.add(key="irreps", value=str(count))
+    store_filters_once(proto, group)
+    path.write_bytes(proto.SerializeToString())
     onnx.checker.check_model(proto, full_check=True)
     have = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
     batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
@@ -115,7 +120,18 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, opset: int, ab
         raise ValueError(
             f"opset {opset} and a dynamic batch were requested, the exporter wrote opset {have} and {batch}"
         )
-    return operators
+    return _operators(proto.graph)
+
+
+def _operators(graph: Any) -> Counter[str]:
+    """The number of nodes of each operator, without those that are computed from constants alone."""
+    constants, found = {tensor.name for tensor in graph.initializer}, Counter[str]()
+    for node in graph.node:
+        if constants.issuperset(node.input):
+            constants |= set(node.output)
+        else:
+            found[node.op_type] += 1
+    return found
 
 
 def need_onnx(*packages: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..groups import Field, Group, orbit_array
 
-__all__ = ["expand_filters", "replace_all", "store_filters_once"]
+__all__ = ["expand_filters", "filters_of", "replace_all", "store_filters_once"]
 
 _FIELDS: tuple[Field, ...] = ("regular", "trivial")
 
@@ -73,19 +73,26 @@ def _filters(bank: np.ndarray[Any, Any], group: Group) -> tuple[np.ndarray[Any, 
     Returns:
         ``(C', m)`` and ``(|H|, m)``, for the m numbers of a filter.
     """
-    out_planes, in_planes, side, other = bank.shape
-    if side != other or out_planes % group.order:
-        return None
     for field in _FIELDS:
-        index = orbit_array(group, side, field)
-        if in_planes * side * side % index.shape[1]:
-            continue
-        rows = bank.reshape(out_planes // group.order, group.order, -1, index.shape[1])
-        filters = np.ascontiguousarray(rows[:, 0])  # the first element is the identity
-        if np.array_equal(filters[:, :, index].swapaxes(1, 2), rows):
+        filters = filters_of(bank, group, field)
+        if filters is not None:
+            index = orbit_array(group, bank.shape[2], field)
             places = index.shape[1] * np.arange(filters.shape[1])[:, None] + index[:, None]
             return filters.reshape(len(filters), -1), places.reshape(group.order, -1).astype(np.int32)
     return None
+
+
+def filters_of(bank: np.ndarray[Any, Any], group: Group, field: Field) -> np.ndarray[Any, Any] | None:
+    """The filters ``(C', C, m)`` of a bank, of m numbers for each field, or None if it is not their orbit."""
+    out_planes, in_planes, side, other = bank.shape
+    if side != other or out_planes % group.order:
+        return None
+    index = orbit_array(group, side, field)
+    if in_planes * side * side % index.shape[1]:
+        return None
+    rows = bank.reshape(out_planes // group.order, group.order, -1, index.shape[1])
+    filters = np.ascontiguousarray(rows[:, 0])  # the first element is the identity
+    return filters if np.array_equal(filters[:, :, index].swapaxes(1, 2), rows) else None
 
 
 def replace_all(repeated: Any, values: list[Any]) -> None:

@@ -107,6 +107,7 @@ def export_onnx(
     path: str | Path,
     opset: int = 18,
     size: int | tuple[int, int] | None = None,
+    irreps: bool = True,
 ) -> ExportReport:
     """Exports a network to a single ONNX file, in float32, with standard operators and a dynamic batch size.
 
@@ -120,6 +121,8 @@ def export_onnx(
         path: The file to write, ``*.onnx``; an existing one is replaced.
         opset: The ONNX opset version, 18 to 23.
         size: The side of the images, or height and width, in pixels; by default the network's own.
+        irreps: Whether group convolutions of many fields are written through the irreps of the group, which halves the
+            time of wide networks on a CPU; otherwise all are plain convolutions, as `quantize_onnx` needs them.
 
     Returns:
         The results of the checks.
@@ -140,7 +143,7 @@ def export_onnx(
     path = target(path, ".onnx")
     need_onnx("onnx", "onnxruntime", "onnxscript")
     network = _Network.of(model, size, torch.float32)
-    return atomic(path, partial(_write_onnx, network, path, opset))
+    return atomic(path, partial(_write_onnx, network, path, opset, irreps))
 
 
 def export_pt2(model: nn.Module, path: str | Path, size: int | tuple[int, int] | None = None) -> ExportReport:
@@ -290,8 +293,8 @@ class _Network:
 
 
 @torch.no_grad()
-def _write_onnx(network: _Network, path: Path, opset: int, temporary: Path) -> ExportReport:
-    operators = write_onnx(network.program, temporary, opset, network.metadata)
+def _write_onnx(network: _Network, path: Path, opset: int, irreps: bool, temporary: Path) -> ExportReport:
+    operators = write_onnx(network.program, temporary, opset, network.metadata, irreps)
     return network.report(path, temporary.stat().st_size, OnnxFile(temporary), operators)
 
 

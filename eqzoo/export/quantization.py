@@ -110,7 +110,7 @@ def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> Quant
     would be rounded to 8 bits again, and a rotated image would sometimes round to the next step.
 
     Args:
-        source: The file that `export_onnx` wrote, in float32.
+        source: The file that `export_onnx` wrote with ``irreps=False``, in float32.
         images: Images as the network will see them, normalized, ``(n, channels, height, width)``; 100 are enough.
         path: The file to write, ``*.onnx``; an existing one is replaced.
 
@@ -119,7 +119,8 @@ def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> Quant
 
     Raises:
         FileNotFoundError: If there is no such file or no folder to write to.
-        ValueError: If the file is not one of `export_onnx`, has been quantized already, or the images do not suit it.
+        ValueError: If the file is not one of `export_onnx` with ``irreps=False``, has been quantized already, or the
+            images do not suit it.
         ImportError: If the packages of ``eqzoo[export]`` are not installed.
         ExportError: If the network would not stay equivariant.
 
@@ -131,7 +132,7 @@ def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> Quant
         >>> import tempfile, eqzoo
         >>> folder = tempfile.TemporaryDirectory()
         >>> model = eqzoo.create_model("p4_cnn", pretrained=True)
-        >>> exported = eqzoo.export_onnx(model, f"{folder.name}/p4_cnn.onnx")
+        >>> exported = eqzoo.export_onnx(model, f"{folder.name}/p4_cnn.onnx", irreps=False)
         >>> images = torch.rand(32, 1, 28, 28, generator=torch.Generator().manual_seed(0))
         >>> report = eqzoo.quantize_onnx(exported.path, images, f"{folder.name}/p4_cnn_int8.onnx")
         >>> max(report.equivariance.values()), report.size < exported.size
@@ -140,9 +141,13 @@ def quantize_onnx(source: str | Path, images: Tensor, path: str | Path) -> Quant
     need_onnx("onnx", "onnxruntime")
     path = target(path, ".onnx")
     before = OnnxFile(source)
-    if before.metadata.get("quantized") or not {"group", "eqzoo_version"} <= before.metadata.keys():
-        what = "has been quantized already" if before.metadata.get("quantized") else "was not written by eqzoo"
-        raise ValueError(f"{source} {what}; give the float32 file that eqzoo.export_onnx wrote")
+    refused = {"quantized": "has been quantized already", "irreps": "has group convolutions through irreps"}
+    what = next((text for key, text in refused.items() if key in before.metadata), None)
+    if what or not {"group", "eqzoo_version"} <= before.metadata.keys():
+        raise ValueError(
+            f"{source} {what or 'was not written by eqzoo'}; give the float32 file that eqzoo.export_onnx wrote with "
+            "irreps=False"
+        )
     images = _suitable(images, before, source)
     return atomic(path, partial(_write, Path(source), before, images, path))
 

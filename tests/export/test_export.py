@@ -165,7 +165,7 @@ class Function(nn.Module):
 
 def through_onnx(function, x, path):
     program = torch.export.export(Function(function), (x,), dynamic_shapes=(({0: torch.export.Dim("batch")},),))
-    operators = write_onnx(program, path, 18, {"eqzoo_version": "0"})
+    operators = write_onnx(program, path, 18, {"eqzoo_version": "0", "group": "z2"}, irreps=True)
     larger = torch.randn(3, *x.shape[1:]).float()
     torch.testing.assert_close(OnnxFile(path)(larger), function(larger), atol=1e-5, rtol=1e-5)
     return operators

@@ -33,7 +33,7 @@ def exported(tmp_path_factory):
             model = eqzoo.create_model(name, **settings).eval()
             images = torch.randn(4, model.in_chans, side, side, generator=torch.Generator().manual_seed(1))
             randomize_norms(model, torch.Generator().manual_seed(1), images)
-            eqzoo.export_onnx(model, path, size=side)
+            eqzoo.export_onnx(model, path, size=side, irreps=False)
         return path
 
     return export

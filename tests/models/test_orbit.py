@@ -134,7 +134,7 @@ def test_onnx_files_choose_the_same_copies(tmp_path):
     pixels = torch.cat([pixels[:100], torch.full((3, 1, 8, 8), 0.5), pixels[:20] + pixels[:20].flip(3)])
     # Traced with two images.
     program = torch.export.export(Canonical(), (pixels[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    write_onnx(program, tmp_path / "copies.onnx", 18, {"eqzoo_version": ""})
+    write_onnx(program, tmp_path / "copies.onnx", 18, {"eqzoo_version": "", "group": "p4m"}, irreps=True)
     run = OnnxFile(tmp_path / "copies.onnx")
     expected = Canonical()(pixels)
     assert not torch.equal(expected, pixels)
