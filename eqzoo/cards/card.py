@@ -53,7 +53,7 @@ def _front_matter(checkpoint: Checkpoint) -> str:
         task_type="image-classification",
         dataset_type=data.hub_id if data.hub_id and data.same_as_hub else r["data"],
         dataset_name=data.title,
-        dataset_split="test",
+        dataset_split=data.test_split,
         metric_type="accuracy",
         metric_value=round(r["accuracy"], 3),
     )

@@ -40,6 +40,7 @@ class DataSet:
         images: What an image has to look like, beyond size and color; may be empty.
         fixed_scale: Whether all images have one scale, such as one magnification, so that an object has a certain size.
         license: The terms that its images are published under; empty where they are not listed here.
+        test_split: What its authors call the split of the test images.
     """
 
     name: str
@@ -58,6 +59,7 @@ class DataSet:
     images: str = ""
     fixed_scale: bool = False
     license: str = ""
+    test_split: str = "test"
 
     @property
     def side(self) -> int:
@@ -390,6 +392,7 @@ CATALOG: dict[str, DataSet] = {
             classes=_TINY_IMAGENET_CLASSES,
             images="photographs of one object, scaled to 64 x 64 pixels",
             license="ImageNet's terms: non-commercial research",
+            test_split="validation",
         ),
     )
 }
