@@ -63,10 +63,7 @@ def multiply_adds(model: nn.Module, input_size: tuple[int, ...] | None = None) -
 
 @torch.inference_mode()
 def throughput(
-    model: nn.Module,
-    input_size: tuple[int, ...],
-    batch_size: int = BATCH_SIZE,
-    min_seconds: float = MIN_SECONDS,
+    model: nn.Module, input_size: tuple[int, ...], batch_size: int = BATCH_SIZE, min_seconds: float = MIN_SECONDS
 ) -> dict[str, Any]:
     """Images a second in evaluation mode, by `torch.utils.benchmark`: the median after warm-up, with torch's threads.
 
@@ -172,12 +169,7 @@ def _response_peak(x: Shape, filters: Shape, numbers: Sequence[int], **kwargs: A
 
 
 def _response_sum(
-    x: Shape,
-    filters: Shape,
-    alpha: Shape | None,
-    spatial: Shape | None,
-    numbers: Sequence[int],
-    **kwargs: Any,
+    x: Shape, filters: Shape, alpha: Shape | None, spatial: Shape | None, numbers: Sequence[int], **kwargs: Any
 ) -> int:
     responses = _responses(x, filters, numbers)
     channels = filters[1] // numbers[0]

@@ -46,10 +46,7 @@ def _text(results: dict[str, Any], folder: str) -> str:
     ]
     if (valid := results["valid_accuracy"]) is not None:
         rows.append(["validation accuracy of it", f"{valid:.2f} %"])
-    rows += [
-        ["evaluated on", f"{SPLIT_NAMES[results['evaluated_on']]} images"],
-        *metric_rows(results),
-    ]
+    rows += [["evaluated on", f"{SPLIT_NAMES[results['evaluated_on']]} images"], *metric_rows(results)]
     if len(classes := results["classes"]) <= FEW_CLASSES:
         recalls = (f"{row['name']} {row['recall']:.2f} %" for row in classes if row["images"])
         rows.append(["recall of each class", ", ".join(recalls)])

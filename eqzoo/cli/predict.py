@@ -226,11 +226,7 @@ class _Prediction:
             "name": self.name,
             "labels": self.labels,
             "copies": [
-                {
-                    "copy": group.describe(g),
-                    "label": self.answer(g)[0],
-                    "probabilities": self.probabilities[g].tolist(),
-                }
+                {"copy": group.describe(g), "label": self.answer(g)[0], "probabilities": self.probabilities[g].tolist()}
                 for g in group.elements
             ],
             "largest_change": self.change,

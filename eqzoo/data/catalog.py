@@ -254,10 +254,7 @@ CATALOG: dict[str, DataSet] = {
             "at 10 m a pixel under a clear sky; at other resolutions, seasons or regions it is not to be relied on "
             "before it has been measured there.",
             read=ClassFolders(
-                ("eurosat/2750",),
-                _EUROSAT_TILES,
-                "https://github.com/phelber/EuroSAT",
-                torchvision="EuroSAT",
+                ("eurosat/2750",), _EUROSAT_TILES, "https://github.com/phelber/EuroSAT", torchvision="EuroSAT"
             ),
             input_size=(3, 64, 64),
             mean=(0.3444, 0.3805, 0.4081),

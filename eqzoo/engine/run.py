@@ -115,11 +115,7 @@ class RunDirectory:
             )
 
     def start(
-        self,
-        recipe: Recipe,
-        data_sha256: Mapping[str, str],
-        config: Mapping[str, Any],
-        facts: Mapping[str, Any],
+        self, recipe: Recipe, data_sha256: Mapping[str, str], config: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> None:
         """Writes training.json and config.json, unless they are there, as of a run that is resumed.
 

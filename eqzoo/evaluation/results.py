@@ -51,12 +51,7 @@ class Results:
 
 
 def measure(
-    predictor: Predictor,
-    split: AnySplit,
-    *,
-    rotated: int | None = None,
-    seconds: float | None = None,
-    workers: int = 0,
+    predictor: Predictor, split: AnySplit, *, rotated: int | None = None, seconds: float | None = None, workers: int = 0
 ) -> Results:
     """Evaluates a classifier on a split. A progress bar on stderr counts evaluated images.
 

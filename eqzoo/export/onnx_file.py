@@ -20,11 +20,7 @@ from .onnx_translations import translations
 
 __all__ = ["OnnxFile", "need_onnx", "quiet", "write_onnx"]
 
-_TYPES = {
-    "tensor(float16)": torch.float16,
-    "tensor(float)": torch.float32,
-    "tensor(double)": torch.float64,
-}
+_TYPES = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(double)": torch.float64}
 
 
 class OnnxFile:

@@ -103,11 +103,7 @@ class ExportReport:
 
 
 def export_onnx(
-    model: nn.Module,
-    path: str | Path,
-    opset: int = 18,
-    size: int | tuple[int, int] | None = None,
-    irreps: bool = True,
+    model: nn.Module, path: str | Path, opset: int = 18, size: int | tuple[int, int] | None = None, irreps: bool = True
 ) -> ExportReport:
     """Exports a network to a single ONNX file, in float32, with standard operators and a dynamic batch size.
 

@@ -24,13 +24,7 @@ from ..models.load import resolve
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = [
-    "advice_after",
-    "advice_before",
-    "advice_on_time",
-    "chosen",
-    "summary",
-]
+__all__ = ["advice_after", "advice_before", "advice_on_time", "chosen", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class

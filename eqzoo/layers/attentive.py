@@ -194,10 +194,7 @@ class _AttentiveConv2d(_OrbitConv2d):
         if isinstance(self.attention, InputAttention2d):
             return super().forward(self.attention(x))
         y = attentive_conv(
-            x.flatten(1, 2) if x.ndim == 5 else x,
-            self.filters(),
-            *self.attention.banks(),
-            *self._sampling(),
+            x.flatten(1, 2) if x.ndim == 5 else x, self.filters(), *self.attention.banks(), *self._sampling()
         )
         bias = self.expanded_bias()
         if bias is not None:

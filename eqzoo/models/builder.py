@@ -12,13 +12,7 @@ from typing import Any
 import timm
 import torch
 from safetensors import SafetensorError
-from timm.models import (
-    DefaultCfg,
-    PretrainedCfg,
-    build_model_with_cfg,
-    generate_default_cfgs,
-    resolve_pretrained_cfg,
-)
+from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 from timm.models._features import feature_take_indices
 from torch import Tensor
 

@@ -53,11 +53,6 @@ def checkpoint_config(
             for key, value in cfg.items()
             if value is not None and key not in _NOT_IN_CONFIG
         },
-        "eqzoo": {
-            "version": version,
-            "group": group,
-            "weights_dtype": weights_dtype,
-            "weights_sha256": weights_sha256,
-        }
+        "eqzoo": {"version": version, "group": group, "weights_dtype": weights_dtype, "weights_sha256": weights_sha256}
         | ({"image_side": image_side} if image_side else {}),
     }

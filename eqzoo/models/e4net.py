@@ -95,10 +95,7 @@ class E4Net(EquivariantNet):
         nn.init.kaiming_normal_(lift.weight, nonlinearity="relu")
         self.stem = self._stage(OrderedDict(conv=lift))
         self.blocks = nn.Sequential(
-            e4(pool=True),
-            e4(drop=True),
-            e4(drop=True, pool=True),
-            *(e4(drop=True) for _ in range(3)),
+            e4(pool=True), e4(drop=True), e4(drop=True, pool=True), *(e4(drop=True) for _ in range(3))
         )
         planes = width * group.order
         self.feature_info = [

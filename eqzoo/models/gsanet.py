@@ -328,10 +328,7 @@ def _stages(given: Iterable[Iterable[Any]]) -> tuple[Stage, ...]:
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], group: Group, **args: Any) -> EquivariantNet:
     features = 1 + sum(len(stage.widths) for stage in _stages((args | kwargs)["stages"]))
-    options: dict[str, Any] = {
-        "feature_indices": tuple(range(features)),
-        "pretrained_filter_fn": _scaled_queries,
-    }
+    options: dict[str, Any] = {"feature_indices": tuple(range(features)), "pretrained_filter_fn": _scaled_queries}
     return build(GSANet, variant, pretrained, **(options | {"group": group} | args | kwargs))
 
 

@@ -18,15 +18,7 @@ from torch import Tensor, nn
 
 from ..data import CATALOG
 from ..groups import Group
-from ..hub import (
-    CONFIG_NAME,
-    WEIGHTS_NAME,
-    WeightsNotFoundError,
-    fetch_config,
-    find_weights,
-    read_config,
-    user_folder,
-)
+from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config, find_weights, read_config, user_folder
 from .base import EquivariantNet
 from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
 from .orbit import OrbitNet

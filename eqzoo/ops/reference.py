@@ -131,13 +131,7 @@ def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
 
 
 def affine_attention_weights(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    banks: AffineBanks,
-    kernel_size: int,
-    num_heads: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor | None, banks: AffineBanks, kernel_size: int, num_heads: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """``α(P, x, d) = softmax_d(scale · Σ_{c in head} q(c, P, x) k(c, P, d, x))`` and the mapped values.
 
@@ -154,13 +148,7 @@ def affine_attention_weights(
 
 
 def affine_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    banks: AffineBanks,
-    kernel_size: int,
-    num_heads: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor | None, banks: AffineBanks, kernel_size: int, num_heads: int, scale: float
 ) -> Tensor:
     """``out(c, P, x) = Σ_d α(P, x, d) v(c, P, d, x)``."""
     weights, values = affine_attention_weights(query, key, value, banks, kernel_size, num_heads, scale)

@@ -27,13 +27,7 @@ def mapped(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
 
 
 def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    banks: AffineBanks,
-    kernel_size: int,
-    num_heads: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor | None, banks: AffineBanks, kernel_size: int, num_heads: int, scale: float
 ) -> Tensor:
     """The exported form: the mapped neighbors of all images at once, by one grouped convolution."""
     heads = (num_heads, query.shape[1] // num_heads)

@@ -45,13 +45,7 @@ def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
 
 
 def affine_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    banks: AffineBanks,
-    kernel_size: int,
-    num_heads: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor | None, banks: AffineBanks, kernel_size: int, num_heads: int, scale: float
 ) -> Tensor:
     """Attends from every place and output element to the neighbors of the place.
 

@@ -103,12 +103,7 @@ def response_sum(
 
 
 def response_sum_backward(
-    grad: Tensor,
-    x: Tensor,
-    filters: Tensor,
-    alpha: Tensor | None,
-    spatial: Tensor | None,
-    *kept_and_numbers: Any,
+    grad: Tensor, x: Tensor, filters: Tensor, alpha: Tensor | None, spatial: Tensor | None, *kept_and_numbers: Any
 ) -> list[Tensor]:
     """The gradients of x, filters, alpha and spatial filters, empty for None."""
     function = partial(sums, numbers=kept_and_numbers[-1])

@@ -124,12 +124,7 @@ def _check_input(
 
 
 def attend_input(
-    x: Tensor,
-    reduce: Tensor | None,
-    expand: Tensor | None,
-    spatial: Tensor,
-    poses: int,
-    dilation: int = 1,
+    x: Tensor, reduce: Tensor | None, expand: Tensor | None, spatial: Tensor, poses: int, dilation: int = 1
 ) -> Tensor:
     """Attention on the input of an ordinary group convolution: ``x ↦ (1 − α^C α^X) x``.
 

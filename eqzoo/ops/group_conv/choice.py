@@ -17,18 +17,10 @@ __all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies"
 # From which C·C'/(C + C') on group convolutions are faster through the irreps, for each order of a group. In float32:
 # of k x k filters, and of 1 x 1 filters with channels last, contiguous, and with large contiguous images in inference
 # and in training. Measured over the convolutions of all registered networks; none has fields of two elements.
-_LEAST = {
-    2: (16, 32, 64, math.inf, 64),
-    4: (6, 9, 6.4, 48, 9),
-    8: (3.3, 5, 5.5, 9.5, 9),
-}
+_LEAST = {2: (16, 32, 64, math.inf, 64), 4: (6, 9, 6.4, 48, 9), 8: (3.3, 5, 5.5, 9.5, 9)}
 # The same with AVX2 alone, whose vectors fewer fields fill; no network has fewer fields with k x k filters. Groups of
 # two elements were not measured.
-_LEAST_OF_AVX2 = {
-    2: _LEAST[2],
-    4: (4, 6.4, 6.4, 9.6, 8),
-    8: (3, 4, 5.5, 4.8, 4.8),
-}
+_LEAST_OF_AVX2 = {2: _LEAST[2], 4: (4, 6.4, 6.4, 9.6, 8), 8: (3, 4, 5.5, 4.8, 4.8)}
 # The numbers of a large contiguous image, field and output.
 _LARGE = 192 * 1024
 # In bfloat16: of k x k and of 1 x 1 filters, with channels last in inference and in training, and contiguous in both.

@@ -70,12 +70,7 @@ def group_self_attention(
 
 
 def probabilities(
-    query: Tensor,
-    key: Tensor,
-    position: Tensor,
-    pose: Tensor | None,
-    mask: Tensor | None,
-    log_measure: Tensor | None,
+    query: Tensor, key: Tensor, position: Tensor, pose: Tensor | None, mask: Tensor | None, log_measure: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """``P(m | j)``, ``(B, heads, |G|, I, |M|, J)``, and ``P(j)``, ``(B, heads, |V|, |G|, I, J)``, of scaled queries."""
     shared = torch.einsum("bncgi,bncmij->bngimj", query, key)

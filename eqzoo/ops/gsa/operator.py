@@ -68,14 +68,7 @@ def local_group_attention(
     log_measure = None if log_measure is None else log_measure.detach().to(dtype)
     if _dispatch.forced("reference"):
         return reference.local_group_attention(
-            qkv,
-            position,
-            pose,
-            log_measure,
-            kernel_size=kernel_size,
-            dilation=dilation,
-            scale=scale,
-            dropout=dropout,
+            qkv, position, pose, log_measure, kernel_size=kernel_size, dilation=dilation, scale=scale, dropout=dropout
         )
     # The backward pass repeats the draws of the forward pass from this seed.
     seed = torch.randint(2**62, (1,), device=device) if dropout else None
