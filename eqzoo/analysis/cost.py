@@ -123,29 +123,24 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     """
     own = torch.ops.eqzoo
     return {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _scaled_dot_product,
-        own.group_conv2d: _group_conv2d,
-        own.dynamic_depthwise: _dynamic_depthwise,
+        # (batch, heads, tokens, channels)
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
+            2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+        ),
+        # Those of the expanded convolution.
+        own.group_conv2d: lambda _, filters, *__, out_shape, **___: 2 * math.prod(out_shape) * math.prod(filters[1:]),
+        own.dynamic_depthwise: lambda kernel, value, *_, **__: 2 * math.prod(value) * kernel[3],
         own.generated_depthwise: _generated_depthwise,
         own.affine_attention: _affine_attention,
-        own.response_peak: _response_peak,
+        own.response_peak: lambda x, filters, numbers, **_: (
+            2 * _responses(x, filters, numbers) * math.prod(filters[2:])
+        ),
         own.response_sum: _response_sum,
-        own.suppress: _suppress,
+        own.suppress: lambda x, *_, **__: 2 * math.prod(x),
         own.local_group_attention: _local_group_attention,
-        own.octic_gelu: _octic_gelu,
+        # The products with Q and its transpose, both 8 x 8.
+        own.octic_gelu: lambda ab, e, *_, **__: 2 * 2 * 8 * (math.prod(ab) + math.prod(e)),
     }
-
-
-def _group_conv2d(field: Shape, filters: Shape, *_: Any, out_shape: Shape, **kwargs: Any) -> int:
-    return 2 * math.prod(out_shape) * math.prod(filters[1:])  # those of the expanded convolution
-
-
-def _octic_gelu(ab: Shape, e: Shape, *_: Any, **kwargs: Any) -> int:
-    return 2 * 2 * 8 * (math.prod(ab) + math.prod(e))  # the products with Q and its transpose, both 8 x 8
-
-
-def _dynamic_depthwise(kernel: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(value) * kernel[3]
 
 
 def _generated_depthwise(hidden: Shape, weight: Shape, bias: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
@@ -164,10 +159,6 @@ def _affine_attention(tensors: Sequence[Tensor], kernel_size: int, *_: Any, **kw
 _affine_attention._get_raw = True  # type: ignore[attr-defined]  # torch's counter then passes tensors, not their shapes
 
 
-def _response_peak(x: Shape, filters: Shape, numbers: Sequence[int], **kwargs: Any) -> int:
-    return 2 * _responses(x, filters, numbers) * math.prod(filters[2:])
-
-
 def _response_sum(
     x: Shape, filters: Shape, alpha: Shape | None, spatial: Shape | None, numbers: Sequence[int], **kwargs: Any
 ) -> int:
@@ -183,14 +174,6 @@ def _responses(x: Shape, filters: Shape, numbers: Sequence[int]) -> int:
     """The number of elements of all responses; the numbers are those of the operator, poses and window first."""
     sides = (output_side(side, filters[2], *numbers[1:4]) for side in x[2:])
     return x[0] * filters[0] * filters[1] * math.prod(sides)
-
-
-def _scaled_dot_product(query: Shape, key: Shape, value: Shape, *_: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])  # (batch, heads, tokens, channels)
-
-
-def _suppress(x: Shape, *_: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(x)
 
 
 def _local_group_attention(qkv: Shape, position: Shape, *_: Any, **kwargs: Any) -> int:

@@ -16,16 +16,8 @@ from .checkpoint import CARD_NAME, FIGURES, Checkpoint, check_name, read_checkpo
 __all__ = ["ONNX_NAME", "REPO_FILES", "edited_card", "export_beside", "push_folder", "restate", "write_card"]
 
 ONNX_NAME = "model.onnx"
-REPO_FILES = (
-    WEIGHTS_NAME,
-    CONFIG_NAME,
-    RESULTS_NAME,
-    TRAINING_NAME,
-    LOG_NAME,
-    CARD_NAME,
-    *FIGURES,
-    ONNX_NAME,
-)  # predictions.csv and trained_on.npy tell of the user's images, and stay
+# Without predictions.csv and trained_on.npy, which tell of the user's images.
+REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, TRAINING_NAME, LOG_NAME, CARD_NAME, *FIGURES, ONNX_NAME)
 
 
 def write_card(folder: Path) -> None:

@@ -13,14 +13,9 @@ _TREE = "https://github.com/eqzoo/eqzoo/tree/main/model_cards/"  # docs/ is a si
 
 
 def render_table(results: list[dict[str, Any]]) -> str:
-    """The tables of docs/results.md, one for each data set and a row for each checkpoint."""
-    return "\n\n".join(_dataset_table(name, of_set) for name, of_set in _by_dataset(results))
-
-
-def _by_dataset(results: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The results of each data set, in the order of `CATALOG`."""
+    """The tables of docs/results.md, one for each data set of `CATALOG` and a row for each checkpoint."""
     sets = [(name, [r for r in results if r["data"] == name]) for name in CATALOG]
-    return [(name, of_set) for name, of_set in sets if of_set]
+    return "\n\n".join(_dataset_table(name, of_set) for name, of_set in sets if of_set)
 
 
 def _seeds(r: dict[str, Any]) -> str:
@@ -37,17 +32,9 @@ def _macro_f1(r: dict[str, Any]) -> str:
 
 def _dataset_table(name: str, results: list[dict[str, Any]]) -> str:
     data, counts = dataset(name), [counts_of(r) for r in results]
-    columns = [
-        "checkpoint",
-        "group",
-        "parameters",
-        "test error",
-        "paper",
-        "same class at all 90° rotations",
-        "error under p4",
-    ]
+    columns = ["checkpoint", "group", "parameters", "test error", "paper"]
     differ = any(row != counts[0] for row in counts)
-    columns += ["images: train, valid, test"] if differ else []
+    columns += ["same class at all 90° rotations", "error under p4", *["images: train, valid, test"] * differ]
     words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
     lines = [
         f"## {data.title}",

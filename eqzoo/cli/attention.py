@@ -10,7 +10,6 @@ from .._common import atomic
 from ..data import load_image
 from ..evaluation import Predictor
 from ..groups import Z2
-from ..models import EquivariantNet, OrbitNet
 from ..models.load import load_network
 from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
@@ -22,7 +21,9 @@ __all__ = ["run"]
 def run(args: argparse.Namespace) -> Answer:
     """Draws the attention of a layer for an image and its rotated copies."""
     output = Path(args.output)
-    model = _network(args)
+    torch.manual_seed(0)
+    source, name = (args.checkpoint, args.name) if args.checkpoint else (args.name, None)
+    model = load_network(source, name, pretrained=None if args.checkpoint else not args.untrained).network
     named, predictor = NamedImage(args.image, partial(load_image, args.image)), Predictor.of(model.double())
     pixels = copies_of(named.read(model.in_chans, args.invert), predictor, Z2)
     (image,) = predictor.normalized(pixels)
@@ -54,10 +55,3 @@ def run(args: argparse.Namespace) -> Answer:
         "channels": [channels.tolist() for channels in seen.channels],
     }
     return Answer(table(rows, flexible=1), data)
-
-
-def _network(args: argparse.Namespace) -> EquivariantNet | OrbitNet:
-    torch.manual_seed(0)
-    if args.checkpoint:
-        return load_network(args.checkpoint, args.name).network
-    return load_network(args.name, pretrained=not args.untrained).network

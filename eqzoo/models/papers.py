@@ -54,105 +54,90 @@ class Row:
         return " ± ".join(part for part in (self.error, self.spread) if part)
 
 
+def _paper(family: str, short: str, title: str, url: str, key: str, author: str, venue: str = "") -> Paper:
+    """A paper with its citation, as of the proceedings of a conference or else of arXiv."""
+    year = f"year = {{{short[-4:]}}}"
+    arxiv = [year, f"eprint = {{{url.rpartition('/')[2]}}}", "archivePrefix = {arXiv}"]
+    fields = [
+        f"title = {{{title}}}",
+        f"author = {{{author}}}",
+        *([f"booktitle = {{{venue}}}", year] if venue else arxiv),
+    ]
+    text = ",\n  ".join([f"@{'inproceedings' if venue else 'misc'}{{{key}", *fields])
+    return Paper(family, short, title, url, f"{text}\n}}")
+
+
 PAPERS = {
-    "gcnn": Paper(
+    "gcnn": _paper(
         "G-CNN",
         "Cohen and Welling, 2016",
         "Group Equivariant Convolutional Networks",
         "https://arxiv.org/abs/1602.07576",
-        """@inproceedings{cohen2016group,
-  title = {Group Equivariant Convolutional Networks},
-  author = {Cohen, Taco S. and Welling, Max},
-  booktitle = {International Conference on Machine Learning},
-  year = {2016}
-}""",
+        "cohen2016group",
+        "Cohen, Taco S. and Welling, Max",
+        "International Conference on Machine Learning",
     ),
-    "attentive": Paper(
+    "attentive": _paper(
         "attentive",
         "Romero et al., 2020",
         "Attentive Group Equivariant Convolutional Networks",
         "https://arxiv.org/abs/2002.03830",
-        """@inproceedings{romero2020attentive,
-  title = {Attentive Group Equivariant Convolutional Networks},
-  author = {Romero, David W. and Bekkers, Erik J. and Tomczak, Jakub M. and Hoogendoorn, Mark},
-  booktitle = {International Conference on Machine Learning},
-  year = {2020}
-}""",
+        "romero2020attentive",
+        "Romero, David W. and Bekkers, Erik J. and Tomczak, Jakub M. and Hoogendoorn, Mark",
+        "International Conference on Machine Learning",
     ),
-    "asc": Paper(
+    "asc": _paper(
         "ASC",
         "Diaconu and Worrall, 2019",
         "Affine Self Convolution",
         "https://arxiv.org/abs/1911.07704",
-        """@misc{diaconu2019affine,
-  title = {Affine Self Convolution},
-  author = {Diaconu, Nichita and Worrall, Daniel E.},
-  year = {2019},
-  eprint = {1911.07704},
-  archivePrefix = {arXiv}
-}""",
+        "diaconu2019affine",
+        "Diaconu, Nichita and Worrall, Daniel E.",
     ),
-    "gsa": Paper(
+    "gsa": _paper(
         "GSA-Net",
         "Romero and Cordonnier, 2021",
         "Group Equivariant Stand-Alone Self-Attention for Vision",
         "https://arxiv.org/abs/2010.00977",
-        """@inproceedings{romero2021group,
-  title = {Group Equivariant Stand-Alone Self-Attention for Vision},
-  author = {Romero, David W. and Cordonnier, Jean-Baptiste},
-  booktitle = {International Conference on Learning Representations},
-  year = {2021}
-}""",
+        "romero2021group",
+        "Romero, David W. and Cordonnier, Jean-Baptiste",
+        "International Conference on Learning Representations",
     ),
-    "e4": Paper(
+    "e4": _paper(
         "E4-Net",
         "He et al., 2021",
         "Efficient Equivariant Network",
         "https://proceedings.neurips.cc/paper/2021/file/2a79ea27c279e471f4d180b08d62b00a-Paper.pdf",
-        """@inproceedings{he2021efficient,
-  title = {Efficient Equivariant Network},
-  author = {He, Lingshen and Chen, Yuxuan and Shen, Zhengyang and Dong, Yiming and Wang, Yisen and Lin, Zhouchen},
-  booktitle = {Advances in Neural Information Processing Systems},
-  year = {2021}
-}""",
+        "he2021efficient",
+        "He, Lingshen and Chen, Yuxuan and Shen, Zhengyang and Dong, Yiming and Wang, Yisen and Lin, Zhouchen",
+        "Advances in Neural Information Processing Systems",
     ),
-    "convnext": Paper(
+    "convnext": _paper(
         "ConvNeXt",
         "Liu et al., 2022",
         "A ConvNet for the 2020s",
         "https://arxiv.org/abs/2201.03545",
-        """@inproceedings{liu2022convnet,
-  title = {A ConvNet for the 2020s},
-  author = {Liu, Zhuang and Mao, Hanzi and Wu, Chao-Yuan and Feichtenhofer, Christoph and
-            Darrell, Trevor and Xie, Saining},
-  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year = {2022}
-}""",
+        "liu2022convnet",
+        "Liu, Zhuang and Mao, Hanzi and Wu, Chao-Yuan and Feichtenhofer, Christoph and\n"
+        "            Darrell, Trevor and Xie, Saining",
+        "IEEE/CVF Conference on Computer Vision and Pattern Recognition",
     ),
-    "resnet": Paper(
+    "resnet": _paper(
         "ResNet",
         "He et al., 2016",
         "Deep Residual Learning for Image Recognition",
         "https://arxiv.org/abs/1512.03385",
-        """@inproceedings{he2016deep,
-  title = {Deep Residual Learning for Image Recognition},
-  author = {He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian},
-  booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
-  year = {2016}
-}""",
+        "he2016deep",
+        "He, Kaiming and Zhang, Xiangyu and Ren, Shaoqing and Sun, Jian",
+        "IEEE Conference on Computer Vision and Pattern Recognition",
     ),
-    "octic": Paper(
+    "octic": _paper(
         "octic ViT",
         "Nordström et al., 2025",
         "Octic Vision Transformers: Quicker ViTs Through Equivariance",
         "https://arxiv.org/abs/2505.15441",
-        """@misc{nordstrom2025octic,
-  title = {Octic Vision Transformers: Quicker ViTs Through Equivariance},
-  author = {Nordstr{\\"o}m, David and Edstedt, Johan and Kahl, Fredrik and B{\\"o}kman, Georg},
-  year = {2025},
-  eprint = {2505.15441},
-  archivePrefix = {arXiv}
-}""",
+        "nordstrom2025octic",
+        'Nordstr{\\"o}m, David and Edstedt, Johan and Kahl, Fredrik and B{\\"o}kman, Georg',
     ),
 }
 
