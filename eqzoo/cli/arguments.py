@@ -296,7 +296,7 @@ def _export(sub: argparse.ArgumentParser) -> None:
         "--no-irreps",
         dest="irreps",
         action="store_false",
-        help="plain convolutions in place of products through irreps, which are faster on CPUs",
+        help="in an .onnx file, write wide group convolutions as plain ones, which are slower on CPUs",
     )
     sub.add_argument("--untrained", action="store_true", help="export random weights")
 

@@ -6,6 +6,7 @@ g into a product for each irrep, with 12 of 64 multiplications for p4m and 6 of 
 many numbers, take the place of the filters.
 """
 
+import hashlib
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -74,19 +75,21 @@ def through_irreps(model: Any, group: Group) -> int:
         for value in (*graph.value_info, *graph.input, *graph.output)
     }
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    nodes: list[Any] = []
-    count = 0
+    nodes, count, held = list[Any](), 0, dict[tuple[Any, ...], str]()
     for node in model.graph.node:
         made = None
         if node.op_type == "Conv" and constants.keys() >= set(node.input[1:]):
             given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
             bank, *bias = (numpy_helper.to_array(constants[name]) for name in node.input[1:])
-            window = _window(given, bank, *(sides.get(name, (0,)) for name in (node.input[0], node.output[0])))
-            made = window and _convolution(node, bank, bias[0] if bias else np.zeros(len(bank)), window, group)
+            window = _window(given, bank, *(sides.get(name, ()) for name in (node.input[0], node.output[0])))
+            if window:
+                made = _convolution(_Nodes(node.output[0], held), node.input[0], bank, bias, window, group)
         if made:
             count += 1
             constants |= {tensor.name: tensor for tensor in made.constants}
         nodes += made.nodes if made else [node]
+    if not count:
+        return 0
     used = {name for node in nodes for name in node.input}
     replace_all(model.graph.initializer, [tensor for name, tensor in constants.items() if name in used])
     replace_all(model.graph.node, nodes)
@@ -126,17 +129,24 @@ class _Window(NamedTuple):
 def _window(given: dict[str, Any], bank: _Array, sides: tuple[int, ...], outs: tuple[int, ...]) -> _Window | None:
     """The window of a convolution with these attributes; None if it is grouped, not square, or of unknown sides."""
     attributes = [given.get("strides", [1]), given.get("pads", [0]), given.get("dilations", [1])]
-    if bank.ndim != 4 or given.get("group", 1) > 1 or any(len(set(each)) > 1 for each in attributes):
+    if given.get("group", 1) > 1 or given.get("auto_pad", b"NOTSET") != b"NOTSET" or bank.ndim != 4:
+        return None
+    if not len(sides) == len(outs) == 2 or not all((*sides, *outs)) or any(len(set(each)) > 1 for each in attributes):
         return None
     stride, padding, dilation = (each[0] for each in attributes)
-    return _Window(bank.shape[3], stride, padding, dilation, sides, outs) if all((*sides, *outs)) else None
+    return _Window(bank.shape[3], stride, padding, dilation, sides, outs)
 
 
 class _Nodes:
-    """Nodes and constants that compute the output of a node, which they replace."""
+    """Nodes and constants that compute the output of a node, which they replace.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    Args:
+        name: The output.
+        held: The names of constants that the file holds, by their content.
+    """
+
+    def __init__(self, name: str, held: dict[tuple[Any, ...], str]) -> None:
+        self.name, self.held = name, held
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
@@ -145,15 +155,18 @@ class _Nodes:
         from onnx import helper
 
         names = [each if isinstance(each, str) else self.constant(each) for each in inputs]
-        found = [f"{self.name}_{len(self.nodes)}_{k}" for k in range(outputs)]
+        found = [f"irreps/{self.name}/{len(self.nodes)}_{k}" for k in range(outputs)]
         self.nodes.append(helper.make_node(operator, names, found, name=f"{found[0]}_{operator}", **given))
         return found
 
     def constant(self, values: _Array) -> str:
         from onnx import numpy_helper
 
-        self.constants.append(numpy_helper.from_array(values, f"{self.name}_constant_{len(self.constants)}"))
-        return str(self.constants[-1].name)
+        content = (values.dtype.str, values.shape, hashlib.sha256(values.tobytes()).digest())
+        if content not in self.held:
+            self.held[content] = f"irreps/constant_{len(self.held)}"
+            self.constants.append(numpy_helper.from_array(values, self.held[content]))
+        return self.held[content]
 
     def reshape(self, x: str, *shape: int) -> str:
         return self.add("Reshape", x, np.array(shape))[0]
@@ -170,8 +183,11 @@ class _Nodes:
         return [self.add("Concat", *pair, axis=1)[0] for pair in pairs]
 
 
-def _convolution(node: Any, bank: _Array, bias: _Array, window: _Window, group: Group) -> _Nodes | None:
+def _convolution(
+    made: _Nodes, field: str, bank: _Array, biases: list[_Array], window: _Window, group: Group
+) -> _Nodes | None:
     """A convolution through irreps, or None where it is no group convolution of fields or has too few of them."""
+    bias = biases[0] if biases else np.zeros(len(bank))
     order, dtype, taps = group.order, bank.dtype, window.taps(group)
     outs, fields = (planes // order for planes in bank.shape[:2])
     filters = filters_of(bank, group, "regular") if min(outs, fields) >= _LEAST_FIELDS[order] else None
@@ -182,8 +198,7 @@ def _convolution(node: Any, bank: _Array, bias: _Array, window: _Window, group: 
     # (C', C, |H|, k²): what pose j and tap R_j e of the filter are.
     filters = filters.reshape(outs, fields, order, -1)[:, :, np.arange(order)[:, None], taps].astype(np.float64)
 
-    made = _Nodes(node.output[0])
-    x = made.reshape(node.input[0], -1, fields, order * window.sides[0] * window.sides[1])
+    x = made.reshape(field, -1, fields, order * window.sides[0] * window.sides[1])
     x = made.transpose(x, 0, 2, 1)
     if window != (1, 1, 0, 1, window.sides, window.sides):
         (x,) = made.add("Pad", x, np.array([0, 0, 0, 0, 1, 0]))  # a row of zeros
@@ -191,12 +206,10 @@ def _convolution(node: Any, bank: _Array, bias: _Array, window: _Window, group: 
     (x,) = made.add("MatMul", forward.astype(dtype), made.reshape(x, -1, order, places * inner))
     split = made.add("Split", x, np.ones(order, np.int64), outputs=order, axis=1)
     components = [made.reshape(each, -1, inner) for each in split]
-    found, matrices = [], dict[int, list[str]]()
+    found = []
     for part in parts:
-        if id(part) not in matrices:
-            products = np.einsum("jak,ocje->kecao", part, filters).reshape(part.shape[1], inner, -1)
-            matrices[id(part)] = made.matrices(products.astype(dtype), group)
-        terms = [made.add("MatMul", components.pop(0), each)[0] for each in matrices[id(part)]]
+        products = np.einsum("jak,ocje->kecao", part, filters).reshape(part.shape[1], inner, -1).astype(dtype)
+        terms = [made.add("MatMul", components.pop(0), each)[0] for each in made.matrices(products, group)]
         found.append(terms[0] if len(terms) == 1 else made.add("Add", *terms)[0])
     if bias.any():
         (found[0],) = made.add("Add", found[0], (order * bias[::order]).astype(dtype))  # the first irrep is trivial
@@ -205,5 +218,5 @@ def _convolution(node: Any, bank: _Array, bias: _Array, window: _Window, group: 
     (x,) = made.add("MatMul", inverse.astype(dtype), x)
     x = made.transpose(made.reshape(x, -1, order, outs, places), 0, 2, 1, 3)
     made.reshape(x, -1, outs * order, *window.outs)
-    made.nodes[-1].output[0] = node.output[0]
+    made.nodes[-1].output[0] = made.name
     return made

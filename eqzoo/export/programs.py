@@ -98,6 +98,8 @@ class ExportReport:
             f"{1e3 * self.seconds['network']:.2f} ms, without kernels {1e3 * self.seconds['eager']:.2f} ms "
             f"({self.threads} thread{'s' * (self.threads != 1)})",
         }
+        if count := self.metadata.get("irreps"):
+            rows["through irreps"] = f"{count} convolutions; irreps=False, --no-irreps, writes plain ones"
         width = max(map(len, rows))
         return "\n".join(f"{name:{width}}   {text}" for name, text in rows.items())
 
@@ -117,8 +119,8 @@ def export_onnx(
         path: The file to write, ``*.onnx``; an existing one is replaced.
         opset: The ONNX opset version, 18 to 23.
         size: The side of the images, or height and width, in pixels; by default the network's own.
-        irreps: Whether group convolutions of many fields are written through the irreps of the group, which halves the
-            time of wide networks on a CPU; otherwise all are plain convolutions, as `quantize_onnx` needs them.
+        irreps: Whether group convolutions of many fields are written through the irreps of the group, which is
+            faster on a CPU; otherwise all are plain convolutions, as `quantize_onnx` needs them.
 
     Returns:
         The results of the checks.

@@ -72,6 +72,7 @@ def test_files_of_networks_compute_the_same_and_can_be_plain(tmp_path):
     assert reports[0].size < reports[1].size
     files = [OnnxFile(report.path) for report in reports]
     assert [file.metadata.get("irreps") for file in files] == ["5", None]
+    assert [report.metadata for report in reports] == [file.metadata for file in files]
     x = torch.randn(3, *model.input_size).float()
     torch.testing.assert_close(files[0](x), files[1](x), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"has group convolutions through irreps; .*irreps=False"):
