@@ -78,7 +78,7 @@ def write_onnx(
         program: The program, from images to logits, with a dynamic batch size.
         path: The file.
         opset: The opset version.
-        about: The metadata of the file, to which the number of convolutions through irreps is added.
+        about: The metadata of the file.
         irreps: Whether group convolutions of many fields are written through irreps.
 
     Returns:
@@ -106,8 +106,7 @@ def write_onnx(
     proto = onnx.load(path)
     group = Group.from_name(about["group"])
     if irreps and (count := through_irreps(proto, group)):
-        about["irreps"] = str(count)
-        proto.metadata_props.add(key="irreps", value=about["irreps"])
+        proto.metadata_props.add(key="irreps", value=str(count))
     store_filters_once(proto, group)
     path.write_bytes(proto.SerializeToString())
     onnx.checker.check_model(proto, full_check=True)

@@ -10,7 +10,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -293,7 +293,8 @@ class _Network:
 @torch.no_grad()
 def _write_onnx(network: _Network, path: Path, opset: int, irreps: bool, temporary: Path) -> ExportReport:
     operators = write_onnx(network.program, temporary, opset, network.metadata, irreps)
-    return network.report(path, temporary.stat().st_size, OnnxFile(temporary), operators)
+    file = OnnxFile(temporary)
+    return replace(network.report(path, temporary.stat().st_size, file, operators), metadata=file.metadata)
 
 
 @torch.no_grad()

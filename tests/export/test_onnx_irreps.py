@@ -25,7 +25,8 @@ def written(layer, x, path, bank=None, bias=None):
     node = onnx.helper.make_node("Conv", ["x", "w", "b"], ["y"], **given)
     planes = ("n", x.shape[1] * x.shape[2], *x.shape[3:])
     out = (None, len(bank), *layer(x).shape[3:])
-    ends = [onnx.helper.make_tensor_value_info(*each) for each in (("x", 11, planes), ("y", 11, out))]
+    double = onnx.TensorProto.DOUBLE
+    ends = [onnx.helper.make_tensor_value_info(*each) for each in (("x", double, planes), ("y", double, out))]
     model = onnx.helper.make_model(
         onnx.helper.make_graph([node], "net", ends[:1], ends[1:], tensors),
         opset_imports=[onnx.helper.make_opsetid("", 18)],
