@@ -2,9 +2,10 @@
 
 Suites: ``models`` times a training step and a prediction, the latter also deployed
 (`timm.utils.reparameterize_model`); ``twins`` against plain networks of about as many parameters, each in the faster
-of the two memory layouts; ``memory`` is the peak memory of a training step, each in a process of its own. A subject and
-its baseline run in turn, so that other load on the machine slows both; the result is the ratio of the medians. Prints
-a Markdown table; `--output DIR` writes its numbers as JSON.
+of the two memory layouts; ``files`` times ONNX files with convolutions through irreps, and torch, against plain files;
+``memory`` is the peak memory of a training step, each in a process of its own. A subject and its baseline run in turn,
+so that other load on the machine slows both; the result is the ratio of the medians. Prints a Markdown table;
+`--output DIR` writes its numbers as JSON.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,7 +26,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
-from benchmark_cases import MEMORY, MODELS, TWINS, Case, Subject
+from benchmark_cases import FILES, MEMORY, MODELS, TWINS, Case, Subject
 from tables import table
 from timm.utils import reparameterize_model
 from torch import Tensor, nn
@@ -33,9 +35,10 @@ import eqzoo
 from eqzoo._common import interleaved_times, write_json
 from eqzoo.analysis import instructions, machine
 from eqzoo.engine.allocator import keep_freed_memory
+from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.ops import use_backend
 
-SUITES = {"models": MODELS, "twins": TWINS, "memory": MEMORY}
+SUITES = {"models": MODELS, "twins": TWINS, "files": FILES, "memory": MEMORY}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -70,7 +73,7 @@ def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         raise SystemExit(
             f"no case of {args.suite} has {args.only!r} in its name: {', '.join(c.key for c in SUITES[args.suite])}"
         )
-    suites = {"memory": compare_memory, "twins": compare_layouts}
+    suites = {"memory": compare_memory, "twins": compare_layouts, "files": compare_files}
     for case in cases:
         yield from suites.get(args.suite, compare_time)(case, args)
 
@@ -165,6 +168,34 @@ def compare_layouts(case: Case, args: argparse.Namespace) -> Iterator[dict[str, 
             "ms against": round(1e3 * best["theirs"][0], 2),
             "layout against": layouts["theirs"],
             "ratio": round(best["ours"][0] / best["theirs"][0], 3),
+        }
+
+
+def compare_files(case: Case, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Times a network's ONNX file through irreps, and the network in torch, against its file of plain convolutions."""
+    model = case.ours.build().eval()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = (
+            eqzoo.export_onnx(model, Path(folder) / f"{irreps}.onnx", irreps=irreps).path for irreps in (True, False)
+        )
+        irreps, plain = (OnnxFile(path, torch.get_num_threads()) for path in paths)
+    for batch in (1, args.batch_size or case.batch):
+        images = torch.randn(batch, *case.ours.input_shape)
+        steps = {
+            "irreps": partial(irreps, images),
+            "plain": partial(plain, images),
+            "torch": inference(case.ours, batch, args, deployed=False),
+        }
+        medians = {key: statistics.median(values) for key, values in times(steps, args).items()}
+        yield {
+            "subject": case.ours.name,
+            "against": case.theirs.name,
+            "batch": batch,
+            "ms": round(1e3 * medians["irreps"], 2),
+            "ms in torch": round(1e3 * medians["torch"], 2),
+            "ms against": round(1e3 * medians["plain"], 2),
+            "ratio": round(medians["irreps"] / medians["plain"], 3),
+            "ratio in torch": round(medians["torch"] / medians["plain"], 3),
         }
 
 

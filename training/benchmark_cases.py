@@ -12,7 +12,7 @@ import eqzoo
 from eqzoo.groups import Z2
 from eqzoo.ops._dispatch import Backend
 
-__all__ = ["MEMORY", "MODELS", "TWINS", "Case", "Subject"]
+__all__ = ["FILES", "MEMORY", "MODELS", "TWINS", "Case", "Subject"]
 
 
 @dataclass(frozen=True)
@@ -124,3 +124,15 @@ TWINS = [
     _pair("p4m_allcnn", "z2_allcnn", 4),
     _pair("p4_cnn", "z2_cnn", 64),
 ]
+
+# Networks whose ONNX files hold convolutions through irreps; each against its file of plain convolutions.
+_THROUGH_IRREPS = (
+    "p4m_resnet_s",
+    "p4m_resnet_m",
+    "p4m_resnet_l",
+    "p4m_resnet18",
+    "p4m_resnet44",
+    "p4m_e4_resnet18",
+    "p4_resnet18",
+)
+FILES = [Case(_network(name), _network(name, title="plain convolutions"), 16) for name in _THROUGH_IRREPS]

@@ -174,6 +174,18 @@ def attention(root: Path) -> str:
     return table(header, rows)
 
 
+def files(root: Path) -> str:
+    """ONNX files through irreps, and torch, against files of plain convolutions."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in benchmark(root, "files_cpu"):
+        found.setdefault(row["subject"], []).append(row)
+    batches = [f"batch {row['batch']}" for row in next(iter(found.values()))]
+    header = ["network", *(f"file, {batch}" for batch in batches), *(f"torch, {batch}" for batch in batches)]
+    kinds = ("ratio", "ratio in torch")
+    rows = ((f"`{name}`", *(f"{row[kind]:.2f}" for kind in kinds for row in each)) for name, each in found.items())
+    return table(header, rows)
+
+
 def networks(root: Path) -> str:
     """The networks that are worth a first look, with their costs and test errors."""
     header = ["network", "images", "parameters", "multiply-adds", "ms an image", "time / plain", "test error", "for"]
@@ -239,6 +251,7 @@ def _parameters(model: str, checkpoint: str) -> int:
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
     "checkpoints": lambda root: render_table(list(results(root).values())),
+    "files": files,
     "networks": networks,
     "papers": papers,
     "pays": partial(by_set, score="accuracy", minutes=5.0),

@@ -10,7 +10,7 @@ import benchmark_cases  # isort: skip
 
 
 def test_every_case_has_a_name_of_its_own():
-    for cases in (getattr(benchmark_cases, suite) for suite in ("MODELS", "TWINS", "MEMORY")):
+    for cases in (getattr(benchmark_cases, suite) for suite in ("MODELS", "TWINS", "FILES", "MEMORY")):
         assert len({case.key for case in cases}) == len(cases)
 
 
@@ -19,6 +19,7 @@ def test_every_case_has_a_name_of_its_own():
     [
         ("models", ["--only", "p4_cnn : plain"]),
         ("twins", ["--only", "p4_cnn", "--dtype", "bfloat16"]),
+        pytest.param("files", ["--only", "p4m_resnet_s"], marks=pytest.mark.slow),
         pytest.param("memory", ["--only", "p4_e4net : p4_cnn_w19"], marks=pytest.mark.slow),
     ],
 )

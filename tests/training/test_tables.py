@@ -12,7 +12,9 @@ sys.path.insert(0, str(ROOT / "training"))
 import tables
 
 
-@pytest.mark.parametrize(("block", "source"), [("twins", "twins_cpu"), ("attention", "models_cpu")])
+@pytest.mark.parametrize(
+    ("block", "source"), [("twins", "twins_cpu"), ("attention", "models_cpu"), ("files", "files_cpu")]
+)
 def test_another_number_is_another_table(block, source, tmp_path):
     shutil.copytree(ROOT / "docs" / "benchmarks", tmp_path / "docs" / "benchmarks")
     page = tmp_path / "README.md"
