@@ -77,9 +77,10 @@ class Recipe:
             so that the factor is also one of the decay.
         freeze: The modules whose weights and running statistics are not changed, such as ``("stem", "blocks.0")``.
         start: The checkpoint whose weights the network starts from, by its name in `eqzoo.create_model`, adapted to the
-            classes, channels and group of the network as with ``pretrained=True``, and with a new classifier where the
-            names of the classes differ; or, as ``run:FOLDER``, a finished run on the same images, whose best weights it
-            starts from (``{seed}`` in it stands for the seed); None for initial weights.
+            classes, channels and group of the network as with ``pretrained=True``, with a new classifier where the
+            names of the classes differ, and with initial weights in layers that only the network has; or, as
+            ``run:FOLDER``, a finished run on the same images, whose best weights it starts from (``{seed}`` in it
+            stands for the seed); None for initial weights.
         teachers: The checkpoints whose mean probabilities the network learns beside the labels (distillation), by
             their names in `eqzoo.create_model`, or folders of fine-tuned networks; () for none. See `Teachers`.
         soft_labels: A .npy file of probabilities, ``(n, classes)``, a row for each image of the training split in its

@@ -239,8 +239,11 @@ class TrainingState:
 def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]) -> None:
     """Loads the weights of the checkpoint that the recipe starts from; its classifier only for the same classes.
 
-    Those of a checkpoint or of images without names are the same if there are equally many, as are those of a run on
-    the same images.
+    Layers that the checkpoint does not have keep their initial weights: the bottlenecks that a deeper ResNet has more
+    begin as the identity, as the scale of their last norm is 0.
+
+    The classes of a checkpoint or of images without names are the same if there are equally many, as are those of a
+    run on the same images.
     """
     if recipe.start_run:
         _load_run(model, RunDirectory.finished(recipe.start_run), splits)
@@ -249,7 +252,7 @@ def _load_start(model: nn.Module, recipe: Recipe, splits: Mapping[str, AnySplit]
     if "group" in inspect.signature(type(model)).parameters:  # that of an octic ViT is p4m
         args["group"] = model.group
     start: Any = create_model(str(recipe.start), pretrained=True, **args)
-    model.load_state_dict(start.state_dict())
+    model.load_state_dict(model.state_dict() | start.state_dict())
     names, classes = start.pretrained_cfg.get("label_names") or (), splits["train"].classes
     if names and classes and list(names) != list(classes):
         model.reset_classifier(model.num_classes)  # type: ignore[operator]

@@ -14,7 +14,7 @@ from timm.optim import Muon
 
 import eqzoo
 from eqzoo.data import Split, Streamed
-from eqzoo.engine import RunDirectory, best_row, cuda_graph, train
+from eqzoo.engine import Recipe, RunDirectory, best_row, cuda_graph, train
 from eqzoo.engine import state as state_module
 from eqzoo.engine.cuda_graph import RecordedStep, set_capturable
 from eqzoo.engine.loop import accelerator_of
@@ -266,6 +266,20 @@ def test_the_classifier_of_other_classes_is_not_started_from(classes, kept):
     trained = eqzoo.create_model("p4_cnn.rotmnist", pretrained=True).state_dict()
     for name, value in state.model.state_dict().items():
         assert torch.equal(value, trained[name]) == (kept or not name.startswith("head.")), name
+
+
+def test_a_deeper_network_begins_as_the_one_that_it_starts_from():
+    torch.set_default_dtype(torch.float32)
+    split = Split(torch.randint(256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10))
+    recipe = Recipe("z2_resnet83", "bars", epochs=1, batch_size=10, start="z2_resnet29.cifar10")
+    state = TrainingState(recipe, lambda: eqzoo.create_model("z2_resnet83"), {"train": split}, accelerator_of("cpu"), 0)
+    start = eqzoo.create_model("z2_resnet29.cifar10", pretrained=True).eval()
+    images = split.images.float() / 255
+    torch.testing.assert_close(state.model.eval()(images), start(images))
+    assert (eqzoo.create_model("z2_resnet83").eval()(images) - start(images)).abs().max() > 1
+    wider = replace(recipe, model="z2_resnet29", start="z2_se_resnet29.cifar10")
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        TrainingState(wider, lambda: eqzoo.create_model("z2_resnet29"), {"train": split}, accelerator_of("cpu"), 0)
 
 
 def test_bfloat16(tmp_path):
