@@ -92,11 +92,11 @@ def fine_tuning_recipe(plan: "Plan", measured: Mapping[str, Any]) -> Recipe:
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
     if isinstance(plan.blank, OrbitNet):
-        values = _OF_TIMM | values
+        values = (_OF_TIMM if values.get("optimizer", _OPTIMIZER) == _OPTIMIZER else {}) | values
         if plan.blank.copies is not None:  # a canonical copy is the same for all rotations already
             values.setdefault("augment", "shifts")
     values.setdefault("augment", suitable_augmentation(group))
-    values = with_rules(values, _WITHOUT_BATCH_NORM[pretrained] if keeps_statistics(plan.blank) else 1.0)
+    values = with_rules(values, 1.0 if _has_batch_norm(plan.blank) else _WITHOUT_BATCH_NORM[pretrained])
     if values["augment"] == "missing":
         values["augment"] = missing_symmetries(group)
     if "valid" not in splits:
@@ -152,6 +152,8 @@ def keeps_statistics(model: nn.Module) -> bool:
     Batch norms adapt to the statistics of the images; a network without them keeps those of its weights, and so does
     one of timm.
     """
-    return isinstance(model, OrbitNet) or not any(
-        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
-    )
+    return isinstance(model, OrbitNet) or not _has_batch_norm(model)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

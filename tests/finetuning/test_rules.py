@@ -141,3 +141,10 @@ def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path):
     assert make_plan(Request("p4m_convnext_atto", shapes(), tmp_path / "b", size=28, recipe=small)).side == 28
     with pytest.raises(ValueError, match="does not accept images of 30 x 30"):
         make_plan(Request("p4m_convnext_atto", shapes(), tmp_path / "c", size=30, recipe=small))
+
+
+@pytest.mark.parametrize(("given", "rate", "decay"), [({}, 3e-3, 0.75), ({"optimizer": "nmuon"}, 2e-2, None)])
+def test_the_rates_of_networks_of_timm_are_those_of_adamw(given, rate, decay, tmp_path):
+    request = Request("test_resnet", shapes(), tmp_path, size=32, invariant="p4", pretrained=False, recipe=given)
+    recipe = make_plan(request).recipe
+    assert (recipe.lr, recipe.layer_decay) == (rate, decay)
