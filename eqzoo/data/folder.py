@@ -36,6 +36,7 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
+_LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -213,8 +214,8 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
 
 
 def _hidden(name: str) -> bool:
-    """Whether a file or folder is hidden, or left behind by macOS's archiver."""
-    return name.startswith(".") or name == "__MACOSX"
+    """Whether a file or folder is hidden, or one that archivers and drives make."""
+    return name.startswith(".") or name in _LEFT_BEHIND
 
 
 def split_folder(path: Path, split: str) -> Path | None:

@@ -250,6 +250,8 @@ def test_folders_whose_layout_is_not_clear_are_errors(tmp_path, names, message):
         (["train/a/0.png", "val/a/0.png", "previews/north/0.png"], ("a",), 2),
         (["Training/a/0.png", "VALIDATION/a/0.png", "Testing/a/0.png"], ("a",), 3),
         (["a/0.png", "a/.ipynb_checkpoints/0.png", "a/__MACOSX/0.png", ".trash/0.png"], ("a",), 1),
+        (["a/0.png", "@eaDir/0.png", "#recycle/0.png", "lost+found/0.png", "$RECYCLE.BIN/0.png"], ("a",), 1),
+        (["a/0.png", "a/@eaDir/0.png/thumbnail.png", "System Volume Information/0.png"], ("a",), 1),
     ],
 )
 def test_layouts_of_folders(tmp_path, names, classes, count):
