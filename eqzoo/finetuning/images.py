@@ -92,7 +92,8 @@ def data_label(data: object) -> str:
     last = path.resolve().name if path.is_dir() else without_npz(str(data).rpartition(":")[2])
     plain = unicodedata.normalize("NFKD", last.lower()).encode("ascii", "ignore").decode()  # é as e
     label = re.sub(r"[^a-z0-9_-]+", "-", plain).strip("-") or "own"
-    return f"own-{label}" if path.exists() and label in CATALOG else label  # another set than that of the name
+    other = path.exists() or str(data).lower() != label  # a set of the user's, or hf:<owner>/<label>
+    return f"own-{label}" if other and label in CATALOG else label
 
 
 def data_argument(data: object) -> str:

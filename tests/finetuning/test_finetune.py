@@ -231,11 +231,13 @@ def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
     assert run(capsys, "check", tuned.folder / "model.safetensors")[0] == 0
 
 
-def test_a_folder_with_the_name_of_a_public_data_set_is_another_set(tmp_path):
+def test_a_folder_or_hub_set_with_the_name_of_a_public_data_set_is_another_set(tmp_path):
     """Its card would describe the public one."""
     (tmp_path / "eurosat").mkdir()
     assert data_label(tmp_path / "eurosat") == "own-eurosat"
-    assert data_label("eurosat") == "eurosat"
+    assert data_label("hf:me/eurosat") == "own-eurosat"
+    assert data_label("hf:me/cells") == "cells"
+    assert data_label("eurosat") == data_label("EuroSAT") == "eurosat"
     assert data_label(tmp_path / "cells") == "cells"
     assert data_label("Zellen füllen ünï.npz") == "zellen-fullen-uni"
 
