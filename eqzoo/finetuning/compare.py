@@ -70,8 +70,10 @@ def _read(folder: Path) -> _Predictions:
     part = FOLDERS[results["evaluated_on"]]
     with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
-    names = sorted(row["name"] for row in results["classes"])
-    numbers = {name: number for number, name in enumerate(names)}
+    current, columns = [row["name"] for row in results["classes"]], [*rows[0]][4:]
+    names = sorted(current)
+    written = columns if all(map(str.isdecimal, columns)) else current  # numbers may have been given names since
+    numbers = {name: names.index(now) for name, now in zip(written, current, strict=True)}
     labels, predicted = (torch.tensor([numbers[row[key]] for row in rows]) for key in ("class", "prediction"))
     return _Predictions([row["file"] for row in rows], names, labels, predicted)
 

@@ -115,10 +115,13 @@ def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, cap
 def test_numbered_classes_are_given_names(tmp_path, capsys):
     splits = shapes(24)
     folder = eqzoo.finetune("z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, device="cpu").folder
+    before = json.loads(run(capsys, "compare", folder, folder, "--json")[1])["networks"]
     assert run(capsys, "publish", folder, "--label-names", "a", "b")[0] == 2
     assert run(capsys, "publish", folder, "--label-names", "a", "b", "b")[0] == 2
-    assert run(capsys, "publish", folder, "--label-names", *NAMES)[0] == 0
-    assert eqzoo.create_model(str(folder), pretrained=True).pretrained_cfg["label_names"] == list(NAMES)
+    names = NAMES[::-1]  # in another order than sorted
+    assert run(capsys, "publish", folder, "--label-names", *names)[0] == 0
+    assert eqzoo.create_model(str(folder), pretrained=True).pretrained_cfg["label_names"] == list(names)
+    assert json.loads(run(capsys, "compare", folder, folder, "--json")[1])["networks"] == before
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
