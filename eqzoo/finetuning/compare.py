@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cards import read_checkpoint
+from ..cards import Checkpoint, read_checkpoint
 from ..data.user_data import FOLDERS
 from ..evaluation.metrics import scores
 from .write import PREDICTIONS_NAME
@@ -53,20 +54,20 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
         https://doi.org/10.1007/BF02295996
     """
     paths = [Path(folder) for folder in folders]
-    found = [_read(path) for path in paths]
+    checkpoints = [read_checkpoint(path) for path in paths]
+    found = [_read(path, checkpoint.results) for path, checkpoint in zip(paths, checkpoints, strict=True)]
     first = found[0]
     for path, other in zip(paths, found, strict=True):
         if (other.files, other.names) != (first.files, first.names) or not torch.equal(other.labels, first.labels):
             raise ValueError(f"{path} was evaluated on other images or classes than {paths[0]}; use the same split")
-    rows = [_facts(path) for path in paths]
+    rows = [_facts(path, checkpoint) for path, checkpoint in zip(paths, checkpoints, strict=True)]
     for row, other in zip(rows[1:], found[1:], strict=True):
         row |= _difference(first, other)
     return rows
 
 
-def _read(folder: Path) -> _Predictions:
+def _read(folder: Path, results: Mapping[str, Any]) -> _Predictions:
     """The predictions for the split that the results are of."""
-    results = read_checkpoint(folder).results
     part = FOLDERS[results["evaluated_on"]]
     with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
@@ -78,8 +79,7 @@ def _read(folder: Path) -> _Predictions:
     return _Predictions([row["file"] for row in rows], names, labels, predicted)
 
 
-def _facts(folder: Path) -> dict[str, Any]:
-    checkpoint = read_checkpoint(folder)
+def _facts(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     r = checkpoint.results
     kept = ("accuracy", "macro_f1", "same_class_at_all_quarter_rotations", "multiply_adds")
     return {
