@@ -51,7 +51,7 @@ class Predictor:
         """The predictor of a network itself, called by its architecture, or by its file."""
         inside = network.network if isinstance(network, OrbitNet) else network
         name = str(inside.path) if isinstance(inside, OnnxNetwork) else network_name(inside)
-        if isinstance(network, OrbitNet) and (count := network.copies or network.group.order) > 1:
+        if isinstance(network, OrbitNet) and (count := network.copies or network.copied.order) > 1:
             name += f" (mean of {count})"
         return cls(network, name, name, channels_last=channels_last)
 

@@ -33,7 +33,8 @@ class OrbitNet(nn.Module):
 
     ``Ψ(x) = (1 / |H|) Σ_g Φ(g x)``: the sum has the same terms for each copy of an image, so ``Ψ(h x) = Ψ(x)`` up to
     round-off. As the classifier of a network is affine, this is also the classifier of the mean of the pooled features
-    (symmetrization, frame averaging). A prediction costs ``|H|`` passes of Φ.
+    (symmetrization, frame averaging). A prediction costs ``|H|`` passes of Φ. Ψ keeps the symmetries of Φ: that of a p4
+    network under z2m, left and right, is invariant under p4m.
 
     With ``copies=1``, Ψ(x) = Φ(c(x)) for the canonical copy c(x) of the image (canonicalization), see
     `eqzoo.models.canonical`: ``c(h x) = c(x)`` bit for bit, at the cost of a single pass, but c is not continuous: a
@@ -90,16 +91,19 @@ class OrbitNet(nn.Module):
         average: Literal["logits", "probabilities"] = "logits",
     ) -> None:
         super().__init__()
-        self.group = Group.from_name(group) if isinstance(group, str) else group
-        order = self.group.order
-        if not self.group.on_grid:
+        self.copied = Group.from_name(group) if isinstance(group, str) else group
+        order = self.copied.order
+        if not self.copied.on_grid:
             raise ValueError(
                 f"images have exact copies under p4, p4m and z2m, rotations by 90° and reflections; got {group}"
             )
         if not all(count is None or 1 <= count <= order for count in (copies, train_copies)):
-            raise ValueError(f"an image has {order} copies under {self.group.name}, got {copies} and {train_copies}")
+            raise ValueError(f"an image has {order} copies under {self.copied.name}, got {copies} and {train_copies}")
         self.network = network
         self.copies = None if copies == order else copies
+        own = getattr(network, "group", self.copied)
+        # The mean over all copies keeps the symmetries of the network itself, the choice of one copy does not.
+        self.group = self.copied if self.copies else _joined(self.copied, own)
         self.train_copies = train_copies
         self.average = average
         self.training = network.training
@@ -159,11 +163,11 @@ class OrbitNet(nn.Module):
         self.network.set_grad_checkpointing(enable)
 
     def extra_repr(self) -> str:
-        return f"group={self.group.name}, copies={self.copies or self.group.order}"
+        return f"group={self.copied.name}, copies={self.copies or self.copied.order}"
 
     def _of_copies(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """A function of the copies of each image, ``(B, copies, ...)``."""
-        group = group_of_sides(self.group, x.shape[2], x.shape[3])
+        group = group_of_sides(self.copied, x.shape[2], x.shape[3])
         elements = self._elements(x, group)
         count = group.order if elements is None else elements.shape[1]
         if self.training or needs_graph(x):
@@ -183,6 +187,11 @@ class OrbitNet(nn.Module):
             return None
         cfg = getattr(self, "pretrained_cfg", {})
         return canonical_elements(x, group, self.copies, cfg.get("mean", (0.0,)), cfg.get("std", (1.0,)))
+
+
+def _joined(group: Group, other: Group) -> Group:
+    """The group that a group of the pixel grid generates with those elements of another one that map the grid."""
+    return Group(max(group.rotations, math.gcd(other.rotations, 4)), group.reflections or other.reflections)
 
 
 def copy_logits(model: nn.Module, x: Tensor, group: Group) -> Tensor:

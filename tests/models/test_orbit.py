@@ -248,6 +248,16 @@ def test_what_is_inside_may_have_another_group():
     assert eqzoo.equivariance_error(OrbitNet(eqzoo.create_model("z2_cnn", pretrained=True), "z2m")) < 1e-12
 
 
+def test_the_mean_keeps_the_group_of_the_network_and_the_choice_of_one_copy_does_not():
+    p4 = eqzoo.create_model("p4_cnn", pretrained=True)
+    both, one = OrbitNet(p4, "z2m"), OrbitNet(p4, "z2m", copies=1)
+    assert (both.group.name, one.group.name) == ("p4m", "z2m")
+    assert eqzoo.equivariance_error(both) < 1e-12
+    assert eqzoo.equivariance_error(one, group="z2m") < 1e-12
+    assert eqzoo.equivariance_error(one, group="p4m") > 1e-6
+    assert eqzoo.equivariance_error(p4, group="p4m") > 1e-6
+
+
 @pytest.mark.parametrize(("given", "side"), [({"downsample": "floor"}, 27), ({"pose_index": "released"}, 28)])
 def test_options_that_give_up_exactness_are_averaged_over_the_whole_group(given, side):
     model = eqzoo.create_model("r4_gsanet_t", pretrained=True, **given).eval()
