@@ -25,6 +25,7 @@ _LIMITS = "At angles that are not in its group its accuracy depends on its train
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
 _MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
 _CONFUSED_PAIRS = 20  # of classes that are listed instead
+_OF_FITTED = {"model", "dataset", "seed", "model_args", "class_weights", "start"}  # settings of a fitted classifier
 
 
 def render_card(checkpoint: Checkpoint, repo_id: str | None = None) -> str:
@@ -324,6 +325,8 @@ def _terms(data: DataSet) -> str:
 def _training(checkpoint: Checkpoint) -> str:
     r, training = checkpoint.results, checkpoint.training
     known = {key: value for key, value in training["recipe"].items() if value not in (None, "", {}, [], ())}
+    if "penalty" in r:  # fitted at once, without the optimizer of the recipe
+        known = {key: value for key, value in known.items() if key in _OF_FITTED} | {"penalty": r["penalty"]}
     if not {"teachers", "soft_labels"} & known.keys():
         known.pop("teacher_weight", None)
     known |= {key: training[key] for key in ("mean", "std", "split_by") if training.get(key)}

@@ -59,6 +59,7 @@ def training_results(rows: Sequence[Mapping[str, Any]], model: nn.Module) -> dic
         "epochs": len(rows),  # patience may end a run before those of its recipe
         "selected_epoch": best["epoch"],
         "valid_accuracy": None if accuracy is None else round(accuracy, DIGITS),
+        **({"penalty": best["penalty"]} if "penalty" in best else {}),  # of a classifier that was fitted at once
         "training_seconds": round(sum(row["seconds"] for row in rows)),
         "machine": _of_epochs(rows, "machine") or machine(next(model.parameters()).device),
         "versions": {name: _of_epochs(rows, name) or current for name, current in versions().items()}

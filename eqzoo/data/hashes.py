@@ -73,10 +73,10 @@ def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> I
             yield f"{key} was {before!r} and is {now!r}"
 
 
-def trained_images(folder: Path) -> np.ndarray:
+def trained_images(folder: Path | None) -> np.ndarray:
     """The `image_codes` of the images that the weights of a folder were trained on, ``(n,)`` uint64.
 
-    None without trained_on.npy, as in the folder of a published checkpoint.
+    Empty where they are unknown: without a folder or its trained_on.npy, which that of a published checkpoint lacks.
     """
-    path = folder / TRAINED_NAME
-    return np.load(path, allow_pickle=False) if path.is_file() else np.empty(0, np.uint64)
+    path = folder and folder / TRAINED_NAME
+    return np.load(path, allow_pickle=False) if path and path.is_file() else np.empty(0, np.uint64)

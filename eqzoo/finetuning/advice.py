@@ -1,7 +1,8 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +67,8 @@ def summary(plan: "Plan") -> tuple[str, str]:
     length = f"{epochs} epoch{'' if epochs == 1 else 's'} of {steps} step{'' if steps == 1 else 's'}"
     time = _duration(epochs * plan.speed.epoch_seconds(splits))
     values = [f"{key} {setting_text(value)}" for key, value in made.items()]
+    if plan.fits_classifier:
+        values = ["features are computed once, and the classifier is fitted to them"]
     return (
         f"images of {shape}: {images}; {len(counts)} classes of {spread} training images; {length}; "
         f"about {time} at {plan.speed.images_per_second:g} images/s, and the evaluation",
@@ -88,7 +91,7 @@ def advice_before(plan: "Plan") -> list[str]:
         *cut_off(plan.native),
         *(_larger(plan.blank, plan.native[0], plan.side) if resized and plan.native else []),
         *_copied(splits),
-        *_trained_before(splits, plan.trained_before),
+        *_trained_before(plan),
         *_taught_before(plan),
         *_not_rotated(plan.blank, None if "augment" in request.given else plan.recipe.augment),
     ]
@@ -143,11 +146,13 @@ def advice_after(
     found = []
     length, twice = ("epochs", 2 * recipe.epochs) if minutes is None else ("minutes", 2 * minutes)
     longer = f"train for longer with --{length} {twice:g} and another --output"
+    if plan.fits_classifier:
+        longer = "train the whole network, without --freeze and with another --output"
     rows = metrics["classes"]
     predicted = [sum(counts) for counts in zip(*metrics["confusion"], strict=True)]
     missed = [row["name"] for row, count in zip(rows, predicted, strict=True) if row["images"] and not count]
     given = [row["name"] for row, count in zip(rows, predicted, strict=True) if count]
-    if missed and len(given) == 1 and training_accuracy < NOT_FITTED:
+    if missed and len(given) == 1 and training_accuracy < NOT_FITTED and not plan.fits_classifier:
         more = "" if recipe.class_weights else ", --balance"
         other = f"a lower learning rate such as --lr {recipe.lr / 10:g}{more} or more --{length}, with another --output"
         said = f"{given[0]!r} is the only class ever predicted: try {other}"
@@ -160,7 +165,7 @@ def advice_after(
     gap = training_accuracy - valid_accuracy
     said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
     if gap >= OVERFIT:
-        more = _STRONGER.get(recipe.augment, "affine")
+        more = "" if plan.fits_classifier else _STRONGER.get(recipe.augment, "affine")
         way = f", or, if that keeps their classes, augment them more with --augment {more}" if more else ""
         found.append(f"{said}: add images{way}")
     elif training_accuracy < NOT_FITTED:
@@ -306,8 +311,9 @@ def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
         )
 
 
-def _trained_before(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> Iterator[str]:
-    if seen := _seen(splits, trained):
+def _trained_before(plan: "Plan") -> Iterator[str]:
+    side = Predictor.of(plan.blank).input_size[-1]
+    if seen := _seen(partial(plan.images_at, side), plan.trained_before):
         yield (
             f"the weights were trained on {seen}, so the metrics are too good: start from the checkpoint that these "
             "weights started from, or give folders train, val and test that keep these images in train"
@@ -318,21 +324,19 @@ def _taught_before(plan: "Plan") -> Iterator[str]:
     """A line where a teacher was trained on images that are held out here, of which the network learns from it."""
     for name in plan.recipe.teachers:
         source = resolve(name)
-        trained = trained_images(source.folder) if source.folder else None
-        if trained is None or not len(trained):
-            continue
-        images = plan.images_at(Predictor.of(weightless(source)).input_size[-1])
-        if seen := _seen(images, trained):
+        side = Predictor.of(weightless(source)).input_size[-1]
+        if seen := _seen(partial(plan.images_at, side), trained_images(source.folder)):
             yield (
                 f"the teacher {name} was trained on {seen}, so the metrics are too good: train it with the same images "
                 "held out, those of the same --valid, --test and --split-by"
             )
 
 
-def _seen(splits: Mapping[str, AnySplit], trained: np.ndarray | None) -> str:
+def _seen(read: Callable[[], Mapping[str, AnySplit]], trained: np.ndarray) -> str:
     """How many of the images that are held out are among those of the codes, and no copies of training images."""
-    if trained is None or not len(trained):
+    if not len(trained):
         return ""
+    splits = read()
     others = np.setdiff1d(trained, image_codes(splits["train"]))
     held_out = [split for name, split in splits.items() if name != "train"]
     count = sum(int(np.isin(image_codes(split), others).sum()) for split in held_out)

@@ -16,12 +16,11 @@ from ..analysis.sizes import blank as blank_copy
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, native_sides, num_classes
 from ..data.hashes import split_digest, trained_images
-from ..data.splits import resized
 from ..engine import Recipe, RunDirectory
 from ..engine.speed import AUTOMATIC, Speed, measure
 from ..engine.state import freeze as freeze_modules
 from ..evaluation.predictor import check_device
-from ..hub import WeightsNotFoundError, base_model
+from ..hub import WeightsNotFoundError, base_model, sha256_of
 from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
 from .images import OwnImages, data_label, image_statistics, own_images
@@ -31,6 +30,11 @@ __all__ = ["Plan", "Request", "make_plan", "with_speed"]
 
 # Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
 _OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
+
+
+_OF_FITTED = {"seed", "model_args", *AUTOMATIC}  # keys that suit a classifier that is fitted at once
+# How images are scaled here, whatever timm's configuration of the network says.
+_WHOLE_IMAGES = {"crop_pct": 1.0, "crop_mode": "center", "interpolation": "bicubic"}
 
 
 @dataclass(frozen=True)
@@ -148,17 +152,14 @@ class Plan:
         def read(side: int) -> Mapping[str, AnySplit]:
             if side == self.side:
                 return self.splits
-            if isinstance(self.request.data, Mapping):
-                return {part: resized(split, (side, side)) for part, split in self.splits.items()}
             return own_images(self.request, side).splits
 
         return read
 
     @cached_property
-    def trained_before(self) -> np.ndarray | None:
+    def trained_before(self) -> np.ndarray:
         """The `image_codes` of the images that the initial weights were trained on, as far as they are known."""
-        folder = self.source.folder
-        return trained_images(folder) if self.settings["start"] and folder else None
+        return trained_images(self.source.folder if self.settings["start"] else None)
 
     @property
     def keeps_classifier(self) -> bool:
@@ -172,7 +173,7 @@ class Plan:
         trained = list(self.source.config.get("label_names") or cfg.get("label_names") or ())
         numbered = self.names == [str(label) for label in range(len(self.names))]
         same = sorted(trained) == sorted(self.names)
-        return same and (not numbered or bool(self.source.config))
+        return same and (not numbered or bool(self.source.config.get("label_names")))
 
     @property
     def fits_classifier(self) -> bool:
@@ -195,6 +196,7 @@ class Plan:
             for parameter in cast(Any, model).get_classifier().parameters():
                 parameter.data = parameter.data[order]
         known = {key: tuple(self.settings[key]) for key in ("input_size", "mean", "std", "label_names")}
+        cfg = {key: value for key, value in cfg.items() if not key.startswith("test_")} | _WHOLE_IMAGES
         model.pretrained_cfg = cfg | known | {"num_classes": args["num_classes"]}  # type: ignore[assignment]
         return model
 
@@ -213,6 +215,11 @@ def make_plan(request: Request) -> Plan:
     if request.freeze and settings["start"] is None:
         raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
     plan = Plan(request, source, blank, images, settings, Recipe("", "", epochs=1))
+    if plan.fits_classifier and (unused := sorted(request.given.keys() - _OF_FITTED)):
+        raise ValueError(
+            f"freeze fits the classifier at once, which {', '.join(unused)} would not change; leave it out, or give "
+            "epochs to train the classifier in these"
+        )
     return replace(plan, recipe=fine_tuning_recipe(plan, {}))
 
 
@@ -257,10 +264,12 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
     mean, std = image_statistics(
         blank, train, started=bool(start), frozen=bool(request.freeze), workers=request.workers
     )
+    weights = None if request.weights is None else Path(request.weights)
     return {
         "name": name,
-        "start": start,
-        "base_model": base_model(source.timm_name, cfg.get("hf_hub_id")) if start else None,
+        "start": weights.name if weights and start else start,
+        "base_model": base_model(source.timm_name, cfg.get("hf_hub_id")) if start and not weights else None,
+        **({"weights_sha256": sha256_of(weights)} if weights else {}),
         "data": before.get("data") or data_label(request.data),  # a run that is resumed keeps its name
         "data_sha256": {part: split_digest(split) for part, split in images.splits.items()},
         "input_size": list(train.shape),

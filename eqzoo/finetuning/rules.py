@@ -114,15 +114,18 @@ def fine_tuning_recipe(plan: "Plan", measured: Mapping[str, Any]) -> Recipe:
 def frozen_modules(model: nn.Module, freeze: bool | str | Sequence[str]) -> tuple[str, ...]:
     """The names of the modules that are not trained: those that are given; with True all but the classifier.
 
-    These are the top-level modules with parameters, without that of the classifier.
+    These are the top-level modules with parameters, of an `OrbitNet` those of its network, without the classifier's.
     """
     if not isinstance(freeze, bool):
         return (freeze,) if isinstance(freeze, str) else tuple(freeze)
-    last = cast(Any, model).get_classifier()
+    classifier = cast(Any, model).get_classifier()  # or several of them
+    heads = classifier if isinstance(classifier, tuple | list | nn.ModuleList) else [classifier]
+    last = {module for head in heads for module in head.modules()}
+    inside, prefix = (model.network, "network.") if isinstance(model, OrbitNet) else (model, "")
     return tuple(
-        name
-        for name, child in model.named_children()
-        if freeze and list(child.parameters()) and not any(module is last for module in child.modules())
+        f"{prefix}{name}"
+        for name, child in inside.named_children()
+        if freeze and list(child.parameters()) and last.isdisjoint(child.modules())
     )
 
 

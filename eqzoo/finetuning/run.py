@@ -1,5 +1,6 @@
 """Fine-tuning on the user's images: plan, training, evaluation, and the folder of a checkpoint."""
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ..cards import CARD_NAME
 from ..data import AnySplit, files_left_out
 from ..data.hashes import TRAINED_NAME, image_codes, settings_differences
-from ..engine import is_finished, train
+from ..engine import RunDirectory, is_finished, train
 from ..engine.device import limited_threads
+from ..hub import RESULTS_NAME, sha256_of
 from ..models.load import list_pretrained
 from .advice import advice_before, advice_on_time, summary
 from .frozen import train_classifier
@@ -125,11 +128,22 @@ def finetune(
         advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
         model = train_plan(plan)
-        before = [] if plan.trained_before is None else [plan.trained_before]
-        codes = np.unique(np.concatenate([image_codes(plan.splits["train"]), *before]))
+        codes = np.union1d(image_codes(plan.splits["train"]), plan.trained_before)
         directory.save_array(directory.path / TRAINED_NAME, codes)
-        results = write_checkpoint(plan, model, advice)
+        results = _written(directory) or write_checkpoint(plan, model, advice)
     return FineTuned(model, results, directory.path)
+
+
+def _written(directory: RunDirectory) -> dict[str, Any] | None:
+    """The content of results.json if the files of these weights are complete, of which the card is written last.
+
+    They may have been edited since, and `eqzoo publish` may have written a license or names of classes.
+    """
+    path = directory.path / RESULTS_NAME
+    if not (path.is_file() and path.with_name(CARD_NAME).is_file()):
+        return None
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results if results["weights_sha256"] == sha256_of(directory.weights) else None
 
 
 def train_plan(plan: Plan) -> nn.Module:

@@ -96,7 +96,8 @@ def _notes(plan: Plan) -> list[str]:
 def _write_config(plan: Plan, model: nn.Module, weights_sha256: str) -> None:
     preprocessing = {key: plan.settings[key] for key in ("input_size", "mean", "std")}
     cfg = {**model.pretrained_cfg, **preprocessing, "tag": plan.settings["data"]}  # type: ignore[dict-item]
-    if not plan.settings["start"]:  # weights that started from none have no license but what their owner gives them
+    # Weights from random ones, or from a file, have no license but what their owner gives them.
+    if not plan.settings["start"] or plan.request.weights:
         cfg["license"] = None
     config = checkpoint_config(
         model,

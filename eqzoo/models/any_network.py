@@ -1,6 +1,7 @@
 """Any classification network of timm, in an `OrbitNet`: registered as one network, ``orbitnet``, with arguments."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def orbit_source(source: ModelSource, invariant: str | None, copies: int | None,
         weights: A file of weights in timm's names to start from, .safetensors or .pth; None for timm's own.
 
     Raises:
-        ValueError: If the network is that of a folder, whose config.json says what it is already.
+        ValueError: If the network is that of a folder, whose config.json says what it is already, or there are copies
+            without a group.
     """
     own = source.architecture == "orbitnet" or is_own(source.architecture)
     if own and invariant is None and copies is None and weights is None:
@@ -85,6 +87,10 @@ def orbit_source(source: ModelSource, invariant: str | None, copies: int | None,
             f"{source.name} is a folder, which is what its config.json says; invariant, copies and weights are for a "
             "network by its name in timm"
         )
+    if copies is not None and invariant is None:
+        raise ValueError("copies are those of a group: give invariant (--invariant p4m) too, or leave copies out")
+    if own and invariant is None:
+        return replace(source, weights=weights, has_weights=True)
     args: dict[str, Any] = {"network": source.timm_name, "group": invariant or "z2"}
     # Training on random copies, one of each image at a time, sees as many images as training without a group.
     args |= {"train_copies": 1} if copies is None else {"copies": copies}

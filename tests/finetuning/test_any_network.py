@@ -89,6 +89,55 @@ def test_a_folder_cannot_become_another_network(trained, tmp_path):
         eqzoo.finetune(str(trained[0]["one"].folder), trained[1], tmp_path, invariant="p4")
 
 
+def test_a_classifier_alone_is_trained_in_epochs_too(trained, tmp_path):
+    found, splits = trained
+    source = found["mean"].folder
+    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, epochs=1, precision="float32")
+    before, after = found["mean"].model.state_dict(), result.model.state_dict()
+    changed = {key for key in after if not torch.equal(before[key].float(), after[key].float())}
+    assert changed == {"network.classifier.weight", "network.classifier.bias"}
+
+
+def test_images_are_not_cropped_as_timm_does(trained):
+    """By the transform that timm makes from the configuration, which takes an edge off the images of this network."""
+    cfg = timm.get_pretrained_cfg("test_efficientnet").to_dict()
+    assert cfg["crop_pct"] < 1  # a negative control
+    ours = json.loads((trained[0]["mean"].folder / "config.json").read_text())["pretrained_cfg"]
+    assert (ours["crop_pct"], ours["interpolation"]) == (1, "bicubic")
+    assert not any(key.startswith("test_") for key in ours)
+
+
+def test_other_weights_are_another_run(trained, tmp_path):
+    found, splits = trained
+    other = tmp_path / "other.pth"
+    torch.save(timm.create_model("test_efficientnet").state_dict(), other)
+    folder = found["mean"].folder
+    config, results = (json.loads((folder / name).read_text()) for name in ("config.json", "results.json"))
+    assert (config["pretrained_cfg"].get("license"), results["start"], results["base_model"]) == (None, WEIGHTS, None)
+    with pytest.raises(ValueError, match="weights_sha256 was"):
+        eqzoo.finetune("test_efficientnet", splits, folder, weights=other, invariant="p4m", size=32, epochs=2)
+
+
+def test_a_finished_run_keeps_what_was_written_since(trained):
+    found, splits = trained
+    folder = found["plain"].folder
+    card = folder / "README.md"
+    card.write_text(card.read_text() + "\nOurs.\n")
+    given = {"size": 32, "epochs": 2, "precision": "float32", "channels_last": False}
+    again = eqzoo.finetune("test_efficientnet", splits, folder, weights=folder.parent / WEIGHTS, **given)
+    assert card.read_text().endswith("Ours.\n")
+    assert again.results == json.loads((folder / "results.json").read_text())
+    (folder / "results.json").unlink()  # as after a kill
+    eqzoo.finetune("test_efficientnet", splits, folder, weights=folder.parent / WEIGHTS, **given)
+    assert not card.read_text().endswith("Ours.\n")
+
+
+def test_copies_are_those_of_a_group(tmp_path):
+    splits = {"train": Split(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2)}
+    with pytest.raises(ValueError, match="copies are those of a group"):
+        eqzoo.finetune("test_efficientnet", splits, tmp_path / "run", copies=1)
+
+
 def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     found, splits = trained
     source = found["mean"].folder

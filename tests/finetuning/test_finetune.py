@@ -271,7 +271,7 @@ def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tu
     second = eqzoo.finetune(tuned.folder, grown, tmp_path / "second", **call)
     assert any(line.startswith(said) for line in second.results["advice"])
     # The second run saw none of these images, but its initial weights did.
-    third = eqzoo.finetune(tmp_path / "second", grown, tmp_path / "third", **call)
+    third = eqzoo.finetune(tmp_path / "second", grown, tmp_path / "third", size=30, **call)  # and of another size
     assert any(line.startswith(said) for line in third.results["advice"])
     for folder, images in ((tuned.folder, tuned.images), ("p4_cnn", grown)):
         fair = eqzoo.finetune(folder, images, tmp_path / f"fair {images.name}", **call)

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_model
 
 import eqzoo
 from eqzoo.cli import main as command_line
@@ -13,7 +15,8 @@ from eqzoo.engine.speed import Speed
 from eqzoo.engine.state import TrainingState
 from eqzoo.finetuning.images import _statistics
 from eqzoo.finetuning.plan import Request, make_plan
-from eqzoo.finetuning.rules import fine_tuning_recipe, least_epochs, with_rules
+from eqzoo.finetuning.rules import fine_tuning_recipe, frozen_modules, least_epochs, with_rules
+from eqzoo.models import OrbitNet
 from tests.finetuning.plans import plan_of
 from tests.finetuning.shapes import save_shapes, shapes
 
@@ -148,3 +151,43 @@ def test_the_rates_of_networks_of_timm_are_those_of_adamw(given, rate, decay, tm
     request = Request("test_resnet", shapes(), tmp_path, size=32, invariant="p4", pretrained=False, recipe=given)
     recipe = make_plan(request).recipe
     assert (recipe.lr, recipe.layer_decay) == (rate, decay)
+
+
+def test_weights_of_our_networks_make_no_other_network(tmp_path):
+    weights = tmp_path / "digits.safetensors"
+    save_model(eqzoo.create_model("p4_cnn", pretrained=True), weights)
+    plan = make_plan(Request("p4_cnn", shapes(), tmp_path / "run", weights=weights))
+    assert (plan.recipe.model, plan.recipe.augment) == ("p4_cnn", "rotations_shifts")
+    ours = eqzoo.create_model("p4_cnn.rotmnist", pretrained=True).state_dict()["stem.conv.weight"]
+    assert torch.equal(plan.build().state_dict()["stem.conv.weight"], ours)
+
+
+def test_an_added_group_keeps_that_of_the_network(tmp_path):
+    plan = make_plan(Request("p4_cnn", shapes(), tmp_path / "run", invariant="z2m"))
+    assert (plan.blank.group.name, plan.recipe.augment) == ("p4m", "affine")
+    images = torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8)
+    numbered = {"train": Split(images, torch.arange(60) % 10, ())}
+    digits = eqzoo.create_model("p4_cnn", pretrained=True).head.weight
+    for invariant in (None, "z2m"):
+        built = make_plan(Request("p4_cnn", numbered, tmp_path / "numbered", invariant=invariant)).build()
+        assert not torch.equal(built.get_classifier().weight, digits)
+
+
+@pytest.mark.parametrize("given", [{"lr": 0.5}, {"augment": "none"}, {"ema_decay": 0.9}])
+def test_a_classifier_that_is_fitted_at_once_has_no_such_setting(given, tmp_path):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} would not change"):
+        make_plan(Request("p4_resnet29", _colored(), tmp_path, freeze=True, recipe=given))
+    assert make_plan(Request("p4_resnet29", _colored(), tmp_path, freeze=True, recipe=given | {"epochs": 2})).recipe
+
+
+@pytest.mark.parametrize(("name", "trained"), [("dla46x_c", {"fc"}), ("levit_128s", {"head", "head_dist"})])
+def test_classifiers_of_timm_that_are_not_linear_are_not_frozen(name, trained):
+    model = timm.create_model(name, num_classes=3)
+    frozen = frozen_modules(OrbitNet(model, "z2"), True)
+    inside = {child for child, module in model.named_children() if list(module.parameters())}
+    assert {child.removeprefix("network.") for child in frozen} == inside - trained
+
+
+def _colored():
+    images = torch.randint(0, 256, (24, 3, 32, 32), dtype=torch.uint8)
+    return {"train": Split(images, torch.arange(24) % 2)}

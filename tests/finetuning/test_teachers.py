@@ -13,6 +13,7 @@ from eqzoo.data import Split, complete_splits, read_images
 from eqzoo.data.hashes import image_codes
 from eqzoo.engine import RunDirectory
 from eqzoo.finetuning.advice import _seen
+from eqzoo.finetuning.plan import Request, make_plan
 from tests.finetuning.plans import plan_of
 
 SETTINGS = {"epochs": 1, "precision": "float32", "channels_last": False, "workers": 0}
@@ -85,5 +86,15 @@ def test_copies_of_training_images_are_not_counted_as_those_of_a_teacher():
     images = torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 4, 4).contiguous()
     labels = torch.zeros(3, dtype=torch.int64)
     splits = {"train": Split(images[:2], labels[:2]), "test": Split(images[1:], labels[1:])}
-    assert _seen(splits, image_codes(splits["train"])) == ""
-    assert _seen(splits, image_codes(Split(images, labels))).startswith("1 of the 2 ")
+    assert _seen(lambda: splits, image_codes(splits["train"])) == ""
+    assert _seen(lambda: splits, image_codes(Split(images, labels))).startswith("1 of the 2 ")
+
+
+def test_a_teacher_sees_the_images_that_were_given(tmp_path):
+    """Not those that were scaled down for the student, enlarged again."""
+    images = torch.randint(256, (8, 1, 56, 56), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    plan = make_plan(Request("p4_cnn", {"train": Split(images, torch.arange(8) % 2)}, tmp_path, size=28))
+    assert plan.splits["train"].shape == (1, 28, 28)
+    seen = plan.images_at(56)
+    parts = [part.images for part in seen.values()]
+    assert torch.equal(torch.cat(parts).sort(0)[0], images.sort(0)[0])
