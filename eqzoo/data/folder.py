@@ -41,7 +41,9 @@ SHOWN = 10  # the number of unreadable files that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
-def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = False) -> dict[str, AnySplit]:
+def image_folder(
+    path: Path, input_size: tuple[int, int, int], flat: bool = False, part: str | None = None
+) -> dict[str, AnySplit]:
     """Reads an image folder, laid out as ``<split>/<class>/<image>``.
 
     The classes are the sorted names of the sub-folders of ``train``; ``val`` and ``test`` are optional. ``training``,
@@ -52,6 +54,7 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
         path: The folder.
         input_size: Channels (1, 3 or 4), height and width.
         flat: Whether the layout ``<class>/<image>`` is accepted too; all images are then in ``train``.
+        part: The only split to read, such as ``"test"``; None for all.
 
     Returns:
         The splits; those of more than 2 GiB are streamed.
@@ -62,14 +65,14 @@ def image_folder(path: Path, input_size: tuple[int, int, int], flat: bool = Fals
             is a folder ``train``, ``val`` or ``test`` beside class folders or in each of them, or files cannot be read.
             Of a streamed split, only the headers of the files are checked.
     """
-    folders = _split_folders(path, flat)
+    folders = {part: alone} if part and (alone := split_folder(path, part)) else _split_folders(path, flat)
     found = {name: _class_files(folder) for name, folder in folders.items()}
-    classes = tuple(found["train"])
+    first, classes = next((name, tuple(files)) for name, files in found.items())
     listed = {}
     for name, files in found.items():
         if not classes or files.keys() != set(classes):
             raise ValueError(
-                f"{folders[name]} has images of the classes: {_some(files)}; train has: {_some(classes)}; "
+                f"{folders[name]} has images of the classes: {_some(files)}; {first} has: {_some(classes)}; "
                 "all splits have the same class folders, and images without classes are for eqzoo predict"
             )
         labels = [label for label, own in enumerate(files.values()) for _ in own]
@@ -137,12 +140,12 @@ def channels_found(data: object) -> tuple[int | None, list[str]]:
     ]
 
 
-def folder_sides(path: Path, count: int = 100) -> tuple[int, int] | None:
-    """The medians of the shorter and the longer sides of at most ``count`` images of a folder, in pixels.
+def folder_sides(path: Path, part: str | None = None, count: int = 100) -> tuple[int, int] | None:
+    """The medians of the shorter and the longer sides of at most ``count`` images of a folder or its part, in pixels.
 
     None if none is readable.
     """
-    files = _files(path)
+    files = _files(path, part)
     with _pool() as pool:
         some = files[:: max(1, -(-len(files) // count))]
         found = _tried(pool, lambda file: read_file(file, lambda image: sorted(image.size), whole=False), some)[0]
@@ -164,15 +167,15 @@ def _inner(path: Path) -> list[Path]:
     return [entry for entry in entries if entry.is_dir() and not _hidden(entry.name) and images_below(entry)]
 
 
-def _class_folders(path: Path) -> list[Path]:
-    """The class folders of all splits of an image folder, or of the folder itself."""
-    splits = [folder for name in _NAMES if (folder := split_folder(path, name))]
+def _class_folders(path: Path, part: str | None = None) -> list[Path]:
+    """The class folders of all splits of an image folder or of one, or of the folder itself."""
+    splits = [folder for name in ([part] if part else _NAMES) if (folder := split_folder(path, name))]
     return [folder / name for folder in splits or [path] for name in class_names(folder)]
 
 
-def _files(path: Path) -> list[Path]:
-    """The image files that `image_folder` reads, of all splits; other images may lie beside the class folders."""
-    return [file for folder in _class_folders(path) for file in images_below(folder)]
+def _files(path: Path, part: str | None = None) -> list[Path]:
+    """The image files that `image_folder` reads; other images may lie beside the class folders."""
+    return [file for folder in _class_folders(path, part) for file in images_below(folder)]
 
 
 def _pool() -> ThreadPoolExecutor:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from .arrays import images_shape, is_npz, npz
@@ -116,10 +115,7 @@ def labeled_images(
     chosen = (part or there[0]) if there else None
     if splits:
         return _for_network(splits[_PARTS[chosen or "train"]], side, channels, data), chosen
-    folder = split_folder(path, str(chosen))
-    assert folder
-    images = read_images(folder, side, channels)["train"]
-    return replace(images, files=tuple(f"{folder.name}/{file}" for file in images.files)), chosen
+    return image_folder(path, (channels, side, side), part=chosen)[str(chosen)], chosen
 
 
 def _for_network(split: AnySplit, side: int, channels: int, data: object) -> AnySplit:
@@ -146,8 +142,8 @@ def native_sides(
     None for data of another kind than a folder, a .npz file, a data set of `CATALOG` or splits in memory. A file
     ``<name>.npz`` in ``data_dir`` takes the place of the data set of that name.
     """
-    if folder := folder_of(data, part):
-        return folder_sides(folder)
+    if folder := folder_of(data):
+        return folder_sides(folder, part)
     name = str(data).lower() if isinstance(data, str | os.PathLike) else ""
     file = stand_in(name, data_dir) if name in CATALOG else Path(str(data)) if is_npz(name) else None
     if file:

@@ -261,6 +261,16 @@ def test_layouts_of_folders(tmp_path, names, classes, count):
     assert (splits["train"].classes, sum(map(len, splits.values()))) == (classes, count)
 
 
+def test_a_class_may_be_called_as_a_split(tmp_path):
+    """A train is a vehicle."""
+    save_images(tmp_path, "train/car/0.png", "train/train/0.png", "Test/car/0.png", "Test/train/0.png", side=9)
+    assert read_images(tmp_path, 8)["test"].classes == ("car", "train")
+    images, part = labeled_images(tmp_path, 8, 1)
+    assert (part, images.classes, images.labels.tolist()) == ("test", ("car", "train"), [0, 1])
+    assert images.files == ("Test/car/0.png", "Test/train/0.png")
+    assert native_sides(tmp_path, "test") == (9, 9)
+
+
 def test_folders_inside_of_class_folders_are_found(tmp_path):
     save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
     assert folders_in_classes(tmp_path / "mine") == []
