@@ -242,9 +242,12 @@ def composed(name: str) -> str:
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class of a split; empty class folders count as missing."""
-    found = {name: images_below(folder / name) for name in class_names(folder)} if folder.is_dir() else {}
-    return {name: files for name, files in found.items() if files}
+    """The image files of each class of a split, by its composed name; empty class folders count as missing."""
+    found: dict[str, list[Path]] = {}
+    for name in sorted(class_names(folder), key=composed) if folder.is_dir() else ():
+        if files := images_below(folder / name):
+            found[composed(name)] = found.get(composed(name), []) + files
+    return found
 
 
 def class_names(folder: Path) -> tuple[str, ...]:

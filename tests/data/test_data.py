@@ -271,6 +271,17 @@ def test_a_class_may_be_called_as_a_split(tmp_path):
     assert native_sides(tmp_path, "test") == (9, 9)
 
 
+def test_names_of_classes_are_equal_in_either_form_of_unicode(tmp_path):
+    """Archives of macOS have e and an accent for é."""
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    save_images(tmp_path, f"train/{composed}/0.png", "train/cafz/0.png", "test/cafz/0.png", "test/cafz/1.png")
+    save_images(tmp_path, *(f"test/{name}/{i}.png" for i, name in enumerate((composed, decomposed))))
+    splits = read_images(tmp_path, 8)
+    for split, labels in ((splits["train"], [0, 1]), (splits["test"], [0, 0, 1, 1])):
+        assert (split.classes, split.labels.tolist()) == (("cafz", composed), labels)
+    assert [file.split("/")[1] for file in splits["test"].files] == ["cafz", "cafz", decomposed, composed]
+
+
 def test_folders_inside_of_class_folders_are_found(tmp_path):
     save_folder(tmp_path / "mine", [("train", 18), ("test", 6)])
     assert folders_in_classes(tmp_path / "mine") == []
