@@ -238,8 +238,8 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
     """
     try:
         yield
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a readable safetensors file ({error}); fetch it again") from error
+    except (SafetensorError, EOFError) as error:
+        raise ValueError(f"{file} has no readable weights ({str(error) or 'it is empty'}); fetch it again") from error
     except RuntimeError as error:
         if not file or isinstance(error, torch.OutOfMemoryError):
             raise

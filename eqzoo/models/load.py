@@ -346,7 +346,9 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         kwargs["group"] = kwargs["group"].name
     if ":" not in source.timm_name:  # else timm itself reads config.json
         kwargs = dict(source.config.get("model_args") or {}) | kwargs
-    return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
+    file, subject = (source.weights, source.name) if source.weights else (source.folder, source.architecture)
+    with fits(file if pretrained else None, subject):
+        return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def torch_pickle(flag):
 
 
 WEIGHTS = {
+    "empty": lambda _: b"",
     "cut": lambda _: _WHOLE[: len(_WHOLE) // 2],
     "a header of 2^64 - 1 bytes": lambda _: b"\xff" * 8 + _WHOLE[8:],
     "other names": lambda _: safetensors({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4),
@@ -160,6 +161,14 @@ def test_weights(capsys, tmp_path, flag, name, command):
     folder = shutil.copytree(CARD, tmp_path / "card")
     (folder / "model.safetensors").write_bytes(WEIGHTS[name](flag))
     assert "card" in refused(capsys, *arguments(command, folder, tmp_path))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_for_a_network_of_timm(capsys, tmp_path, flag, name, suffix):
+    (tmp_path / f"mine.{suffix}").write_bytes(WEIGHTS[name](flag))
+    command = arguments("finetune", "test_resnet", tmp_path)
+    assert f"mine.{suffix}" in refused(capsys, *command, "--size", 32, "--weights", tmp_path / f"mine.{suffix}")
 
 
 @pytest.mark.parametrize("command", ["predict", "check", "export", "finetune", "info"])

@@ -1,6 +1,7 @@
 """`eqzoo finetune` with networks of timm: plain, invariant by all copies, and by a canonical copy."""
 
 import json
+import shutil
 
 import pytest
 import timm
@@ -136,6 +137,14 @@ def test_copies_are_those_of_a_group(tmp_path):
     splits = {"train": Split(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2)}
     with pytest.raises(ValueError, match="copies are those of a group"):
         eqzoo.finetune("test_efficientnet", splits, tmp_path / "run", copies=1)
+
+
+def test_weights_of_a_folder_that_are_damaged_are_an_error_of_the_input(trained, tmp_path):
+    folder = shutil.copytree(trained[0]["one"].folder, tmp_path / "copy")
+    for weights in (b"", (trained[0]["one"].folder / "model.safetensors").read_bytes()[:-1]):
+        (folder / "model.safetensors").write_bytes(weights)
+        with pytest.raises(ValueError, match="copy"):
+            eqzoo.create_model(str(folder), pretrained=True)
 
 
 def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
