@@ -130,7 +130,10 @@ def source_counts(
 
 def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
     outer = 2 if any(split_folder(path, part) for part in SPLIT_NAMES) else 1  # train/<class>/... or <class>/...
-    pattern = re.compile(r"([^/]+)/" if split_by == "folder" else split_by)
+    try:
+        pattern = re.compile(r"([^/]+)/" if split_by == "folder" else split_by)
+    except re.error as error:
+        raise ValueError(f"split_by is no regular expression: {split_by!r} ({error}); any text is .*") from error
     search = pattern.match if split_by == "folder" else pattern.search
     matches = [search(file.split("/", outer)[outer]) for file in files]
     found = [match[min(1, pattern.groups)] if match else "" for match in matches]

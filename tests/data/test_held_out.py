@@ -122,6 +122,8 @@ def test_sources_of_files(folder):
     assert set(image_sources(r"slide\d+", folder, train)) == {f"slide{i}" for i in range(4)}
     assert set(image_sources(r"slide(\d+)", folder, train)) == set("0123")
     assert set(image_sources(r"patient\d/slide", folder, train)) == {f"patient{i}/slide" for i in range(8)}
+    with pytest.raises(ValueError, match=r"split_by .*\*_1"):  # a shell's pattern
+        image_sources("*_1", folder, train)
     for pattern in ("benign", "slide3"):
         with pytest.raises(ValueError, match=rf"(48|36) of 48 images have no source .*'{pattern}' finds nothing"):
             image_sources(pattern, folder, train)
