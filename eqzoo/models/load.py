@@ -342,6 +342,12 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         kwargs["pretrained_cfg_overlay"] = overlay | {"file": str(source.weights), "source": None}
     elif pretrained and source.folder and not any((source.folder / name).is_file() for name in _TIMM_WEIGHTS):
         raise WeightsNotFoundError(f"no weights in {source.folder}: neither {' nor '.join(_TIMM_WEIGHTS)}")
+    elif pretrained and not (
+        source.has_weights
+        or is_own(source.architecture)
+        or kwargs.keys() & {"pretrained_cfg", "pretrained_cfg_overlay"}
+    ):
+        raise WeightsNotFoundError(f"there are no weights for {source.name}")
     if isinstance(kwargs.get("group"), Group):  # timm saves the arguments of a network as JSON
         kwargs["group"] = kwargs["group"].name
     if ":" not in source.timm_name:  # else timm itself reads config.json

@@ -12,6 +12,8 @@ import eqzoo
 from eqzoo.cli.main import main
 from eqzoo.data import Split
 from eqzoo.finetuning.frozen import _PENALTIES, fit_classifier, pooled_features
+from eqzoo.finetuning.plan import Request, make_plan
+from eqzoo.hub import WeightsNotFoundError
 
 WEIGHTS = "weights.pth"
 
@@ -137,6 +139,15 @@ def test_copies_are_those_of_a_group(tmp_path):
     splits = {"train": Split(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2)}
     with pytest.raises(ValueError, match="copies are those of a group"):
         eqzoo.finetune("test_efficientnet", splits, tmp_path / "run", copies=1)
+
+
+def test_a_network_without_weights_starts_from_random_ones(trained, tmp_path, capsys):
+    plan = make_plan(Request("lcnet_035", trained[1], tmp_path / "out", size=32))
+    assert (plan.settings["start"], plan.settings["base_model"]) == (None, None)
+    assert "lcnet_035" in capsys.readouterr().err
+    with pytest.raises(WeightsNotFoundError, match="lcnet_035"):
+        make_plan(Request("lcnet_035", trained[1], tmp_path / "out", size=32, pretrained=True))
+    assert main(["check", "lcnet_035", "--pretrained"]) == 2
 
 
 def test_weights_of_a_folder_that_are_damaged_are_an_error_of_the_input(trained, tmp_path):
