@@ -17,7 +17,15 @@ from timm.models._features import feature_take_indices
 from torch import Tensor
 
 from ..groups import Group
-from ..hub import CONFIG_NAME, HUB_OWNER, fetch_weights, find_weights, published_names, shipped_folder
+from ..hub import (
+    CONFIG_NAME,
+    HUB_OWNER,
+    WeightsNotFoundError,
+    fetch_weights,
+    find_weights,
+    published_names,
+    shipped_folder,
+)
 from .base import EquivariantNet
 
 __all__ = [
@@ -235,12 +243,15 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
 
     Raises:
         ValueError: If the file cannot be read, or does not fit.
+        WeightsNotFoundError: If timm has no weights.
     """
     try:
         yield
     except (SafetensorError, EOFError) as error:
         raise ValueError(f"{file} has no readable weights ({str(error) or 'it is empty'}); fetch it again") from error
     except RuntimeError as error:
+        if "No pretrained weights" in str(error):
+            raise WeightsNotFoundError(f"there are no weights for {subject}") from error
         if not file or isinstance(error, torch.OutOfMemoryError):
             raise
         first, *others = [line.strip() for line in str(error).splitlines()][1:] or [str(error)]

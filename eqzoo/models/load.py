@@ -342,18 +342,12 @@ def instantiate(source: ModelSource, pretrained: bool = False, **kwargs: Any) ->
         kwargs["pretrained_cfg_overlay"] = overlay | {"file": str(source.weights), "source": None}
     elif pretrained and source.folder and not any((source.folder / name).is_file() for name in _TIMM_WEIGHTS):
         raise WeightsNotFoundError(f"no weights in {source.folder}: neither {' nor '.join(_TIMM_WEIGHTS)}")
-    elif pretrained and not (
-        source.has_weights
-        or is_own(source.architecture)
-        or kwargs.keys() & {"pretrained_cfg", "pretrained_cfg_overlay"}
-    ):
-        raise WeightsNotFoundError(f"there are no weights for {source.name}")
     if isinstance(kwargs.get("group"), Group):  # timm saves the arguments of a network as JSON
         kwargs["group"] = kwargs["group"].name
     if ":" not in source.timm_name:  # else timm itself reads config.json
         kwargs = dict(source.config.get("model_args") or {}) | kwargs
-    file, subject = (source.weights, source.name) if source.weights else (source.folder, source.architecture)
-    with fits(file if pretrained else None, subject):
+    subject = source.architecture if ":" in source.timm_name else source.name
+    with fits((source.weights or source.folder) if pretrained else None, subject):
         return timm.create_model(source.timm_name, pretrained=pretrained, **kwargs)
 
 
