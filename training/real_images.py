@@ -44,6 +44,7 @@ AFFINE = {"recipe": {"augment": "affine"}}
 NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_s": ("p4m_resnet_s.tiny_imagenet", {}, (64, 96)),
     "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
+    "p4_resnet_m": ("p4_resnet_m.tiny_imagenet", {}, (64, 96)),
     "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", AFFINE, (64, 96)),
     "p4_resnet29": ({"land": "p4_resnet29.eurosat", "cells": "p4_resnet29.chula_rbc12"}, {}, (32, 64)),
     "p4m_resnet29": ({"land": "p4m_resnet29.eurosat", "cells": "p4m_resnet29.chula_rbc12"}, {}, (32, 64)),
