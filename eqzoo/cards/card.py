@@ -287,9 +287,7 @@ def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:
 
 def _classes(checkpoint: Checkpoint) -> list[str]:
     """The table of the classes and the confusion matrix, where classes are unequal or the network is the user's."""
-    r = checkpoint.results
-    if not (rows := r.get("classes")):
-        return []
+    r, rows = checkpoint.results, checkpoint.results["classes"]
     counts = [row["images"] for row in rows]
     if checkpoint.zoo and max(counts) < _UNEQUAL * min(counts):
         return []
