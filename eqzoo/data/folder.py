@@ -28,6 +28,7 @@ __all__ = [
     "image_folder",
     "images_below",
     "read_files",
+    "some_names",
     "split_folder",
 ]
 
@@ -37,7 +38,7 @@ MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
 _LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
-SHOWN = 10  # the number of unreadable files that an error lists
+SHOWN = 10  # the number of names, or of unreadable files, that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
 
@@ -72,7 +73,7 @@ def image_folder(
     for name, files in found.items():
         if not classes or files.keys() != set(classes):
             raise ValueError(
-                f"{folders[name]} has images of the classes: {_some(files)}; {first} has: {_some(classes)}; "
+                f"{folders[name]} has images of the classes: {some_names(files)}; {first} has: {some_names(classes)}; "
                 "all splits have the same class folders, and images without classes are for eqzoo predict"
             )
         labels = [label for label, own in enumerate(files.values()) for _ in own]
@@ -80,7 +81,8 @@ def image_folder(
     return read_files(path, listed, classes, input_size)
 
 
-def _some(names: Collection[str]) -> str:
+def some_names(names: Collection[str]) -> str:
+    """The first names, quoted, as errors list them."""
     return ", ".join(map(repr, [*names][:SHOWN])) + (", ..." if len(names) > SHOWN else "") or "none"
 
 
@@ -101,7 +103,7 @@ def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
     raise error(
         f"the layout of {path} is train/<class>/<image>, val/..., test/..."
         f"{', or <class>/<image> without these' if flat else ''}; it has the folders: "
-        f"{_some(class_names(path) if path.is_dir() else ())}"
+        f"{some_names(class_names(path) if path.is_dir() else ())}"
     )
 
 

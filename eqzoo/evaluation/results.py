@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import AnySplit, files_left_out, labeled_images, native_sides
-from ..data.folder import composed
+from ..data.folder import composed, some_names
 from ..data.hashes import image_codes, trained_images
 from ..export.onnx_network import OnnxNetwork
 from ..groups import P4
@@ -251,10 +251,9 @@ def _relabeled(
         theirs = [composed(item) for item in split.classes]
         if unknown := [item for i, item in enumerate(theirs) if item not in known and (labels == i).any()]:
             raise ValueError(
-                f"{source} has images of {', '.join(map(repr, unknown[:5]))}{', ...' * (len(unknown) > 5)}, which "
-                f"{predictor.name} does not predict: its classes are {', '.join(map(repr, classes[:12]))}"
-                f"{', ...' * (len(classes) > 12)}; give the classes the same names, such as of their folders, or leave "
-                f"their images out{_in_other_case(unknown, names)}"
+                f"{source} has images of {some_names(unknown)}, which {predictor.name} does not predict: its classes "
+                f"are {some_names(classes)}; give the classes the same names, such as of their folders, or leave their "
+                f"images out{_in_other_case(unknown, names)}"
             )
         numbers = [known.get(item, 0) for item in theirs]
         return replace(split, labels=torch.tensor(numbers)[labels.cpu()], classes=classes), []

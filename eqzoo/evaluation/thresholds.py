@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.folder import composed
+from ..data.folder import composed, some_names
 from .metrics import percent
 
 __all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
@@ -18,8 +18,9 @@ def check_thresholds(
     """Raises ValueError unless thresholds are of classes of a network, between 0 and 1, and to choose not of all."""
     for name, value in thresholds.items():
         if composed(name) not in map(composed, classes):
-            shown = f"{', '.join(map(repr, classes[:12]))}{', ...' * (len(classes) > 12)}"
-            raise ValueError(f"a threshold is given for {name!r}, and the classes of {network} are {shown}")
+            raise ValueError(
+                f"a threshold is given for {name!r}, and the classes of {network} are {some_names(classes)}"
+            )
         if not 0 < value < 1:
             raise ValueError(f"a threshold is a probability above 0 and below 1, got {value} of {name!r}")
     if choosing and thresholds and len(thresholds) == len(classes):
