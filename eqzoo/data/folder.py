@@ -17,6 +17,7 @@ from .images import check_header, is_grayscale, load_image, preprocess, read_fil
 from .splits import AnySplit, Split, Streamed
 
 __all__ = [
+    "LEFT_BEHIND",
     "MEMORY_LIMIT",
     "channels_found",
     "class_names",
@@ -37,7 +38,7 @@ T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed
 _OTHER_IMAGES = {".gif", ".jp2", ".j2k", ".jfif", ".avif", ".heic", ".heif", ".pnm", ".pbm", ".tga", ".psd"}
 _OTHER_IMAGES |= {".dcm", ".czi", ".nd2", ".lif", ".svs", ".ndpi", ".fits"}
-_LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+LEFT_BEHIND = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
 SHOWN = 10  # the number of names, or of unreadable files, that an error lists
 _NAMES = {"train": ("train", "training"), "valid": ("val", "valid", "validation"), "test": ("test", "testing")}
 
@@ -220,7 +221,7 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
 
 def _hidden(name: str) -> bool:
     """Whether a file or folder is hidden, or one that archivers and drives make."""
-    return name.startswith(".") or name in _LEFT_BEHIND
+    return name.startswith(".") or name in LEFT_BEHIND
 
 
 def split_folder(path: Path, split: str) -> Path | None:

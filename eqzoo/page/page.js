@@ -2,7 +2,7 @@
 // The page: files come in, workers classify them, a table lists them, and one of them is shown at all angles.
 
 const element = (id) => document.getElementById(id);
-const { networks: NETWORKS, thresholds: THRESHOLDS } = JSON.parse(element("config").textContent);
+const { networks: NETWORKS, thresholds: THRESHOLDS, ignored: IGNORED } = JSON.parse(element("config").textContent);
 const CLASSES = NETWORKS[0].classes;
 const COLORS = ["var(--first)", "var(--second)"], DASHES = ["", "7 4"];
 const STEP = 15; // degrees between angles
@@ -79,6 +79,9 @@ function softmax(logits) {
 }
 
 // --- Images ---
+
+/** Whether a file is one of the images below a folder, the first part of its path, as `eqzoo predict` lists them. */
+const isListed = (path) => READABLE.test(path) && !path.split("/").slice(1).some((name) => name.startsWith(".") || IGNORED.includes(name));
 
 /** Classifies files, or {name, blob} of other sources. */
 function add(files) {
@@ -270,13 +273,13 @@ async function filesOf(entry) {
   if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))].map((blob) => ({ blob, name: blob.name, path: entry.fullPath.slice(1) }));
   const reader = entry.createReader(), found = [];
   for (let part; (part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject))).length;) found.push(...part); // 100 at a time
-  return (await Promise.all(found.map(filesOf))).flat().filter(({ name }) => READABLE.test(name));
+  return (await Promise.all(found.map(filesOf))).flat().filter(({ path }) => isListed(path));
 }
 
 function listen() {
   const change = (id, act) => element(id).addEventListener("change", act);
   change("files", ({ target }) => { add(target.files); target.value = ""; });
-  change("folder", ({ target }) => { add([...target.files].filter(({ name }) => READABLE.test(name))); target.value = ""; });
+  change("folder", ({ target }) => { add([...target.files].filter((file) => isListed(file.webkitRelativePath))); target.value = ""; });
   for (const id of ["filter", "most"]) element(id).addEventListener("input", update);
   document.addEventListener("paste", ({ clipboardData }) => add(clipboardData.files));
   document.addEventListener("dragover", (event) => event.preventDefault());

@@ -14,6 +14,7 @@ from typing import Any
 
 from .._common import write_text
 from ..cards.checkpoint import CARD_NAME
+from ..data.folder import LEFT_BEHIND
 from ..data.images import MODES
 from ..evaluation.predictor import load_predictor
 from ..evaluation.thresholds import check_thresholds
@@ -74,7 +75,7 @@ def write_page(
             f"a page is of networks of the same two or more classes, for images of 1, 3 or 4 channels; got {got}"
         )
     check_thresholds(thresholds or {}, classes, name, choosing=True)
-    config = {"networks": networks, "thresholds": dict(thresholds or {})}
+    config = {"networks": networks, "thresholds": dict(thresholds or {}), "ignored": sorted(LEFT_BEHIND)}
     runtime = _files(_RUNTIME, "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
     libraries = [*_files(_INFLATE, "pako_inflate.min.js"), *_files(_TIFF, "UTIF.js"), runtime[0]]
     names = ("page.html", "style.css", "pixels.js", "worker.js", "chart.js", "page.js")

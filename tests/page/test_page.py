@@ -196,6 +196,16 @@ def test_predictions_are_those_of_eqzoo_predict(browser, classified, capsys):
     assert predicted != most_probable  # the threshold changes some
 
 
+def test_folders_that_drives_make_are_ignored(browser, tmp_path):
+    for name in ("a/0.png", "a/.0.png", "a/@eaDir/0.png/small.png", "lost+found/0.png", "a/notes.txt"):
+        (tmp_path / ".mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".mine" / name).write_bytes((ROOT / "examples" / "seven.png").read_bytes())
+    browser.run("window.listed = []; window.original = add; add = (files) => listed.push(...files)")
+    browser.keys("#folder", str(tmp_path / ".mine"))
+    browser.wait("return listed.length")
+    assert browser.run("add = original; return listed.map((file) => file.webkitRelativePath)") == [".mine/a/0.png"]
+
+
 def test_a_threshold_can_be_changed_in_the_page(browser, classified):
     count = "return items.filter((item) => classOf(item) === '8').length"
     before = browser.run(count)
