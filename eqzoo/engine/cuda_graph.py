@@ -40,7 +40,9 @@ class RecordedPass:
         self._inputs = [given.clone() for given in inputs]
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._graph = torch.cuda.CUDAGraph()
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        # Kept, as each replay reads their memory, and `train` and `eval` put others in the place of tables of indices.
+        self._buffers = list(model.buffers())
+        buffers = [(buffer, buffer.clone()) for buffer in self._buffers]
         drawn = torch.cuda.get_rng_state()
         try:
             self._warm_up(run)

@@ -1,6 +1,7 @@
 """What a recipe can ask of the loop: each option does what it says."""
 
 import re
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -115,6 +116,24 @@ def test_a_pass_is_recorded_once_and_anew_at_another_size_or_format(tmp_path, mo
         state.recipe = other(**changes)
         state.backward(train_split.images[:4], train_split.labels[:4], torch.zeros(4, 0))
         assert len(Counted.made) == expected
+
+
+def test_a_recording_keeps_the_memory_that_its_replays_read(monkeypatch):
+    """On a stand-in for a GPU: `train` and `eval` put other tables of indices in the place of those recorded."""
+    model = eqzoo.create_model("p4_cnn")
+    monkeypatch.setattr(cuda_graph, "_record", lambda graph, run, name: run())
+    monkeypatch.setattr(cuda_graph.RecordedPass, "_warm_up", lambda self, run: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", torch.set_rng_state)
+    read = {name: weakref.ref(buffer) for name, buffer in model.named_buffers()}
+    recorded = cuda_graph.RecordedPass(lambda x: model(x).sum().detach(), model, [torch.zeros(2, 1, 28, 28)])
+    model.eval().train()
+    now = dict(model.named_buffers())
+    assert any(ref() is not now[name] for name, ref in read.items())  # a negative control
+    assert all(ref() is not None for ref in read.values())
+    del recorded
+    assert any(ref() is None for ref in read.values())
 
 
 class Capturable(torch.optim.Optimizer):
