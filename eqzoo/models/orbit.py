@@ -174,7 +174,9 @@ class OrbitNet(nn.Module):
             y = function(take_copies(x, group, elements))
         else:  # no more copies at a time than images
             size = max(1, len(x) // count)
-            parts = zip(x.split(size), [None] * len(x) if elements is None else elements.split(size), strict=False)
+            parts = zip(
+                x.split(size), [None] * max(1, len(x)) if elements is None else elements.split(size), strict=False
+            )
             y = torch.cat([function(take_copies(part, group, chosen)) for part, chosen in parts])
         return y.unflatten(0, (x.shape[0], count))
 

@@ -248,6 +248,12 @@ def test_what_is_inside_may_have_another_group():
     assert eqzoo.equivariance_error(OrbitNet(eqzoo.create_model("z2_cnn", pretrained=True), "z2m")) < 1e-12
 
 
+@pytest.mark.parametrize("copies", [None, 1, 2])
+def test_an_empty_batch(copies):
+    network = OrbitNet(eqzoo.create_model("z2_cnn"), "p4m", copies).eval()
+    assert network(torch.zeros(0, 1, 28, 28)).shape == (0, 10)
+
+
 def test_the_mean_keeps_the_group_of_the_network_and_the_choice_of_one_copy_does_not():
     p4 = eqzoo.create_model("p4_cnn", pretrained=True)
     both, one = OrbitNet(p4, "z2m"), OrbitNet(p4, "z2m", copies=1)

@@ -151,6 +151,18 @@ def test_any_layout_of_memory_is_read():
     assert_near(with_gradients("irreps", (strange, other, bias), P4, options), expected, 1e-13)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_an_empty_batch(last):
+    field = torch.zeros(2, 64, 8, 6, 6)
+    field = (channels_last(field) if last else field)[:0].detach().requires_grad_()
+    conv = GroupConv2d(P4M, 64, 64, 3, padding=1)
+    out = conv(field)
+    assert out.shape == (0, 64, 8, 6, 6)
+    out.sum().backward()
+    assert field.grad.shape == field.shape
+    assert conv.weight.grad.abs().max() == 0
+
+
 def test_a_layer_compiled_and_checkpointed(kernels):
     layer, x = GroupConv2d(P4, 16, 24, 3, padding=1), torch.randn(2, 16, 4, 6, 6, requires_grad=True)
 

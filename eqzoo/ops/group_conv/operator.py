@@ -179,6 +179,8 @@ def _(grad: Tensor, field: Tensor, numbers: list[int]) -> Tensor:
         return NotImplemented
     geometry, side, last = Geometry(*numbers[:5]), numbers[5], is_last(field)
     out = _empty_filters(grad, field, numbers)
+    if not field.numel():
+        return out.zero_()
     sizes = (geometry.group.order, len(field), field.shape[1], grad.shape[1], *field.shape[-2:], *grad.shape[-2:], side)
     tensors = (in_memory(field, last), in_memory(grad, last), out, *_tables(geometry.group, side, False))
     _compile.launch(function, *tensors, *sizes, *geometry[2:], last)
@@ -188,6 +190,8 @@ def _(grad: Tensor, field: Tensor, numbers: list[int]) -> Tensor:
 def _correlate(
     function: Any, field: Tensor, filters: Tensor, bias: Tensor | None, out: Tensor, geometry: Geometry, swapped: bool
 ) -> None:
+    if not out.numel():
+        return
     side, last, group = filters.shape[-1], is_last(field), geometry.group
     sizes = (group.order, len(field), field.shape[1], out.shape[1], *field.shape[-2:], *out.shape[-2:], side)
     filters, bias = filters.contiguous(), None if bias is None else bias.contiguous()
