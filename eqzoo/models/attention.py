@@ -1,5 +1,6 @@
 """Convolutions, plain or attentive, of the networks of attentive group convolutions."""
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,6 +55,11 @@ def fresh_where_sizes_differ(state: dict[str, Tensor], model: nn.Module) -> dict
     the classifier; all other weights have to fit.
     """
     own = model.state_dict()
+    if any(_resized(name, value, own) for name, value in state.items() if name.startswith("stem.")):
+        warnings.warn(
+            "attention of the first layer depends on in_chans and is initialized anew: train the network before use",
+            stacklevel=2,
+        )
     return {name: own[name] if _resized(name, value, own) else value for name, value in state.items()}
 
 

@@ -219,6 +219,8 @@ def _checked(
     heads = tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier or ()))
 
     def filtered(state: dict[str, Tensor], model: EquivariantNet) -> dict[str, Tensor]:
+        # Before timm sums filters for other channels.
+        state = {name: value.float() if value.dtype == torch.float16 else value for name, value in state.items()}
         if source != model.group:
             state = model.convert_group(state, source)
         state = filter_fn(state, model) if filter_fn else state

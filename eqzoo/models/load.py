@@ -284,8 +284,9 @@ def create_model(
             of a checkpoint or its .safetensors file, or the name of a folder in ``EQZOO_WEIGHTS``, see `resolve`. A
             config.json says which network it is, with which classes.
         pretrained: Whether to load the checkpoint's weights. With other ``num_classes`` the classifier stays fresh;
-            with other ``in_chans`` the filters of the first layer are repeated or summed; with another ``group``, a
-            GSA-Net's tables of relative poses are interpolated, see `eqzoo.models.gsanet`.
+            with other ``in_chans`` the filters of the first layer are repeated or summed, and attention in it is
+            initialized anew, with a warning; with another ``group``, a GSA-Net's tables of relative poses are
+            interpolated, see `eqzoo.models.gsanet`.
         checkpoint_path: A safetensors file, one of `torch.save` that ``weights_only=True`` reads, or a folder with a
             ``model.safetensors``, that fits the network exactly. A config.json beside it that is of the same network
             says its classes, its input and its other arguments; those that are given come first.

@@ -457,3 +457,18 @@ def test_features_are_numbered_by_integers_of_numpy_too():
     model, x = eqzoo.create_model("p4_cnn"), torch.zeros(1, 1, 28, 28)
     found = model.forward_intermediates(x, list(np.array([1, -1])), intermediates_only=True)
     assert [y.shape[-1] for y in found] == [12, 4]
+
+
+def test_filters_of_half_precision_are_summed_in_single_precision():
+    torch.set_default_dtype(torch.float32)
+    color, gray = (eqzoo.create_model("p4_e4_resnet18", pretrained=True, in_chans=count) for count in (3, 1))
+    filters = [model.state_dict()[f"{model.pretrained_cfg['first_conv']}.weight"] for model in (color, gray)]
+    assert filters[0].dtype == torch.float32
+    assert torch.equal(filters[0].half().float(), filters[0])  # as they are stored
+    torch.testing.assert_close(filters[1], filters[0].sum(1, keepdim=True), rtol=1e-6, atol=0)
+
+
+def test_attention_that_depends_on_the_channels_is_told_to_be_new():
+    with pytest.warns(UserWarning, match="depends on in_chans"):
+        eqzoo.create_model("p4_alpha_f_cnn", pretrained=True, in_chans=3)
+    eqzoo.create_model("p4_alpha_f_cnn", pretrained=True, num_classes=3)  # a warning would be an error
