@@ -181,7 +181,7 @@ def _reflected(model: str, reflections: bool) -> Iterator[str]:
         yield (
             f"{model} gives an image and its reflection the same prediction: if a reflection changes the class, as of "
             "left- and right-handed spirals, take a network whose group has no reflections, such as "
-            f"{other if other != model and is_model(other) else 'p4_resnet29'}"
+            f"{other if other != model and is_model(other) else 'p4_resnet_m'}"
         )
 
 

@@ -185,7 +185,7 @@ def test_advice_on_the_result():
     assert "longer with --minutes 5 and" in under
     (under,) = after(fine, 70.0, 72.0, recipe)
     assert "train for longer with --epochs 10" in under
-    names = {"p4m_cnn": "p4_cnn", "p4m_resnet44": "p4_resnet29", "z2m_gsanet_b": "z2_gsanet_b", "cells": "p4_resnet29"}
+    names = {"p4m_cnn": "p4_cnn", "p4m_resnet44": "p4_resnet_m", "z2m_gsanet_b": "z2_gsanet_b", "cells": "p4_resnet_m"}
     for name, other in names.items():
         *_, reflected = after(fine, 70.0, 72.0, replace(recipe, model=name), True)
         assert reflected.startswith(f"{name} gives an image and its reflection the same prediction")
