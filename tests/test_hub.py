@@ -148,7 +148,7 @@ def test_unfit_files_are_named(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(SHIPPED.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"w\.pth does not fit p4_cnn"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"broken\.safetensors is not a readable"):
+    with pytest.raises(ValueError, match=r"broken\.safetensors has no readable"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "broken.safetensors")
     with pytest.raises(ValueError, match=r"model\.safetensors does not fit p4_cnn_w11"):
         eqzoo.create_model("p4_cnn_w11", checkpoint_path=SHIPPED)

@@ -55,7 +55,8 @@ def fresh_where_sizes_differ(state: dict[str, Tensor], model: nn.Module) -> dict
     the classifier; all other weights have to fit.
     """
     own = model.state_dict()
-    if any(_resized(name, value, own) for name, value in state.items() if name.startswith("stem.")):
+    of_images = {name: value for name, value in state.items() if name.startswith("stem.") and ".attention." in name}
+    if any(_resized(name, value, own) for name, value in of_images.items()):
         warnings.warn(
             "attention of the first layer depends on in_chans and is initialized anew: train the network before use",
             stacklevel=2,
