@@ -25,7 +25,7 @@ _LIMITS = "At angles that are not in its group its accuracy depends on its train
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes
 _MATRIX_CLASSES = 20  # in the largest confusion matrix that is printed as a table
 _CONFUSED_PAIRS = 20  # of classes that are listed instead
-_OF_FITTED = {"model", "dataset", "seed", "model_args", "class_weights", "start"}  # settings of a fitted classifier
+_OF_FITTED = {"model", "dataset", "seed", "model_args", "class_weights"}  # settings of a fitted classifier
 
 
 def render_card(checkpoint: Checkpoint, repo_id: str | None = None) -> str:

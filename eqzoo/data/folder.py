@@ -82,9 +82,9 @@ def image_folder(
     return read_files(path, listed, classes, input_size)
 
 
-def some_names(names: Collection[str]) -> str:
+def some_names(names: Collection[str], count: int = SHOWN) -> str:
     """The first names, quoted, as errors list them."""
-    return ", ".join(map(repr, [*names][:SHOWN])) + (", ..." if len(names) > SHOWN else "") or "none"
+    return ", ".join(map(repr, [*names][:count])) + (", ..." if len(names) > count else "") or "none"
 
 
 def _split_folders(path: Path, flat: bool) -> dict[str, Path]:

@@ -16,6 +16,7 @@ from ..analysis.sizes import refusal, weightless
 from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.copies import copies
+from ..data.folder import some_names
 from ..data.hashes import SPLIT_NAMES, image_codes, trained_images
 from ..engine.recipe import Recipe
 from ..evaluation import Predictor
@@ -159,7 +160,7 @@ def advice_after(
         return [said, *_reflected(recipe.model, reflections)]
     if missed:
         more = "add images of it, or" if recipe.class_weights else "try --balance, or"
-        found.append(f"never predicted: {_some(missed, 5)}: {more} {longer}")
+        found.append(f"never predicted: {some_names(missed, 5)}: {more} {longer}")
     if valid_accuracy is None:
         return found
     gap = training_accuracy - valid_accuracy
@@ -189,10 +190,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
 
 
-def _some(names: Sequence[str], count: int = 3) -> str:
-    return ", ".join(map(repr, names[:count])) + (", ..." if len(names) > count else "")
-
-
 def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]:
     if inner:
         apart = (
@@ -200,8 +197,8 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
             "--split-by folder (split_by='folder')"
         )
         yield (
-            f"class folders hold folders of images ({_some(inner)}): the classes are the outer folders "
-            f"({_some(train.classes)}){apart if drawn else ''}"
+            f"class folders hold folders of images ({some_names(inner, 3)}): the classes are the outer folders "
+            f"({some_names(train.classes, 3)}){apart if drawn else ''}"
         )
 
 

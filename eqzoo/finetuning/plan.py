@@ -30,9 +30,8 @@ __all__ = ["Plan", "Request", "make_plan", "with_speed"]
 
 # Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
 _OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
-
-
-_OF_FITTED = {"seed", "model_args", *AUTOMATIC}  # keys that suit a classifier that is fitted at once
+# Keys of a recipe that a classifier that is fitted at once depends on, and those that are measured for each run.
+_WHERE_FITTED = {"seed", "model_args", *AUTOMATIC}
 # How images are scaled here, whatever timm's configuration of the network says.
 _WHOLE_IMAGES = {"crop_pct": 1.0, "crop_mode": "center", "interpolation": "bicubic"}
 
@@ -215,7 +214,7 @@ def make_plan(request: Request) -> Plan:
     if request.freeze and settings["start"] is None:
         raise ValueError("freeze needs trained weights, and this run starts from random ones; leave freeze out")
     plan = Plan(request, source, blank, images, settings, Recipe("", "", epochs=1))
-    if plan.fits_classifier and (unused := sorted(request.given.keys() - _OF_FITTED)):
+    if plan.fits_classifier and (unused := sorted(request.given.keys() - _WHERE_FITTED)):
         raise ValueError(
             f"freeze fits the classifier at once, which {', '.join(unused)} would not change; leave it out, or give "
             "epochs to train the classifier in these"

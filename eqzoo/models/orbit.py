@@ -101,9 +101,9 @@ class OrbitNet(nn.Module):
             raise ValueError(f"an image has {order} copies under {self.copied.name}, got {copies} and {train_copies}")
         self.network = network
         self.copies = None if copies == order else copies
-        own = getattr(network, "group", self.copied)
         # The mean over all copies keeps the symmetries of the network itself, the choice of one copy does not.
-        self.group = self.copied if self.copies else _joined(self.copied, own)
+        own = getattr(network, "group", None)
+        self.group = _joined(self.copied, own) if isinstance(own, Group) and self.copies is None else self.copied
         self.train_copies = train_copies
         self.average = average
         self.training = network.training

@@ -102,7 +102,7 @@ def test_a_classifier_alone_is_trained_in_epochs_too(trained, tmp_path):
 
 
 def test_images_are_not_cropped_as_timm_does(trained):
-    """By the transform that timm makes from the configuration, which takes an edge off the images of this network."""
+    """By the transform that timm makes of these keys; those of this network's own configuration take an edge off."""
     cfg = timm.get_pretrained_cfg("test_efficientnet").to_dict()
     assert cfg["crop_pct"] < 1  # a negative control
     ours = json.loads((trained[0]["mean"].folder / "config.json").read_text())["pretrained_cfg"]
@@ -167,6 +167,9 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     assert changed == {"network.classifier.weight", "network.classifier.bias"}
     row = json.loads((tmp_path / "frozen" / "log.jsonl").read_text())
     assert row["valid_accuracy"] >= 60  # of three classes
+    settings = (tmp_path / "frozen" / "README.md").read_text()
+    assert f"| penalty | {row['penalty']:g} |" in settings
+    assert "| optimizer |" not in settings
     features = pooled_features(result.model, splits["train"])
     z = (features - features.mean(0)) / features.std(0)
     ours = fit_classifier(z, splits["train"].labels, 3, row["penalty"])

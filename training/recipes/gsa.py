@@ -25,7 +25,7 @@ _MNIST_SHORTER = (
 )
 _Z2 = (
     "Initialized with the weights of r4_gsanet_t.rotmnist, of whose embeddings of relative poses this network, which "
-    "has one pose, takes the first. Batch size and weight decay as in the paper; {epochs} epochs (the paper: 300) with "
+    "has one pose, takes the first. Batch size and weight decay as in the paper; 8 epochs (the paper: 300) with "
     "Muon with Nesterov momentum for matrices and AdamW for other parameters, a cosine learning rate schedule from "
     "6e-3 and 1.8e-3, no dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving "
     "average of the weights. In float32. {distilled}"
@@ -99,17 +99,13 @@ _TEACHERS: dict[str, Any] = {
     "teacher_weight": 0.8,
 }
 _FROM_R4 = _MUON | _TEACHERS | {"epochs": 4, "lr": 0.005, "start": "r4_gsanet_t.rotmnist"}
-_FROM_FIRST = _FROM_R4 | {"epochs": 8, "lr": 0.006, "start": "run:runs/r4_gsanet_t.rotmnist_first/seed{seed}"}
+_EIGHT_EPOCHS: dict[str, Any] = {"epochs": 8, "lr": 0.006}
+_FROM_FIRST = _FROM_R4 | _EIGHT_EPOCHS | {"start": "run:runs/r4_gsanet_t.rotmnist_first/seed{seed}"}
 
 RECIPES: dict[str, Entry] = {
     **family(("r4_gsanet_t",), "rotmnist", _TAUGHT.format(distilled=_DISTILLED), **_FROM_FIRST),
     **family(("r4_gsanet_t",), "rotmnist", _MNIST_SHORTER, "first", **_MUON, **_HALVED),
-    **family(
-        ("z2_gsanet_t",),
-        "rotmnist",
-        _Z2.format(epochs=8, distilled=_DISTILLED),
-        **_FROM_R4 | {"epochs": 8, "lr": 0.006},
-    ),
+    **family(("z2_gsanet_t",), "rotmnist", _Z2.format(distilled=_DISTILLED), **_FROM_R4 | _EIGHT_EPOCHS),
     **family(("r8_gsanet_t",), "rotmnist", _R8.format(distilled=_DISTILLED), **_FROM_R4),
     **family(TRAINED, "rotmnist", _MNIST, "paper", **_PAPER),
     **family(OTHERS, "rotmnist", _MNIST, **_PAPER),
