@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tables import DATA_TITLES, real_sets
+from tables import DATA_TITLES, mean_of, real_sets
 from torch import nn
 
 from eqzoo import multiply_adds
@@ -111,17 +111,18 @@ def draw(minutes: float) -> None:
     """Draws accuracy over the cost of a prediction, a panel for each data set."""
     from matplotlib.figure import Figure
 
-    found = {network: sets for (time, network), sets in real_sets(PAGE.parents[2]).items() if time == minutes}
+    found = real_sets(PAGE.parents[2], minutes)
     colors = {network: f"C{index}" for index, network in enumerate(NETWORKS)}
     ticks = (1, 2, 5, 10, 20, 50)  # milliseconds
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):
         for network, sets in found.items():
             if data in sets:
-                cost, color = 1000 / sets[data]["predictions_per_second"], colors[network.removesuffix(", 8 copies")]
+                cost = 1000 / mean_of(sets[data], "predictions_per_second")
+                color = colors[network.removesuffix(", 8 copies")]
                 fill = "none" if network.endswith("8 copies") else "full"
                 marker = "o" if "_" in network else "^"
-                axes.plot(cost, sets[data]["accuracy"], marker, color=color, fillstyle=fill, label=network)
+                axes.plot(cost, mean_of(sets[data], "accuracy"), marker, color=color, fillstyle=fill, label=network)
         axes.set(title=title, xscale="log", xlabel="ms a prediction, one core")
         axes.set_xticks(ticks, labels=list(map(str, ticks)))
         axes.minorticks_off()

@@ -22,7 +22,7 @@ from eqzoo.cards.checkpoint import error_text
 from eqzoo.models.builder import default_checkpoint
 from eqzoo.models.papers import PAPERS, Row, rows
 
-__all__ = ["DATA_TITLES", "real_sets", "rendered_pages"]
+__all__ = ["DATA_TITLES", "mean_of", "real_sets", "rendered_pages"]
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- ([\w-]+): rendered by training/tables\.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
@@ -93,48 +93,52 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([lines[0], f"|{'---|' * len(header)}", *lines[1:]])
 
 
-def real_sets(root: Path) -> dict[tuple[float, str], dict[str, dict[str, float]]]:
-    """The means over seeds of the rows of training/real_images.py, by minutes and network, and by data set.
+def real_sets(root: Path, minutes: float, images: int = 100) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """The rows of training/real_images.py of so many minutes and images a class: networks, data sets, seeds.
 
     A network that is not invariant has a second entry: the mean of its predictions over 8 rotated and reflected copies.
     """
-    rows: dict[tuple[float, str], dict[str, list[dict[str, float]]]] = {}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
     data = json.loads((root / "docs/benchmarks/real_sets.json").read_text(encoding="utf-8"))
     for name, row in data["rows"].items():
-        dataset, network, minutes, _, _ = name.split("/")
-        key = float(minutes.split()[0]), network
-        rows.setdefault(key, {}).setdefault(dataset, []).append(row)
+        dataset, network, *budget, _ = name.split("/")
+        if budget != [f"{minutes:g} minutes", f"{images} a class"]:
+            continue
+        found.setdefault(network, {}).setdefault(dataset, []).append(row)
         if row["same_class"] < 100:
             several = {key.removesuffix("_averaged"): value for key, value in row.items() if key.endswith("_averaged")}
             copies = 2 if network.startswith("p4_") else 8  # what is invariant to rotations is reflected alone
             several |= {"same_class": 100.0, "predictions_per_second": row["predictions_per_second"] / copies}
-            rows.setdefault((key[0], f"{network}, 8 copies"), {}).setdefault(dataset, []).append(several)
-    keys = ("accuracy", "macro_f1", "same_class", "predictions_per_second")
-
-    def mean(seeds: list[dict[str, float]]) -> dict[str, float]:
-        return {key: statistics.fmean(row[key] for row in seeds) for key in keys}
-
-    return {pair: {dataset: mean(seeds) for dataset, seeds in sets.items()} for pair, sets in rows.items()}
+            found.setdefault(f"{network}, 8 copies", {}).setdefault(dataset, []).append(several)
+    return found
 
 
-def by_set(root: Path, score: str, minutes: float) -> str:
-    """Networks by data set: a score after so many minutes of training, and what a prediction costs."""
-    found = {network: sets for (time, network), sets in real_sets(root).items() if time == minutes}
+def by_set(root: Path, score: str, minutes: float, images: int = 100) -> str:
+    """Networks by data set: the mean over seeds of a score, the mean of each seed, and what a prediction costs."""
+    found = real_sets(root, minutes, images)
     present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
-    rows = []
+    several = any(len(seeds) > 1 for sets in found.values() for seeds in sets.values())
+    lines = []
     for network, sets in found.items():
-        if score == "same_class" and all(row[score] == 100 for row in sets.values()):
+        if score == "same_class" and all(row[score] == 100 for seeds in sets.values() for row in seeds):
             continue  # all that are invariant
-        cells = [f"{sets[name][score]:.1f}" if name in sets else "" for name in present]
+        cells = [f"{mean_of(sets[name], score):.1f}" if name in sets else "" for name in present]
         if score == "accuracy" and "chula_rbc12" in sets:  # of unequal classes
-            cells[present.index("chula_rbc12")] += f" / {sets['chula_rbc12']['macro_f1']:.1f}"
-        if len(present) > 1:
-            complete = len(sets) == len(present)
-            cells.append(f"{statistics.fmean(row[score] for row in sets.values()):.1f}" if complete else "")
-        rate = statistics.median(row["predictions_per_second"] for row in sets.values())
-        rows.append((_quoted(network), *cells, f"{rate:,.0f}"))
-    means = ["mean"] * (len(present) > 1)
-    return table(["network", *(DATA_TITLES[name] for name in present), *means, "predictions a second"], rows)
+            cells[present.index("chula_rbc12")] += f" / {mean_of(sets['chula_rbc12'], 'macro_f1'):.1f}"
+        complete = len(sets) == len(present)
+        cells.append(f"{statistics.fmean(mean_of(rows, score) for rows in sets.values()):.1f}" if complete else "")
+        if several:
+            by_seed = [mean_of(rows, score) for rows in zip(*sets.values(), strict=False)]
+            cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete else "")
+        rate = statistics.median(mean_of(rows, "predictions_per_second") for rows in sets.values())
+        lines.append((_quoted(network), *cells, f"{rate:,.0f}"))
+    header = ["network", *(DATA_TITLES[name] for name in present), "mean", *["mean, by seed"] * several]
+    return table([*header, "predictions a second"], lines)
+
+
+def mean_of(rows: Iterable[Mapping[str, float]], key: str) -> float:
+    """The mean of a figure over rows."""
+    return statistics.fmean(row[key] for row in rows)
 
 
 def _quoted(network: str) -> str:
@@ -258,6 +262,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "papers": papers,
     "pays": partial(by_set, score="accuracy", minutes=5.0),
     "real-sets": partial(by_set, score="accuracy", minutes=1.0),
+    "real-sets-few": partial(by_set, score="accuracy", minutes=1.0, images=25),
     "real-sets-long": partial(by_set, score="accuracy", minutes=5.0),
     "real-sets-same": partial(by_set, score="same_class", minutes=1.0),
     "twins": twins,
