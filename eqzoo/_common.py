@@ -11,20 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = [
-    "__version__",
-    "atomic",
-    "interleaved_times",
-    "json_text",
-    "lazy_names",
-    "network_name",
-    "parse_settings",
-    "setting_text",
-    "usable_cores",
-    "write_json",
-    "write_text",
-]
-
 __version__ = "0.1.0"
 
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from eqzoo.data import Split, rotated_mnist
 
-__all__ = ["drawn_digits", "rotating"]
-
 SIDE = 28  # pixels
 
 

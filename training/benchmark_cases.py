@@ -12,8 +12,6 @@ import eqzoo
 from eqzoo.groups import Z2
 from eqzoo.ops._dispatch import Backend
 
-__all__ = ["FILES", "MEMORY", "MODELS", "TWINS", "Case", "Subject"]
-
 
 @dataclass(frozen=True)
 class Subject:

@@ -14,20 +14,6 @@ from eqzoo.data.folder import channels_found
 from eqzoo.engine import Recipe
 from eqzoo.models.builder import configured_name
 
-__all__ = [
-    "OF_A_DATASET",
-    "add_data_arguments",
-    "input_size",
-    "is_own",
-    "is_recipe_of",
-    "load_recipe",
-    "read_splits",
-    "recipe_names",
-    "recipe_text",
-    "run_name",
-    "splits_of",
-]
-
 # What a recipe says of its own data set, and no run on another: the sizes of its splits, and weights that may have been
 # trained on images that another data set validates or tests on.
 OF_A_DATASET: dict[str, Any] = {"valid_size": None, "samples_per_class": None, "start": None}

@@ -22,8 +22,6 @@ from eqzoo.cards.checkpoint import error_text
 from eqzoo.models.builder import default_checkpoint
 from eqzoo.models.papers import PAPERS, Row, rows
 
-__all__ = ["DATA_TITLES", "mean_of", "real_sets", "rendered_pages"]
-
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"(<!-- ([\w-]+): rendered by training/tables\.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # The networks of docs/choosing.md and what they are for.

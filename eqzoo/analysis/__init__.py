@@ -3,7 +3,7 @@
 from .check import EquivarianceCheck, check_equivariance
 from .cost import instructions, machine, multiply_adds, throughput
 from .diagnosis import diagnose, stride_mismatch
-from .sizes import check_side, refusal, weightless
+from .sizes import check_side, weightless
 
 __all__ = [
     "EquivarianceCheck",
@@ -14,7 +14,6 @@ __all__ = [
     "machine",
     "stride_mismatch",
     "multiply_adds",
-    "refusal",
     "throughput",
     "weightless",
 ]

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from torch import nn
 
-__all__ = ["evaluation_mode"]
-
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:

@@ -33,8 +33,6 @@ from ..models.load import instantiate, is_own, load_network, resolve
 from .diagnosis import diagnose, diagnose_onnx, other_groups, suspects
 from .sizes import check_side
 
-__all__ = ["EquivarianceCheck", "check_equivariance"]
-
 # Round-off, amplified by the depth of a network: the largest over the zoo is 5e-11 in float64.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2}
 

@@ -17,8 +17,6 @@ from ..equivariance import unwrapped, without_parallel
 from ..ops._layout import output_side
 from ._mode import evaluation_mode
 
-__all__ = ["instructions", "machine", "multiply_adds", "throughput", "versions"]
-
 Shape = Sequence[int]
 BATCH_SIZE, MIN_SECONDS = 64, 3.0  # of the measurement of throughput
 

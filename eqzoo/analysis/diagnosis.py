@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from ..equivariance import element_errors, group_layers, is_subgroup
 from ..groups import Group, transform
 
-__all__ = ["diagnose", "diagnose_onnx", "other_groups", "stride_mismatch", "suspects"]
-
 _POSITIONS = ("pos_embed", "position", "rel_pos", "pos_emb", "pos_bias")
 _TOLERANCE = 1e-6  # a smaller relative change, in float64, is none
 

@@ -8,8 +8,6 @@ from ..models import EquivariantNet, OrbitNet
 from ..models.load import ModelSource, instantiate, resolve
 from ..models.sizes import blank, refusal, sizes_that_work
 
-__all__ = ["blank", "check_side", "refusal", "sizes_that_work", "weightless"]
-
 
 def check_side(name: str | ModelSource, side: int, model: EquivariantNet | OrbitNet | None = None) -> None:
     """Raises ValueError unless a network accepts square images of a side and is equivariant on them.

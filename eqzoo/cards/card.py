@@ -18,8 +18,6 @@ from ..models.load import own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 from .checkpoint import Checkpoint, counts_of, distilled, error_text, has_spread
 
-__all__ = ["render_card", "wrapped"]
-
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
 _LIMITS = "At angles that are not in its group its accuracy depends on its training; the curve over the angle shows it."
 _UNEQUAL = 2  # times the images of the smallest class that the largest one has, where a card shows the classes

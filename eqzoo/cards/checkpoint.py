@@ -13,18 +13,6 @@ from ..data.hashes import SPLIT_NAMES
 from ..engine.run import TRAINING_NAME
 from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, sha256_of, shipped_folder
 
-__all__ = [
-    "CARD_NAME",
-    "FIGURES",
-    "Checkpoint",
-    "check_name",
-    "counts_of",
-    "distilled",
-    "error_text",
-    "has_spread",
-    "read_checkpoint",
-]
-
 CARD_NAME = "README.md"
 FIGURES = ("rotation_curve.png", "training_curve.png", "confusion.png")
 

@@ -15,8 +15,6 @@ from ..viz._draw import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["write_figures"]
-
 
 def write_figures(folder: Path) -> None:
     """Draws the figures of a checkpoint from its results.json and log.jsonl; none if matplotlib is missing."""

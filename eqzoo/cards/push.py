@@ -13,8 +13,6 @@ from ..models.load import load_network
 from .card import render_card
 from .checkpoint import CARD_NAME, FIGURES, Checkpoint, check_name, read_checkpoint
 
-__all__ = ["ONNX_NAME", "REPO_FILES", "edited_card", "export_beside", "push_folder", "restate", "write_card"]
-
 ONNX_NAME = "model.onnx"
 # Without predictions.csv and trained_on.npy, which tell of the user's images.
 REPO_FILES = (WEIGHTS_NAME, CONFIG_NAME, RESULTS_NAME, TRAINING_NAME, LOG_NAME, CARD_NAME, *FIGURES, ONNX_NAME)

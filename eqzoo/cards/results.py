@@ -13,8 +13,6 @@ from ..evaluation import Predictor
 from ..evaluation.metrics import DIGITS
 from ..groups import P4
 
-__all__ = ["network_results", "training_results"]
-
 
 def network_results(model: nn.Module, x: Tensor | None = None, timed_batch: int = BATCH_SIZE) -> dict[str, Any]:
     """Group, parameters, multiply-adds, images a second and equivariance errors of a network.

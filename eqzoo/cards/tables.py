@@ -7,8 +7,6 @@ from ..models.papers import rows
 from .card import wrapped
 from .checkpoint import counts_of, error_text
 
-__all__ = ["render_table"]
-
 _TREE = "https://github.com/eqzoo/eqzoo/tree/main/model_cards/"  # docs/ is a site too, which does not hold the cards
 
 

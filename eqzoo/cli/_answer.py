@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-__all__ = ["Answer", "table"]
-
 _GAP = "   "
 
 

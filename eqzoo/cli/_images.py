@@ -15,8 +15,6 @@ from ..data.folder import images_below
 from ..evaluation import Predictor
 from ..groups import Group, transform
 
-__all__ = ["NamedImage", "copies_of", "is_one_image", "named_images"]
-
 
 @dataclass(frozen=True)
 class NamedImage:

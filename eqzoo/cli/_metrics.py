@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["FEW_CLASSES", "class_rows", "confusion_rows", "metric_rows", "threshold_rows", "thresholds_of"]
-
 FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
 _WIDTH = 80  # of a terminal, in characters
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from ..hub import published_names
 
-__all__ = ["network_names"]
-
 _REGISTERED = re.compile(r"^@register_model\ndef (\w+)\(", re.MULTILINE)
 
 

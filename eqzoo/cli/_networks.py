@@ -10,8 +10,6 @@ from timm.models import PretrainedCfg
 from ..groups import Z2, Group
 from ..hub import RESULTS_NAME, WEIGHTS_NAME, WeightsNotFoundError, find_weights, read_config, shipped_folder
 
-__all__ = ["count_parameters", "group_name", "registered_tags", "results_beside", "weights_and_results"]
-
 
 def registered_tags(model: str) -> dict[str, PretrainedCfg]:
     """The configurations of a network by data set, with or without weights."""

@@ -6,8 +6,6 @@ Completion uses the metavars: NAME is a network or checkpoint, FILE a file, DIR 
 import argparse
 from collections.abc import Callable
 
-__all__ = ["COMMANDS"]
-
 
 def _list(sub: argparse.ArgumentParser) -> None:
     """Lists the networks, or the checkpoints that exist."""

@@ -15,8 +15,6 @@ from ..viz import attention, attention_layers, attention_maps
 from ._answer import Answer, table
 from ._images import NamedImage, copies_of
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Draws the attention of a layer for an image and its rotated copies."""

@@ -21,8 +21,6 @@ from ..models import EquivariantNet, OrbitNet, list_models
 from ..models.load import load_network, resolve
 from ._answer import Answer, table
 
-__all__ = ["run"]
-
 
 @dataclass(frozen=True)
 class _Images:

@@ -5,8 +5,6 @@ import argparse
 from ..analysis.check import check_equivariance
 from ._answer import Answer
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the equivariance check; the exit code is 1 where the network is not exact."""

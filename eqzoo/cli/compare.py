@@ -6,8 +6,6 @@ from typing import Any
 from ..finetuning.compare import compare
 from ._answer import Answer, table
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the metrics and costs of fine-tuned networks, and their differences to the first one."""

@@ -9,8 +9,6 @@ import shtab
 from ._answer import Answer
 from ._names import network_names
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the script, which contains the names of networks: completing them starts no process."""

@@ -6,8 +6,6 @@ from .._common import parse_settings
 from ..models.conversion import convert
 from ._answer import Answer
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Writes the weights of another project's checkpoint for a network of eqzoo."""

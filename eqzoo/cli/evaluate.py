@@ -11,8 +11,6 @@ from ..evaluation.results import evaluate
 from ._answer import Answer, table
 from ._metrics import class_rows, confusion_rows, metric_rows, threshold_rows, thresholds_of
 
-__all__ = ["run"]
-
 _NAMES = SPLIT_NAMES | {"val": SPLIT_NAMES["valid"]}
 
 

@@ -18,8 +18,6 @@ from ..models.load import load_network, resolve
 from ._answer import Answer
 from ._images import named_images
 
-__all__ = ["run"]
-
 _IMAGES = 128  # that the ranges of features are measured on
 
 

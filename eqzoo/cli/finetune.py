@@ -12,8 +12,6 @@ from ..models import list_models
 from ._answer import Answer, table
 from ._metrics import FEW_CLASSES, metric_rows
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Trains a network on the user's images and prints its metrics."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..analysis.cost import multiply_adds
-from ..analysis.sizes import refusal, weightless
+from ..analysis.sizes import weightless
 from ..cards.checkpoint import error_text
 from ..data.hashes import SPLIT_NAMES
 from ..groups import Group
@@ -18,10 +18,9 @@ from ..hub import WEIGHTS_NAME
 from ..models import EquivariantNet, OrbitNet
 from ..models.load import ModelSource, load_network, resolve
 from ..models.papers import PAPERS, paper_of, rows
+from ..models.sizes import refusal
 from ._answer import Answer, table
 from ._networks import count_parameters, registered_tags, results_beside, weights_and_results
-
-__all__ = ["run"]
 
 _SPANS = (8, 16, 32)  # how far from the network's own side others are tried, in pixels
 

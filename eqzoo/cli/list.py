@@ -13,8 +13,6 @@ from ..models.papers import paper_of
 from ._answer import Answer, table
 from ._networks import count_parameters, group_name, registered_tags, weights_and_results
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Lists networks or checkpoints: as a table on a terminal, names alone in a pipe."""

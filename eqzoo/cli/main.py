@@ -18,8 +18,6 @@ from typing import Any
 from .._common import __version__
 from .arguments import COMMANDS
 
-__all__ = ["main", "parser"]
-
 EXIT_CODES = """exit codes:
   0    success
   1    success with a negative answer: not equivariant, or not exported

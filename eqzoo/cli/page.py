@@ -7,8 +7,6 @@ from ..page import write_page
 from ._answer import Answer
 from ._metrics import thresholds_of
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Writes the page."""

@@ -23,8 +23,6 @@ from ._answer import Answer, table
 from ._images import NamedImage, copies_of, is_one_image, named_images
 from ._metrics import thresholds_of
 
-__all__ = ["run"]
-
 _MODELS = ("p4_cnn", "z2_cnn")  # without --model
 _BATCH_SIZE = 32
 

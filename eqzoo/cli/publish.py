@@ -9,8 +9,6 @@ from ..export.programs import ExportError
 from ..hub import shipped_folder
 from ._answer import Answer
 
-__all__ = ["run"]
-
 
 def run(args: argparse.Namespace) -> Answer:
     """Checks the folder, and uploads it with --push OWNER."""

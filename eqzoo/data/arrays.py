@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .splits import AnySplit, Split
 
-__all__ = ["ARRAYS", "from_arrays", "images_shape", "is_npz", "npz", "unlabeled_images", "without_npz"]
-
 ARRAYS = (".npz", ".npy")  # how files of arrays end
 
 _PARTS = ("train", "valid", "test")

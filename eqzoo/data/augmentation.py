@@ -13,8 +13,6 @@ from torch import Tensor
 
 from ..groups import P4, P4M, Z2M, Group, transform
 
-__all__ = ["AUGMENTATIONS", "augment", "draw"]
-
 _OVERSHOOT = 64  # by which interpolated values may lie beyond 0 to 255
 
 

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["DARK", "NEARLY_ALL", "dark_images", "unlike_training"]
-
 DARK = 32  # of 255: darker than this are nearly all pixels of images that use a small part of the range
 NEARLY_ALL = 0.999  # of the pixels, as single ones may be saturated
 _FAR = 3.0  # standard deviations of the training images' pixels

@@ -13,8 +13,6 @@ from .pcam import pcam
 from .rotated_mnist import rotmnist, rotmnist_from_amat
 from .splits import AnySplit
 
-__all__ = ["CATALOG", "IMAGENET", "DataSet", "dataset"]
-
 Reader = Callable[[str | os.PathLike[str], bool, tuple[int, int]], Mapping[str, AnySplit]]
 
 

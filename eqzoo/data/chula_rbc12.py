@@ -21,8 +21,6 @@ from PIL import Image
 
 from .splits import Split
 
-__all__ = ["CELL_CLASSES", "chula_rbc12", "chula_rbc12_cells"]
-
 SIDE = 80  # pixels of a crop; a cell is about 50 wide
 RUN = 10  # consecutive micrographs that stay together: neighbors may be of one slide
 SPLIT_SEED = 16_492  # of 0 to 19,999 the one whose parts are nearest to 60 : 20 : 20 in every class

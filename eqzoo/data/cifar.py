@@ -7,8 +7,6 @@ import numpy as np
 from .arrays import from_arrays
 from .splits import Split
 
-__all__ = ["cifar"]
-
 
 def cifar(name: str, data_dir: str | os.PathLike[str], download: bool) -> dict[str, Split]:
     """The splits ``train`` and ``test`` of a data set, by the name of torchvision's class.

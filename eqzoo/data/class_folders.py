@@ -29,8 +29,6 @@ from .arrays import from_arrays
 from .folder import class_names, image_folder, images_below, read_files
 from .splits import DRAW_SEED, AnySplit, part_of, resized, stratified
 
-__all__ = ["ClassFolders", "radio_galaxies", "tiny_imagenet"]
-
 _SHARES = (("train", 0.6), ("valid", 0.8), ("test", 1.0))  # each part ends at this share of a class
 _RADIO_NAMES = ("FRI", "FRII", "compact", "bent")  # in the order of the labels in the authors' HDF5 file
 _TINY_VALID = 0.05  # of the training images

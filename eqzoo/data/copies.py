@@ -10,8 +10,6 @@ from torch import Tensor
 from ..groups import P4M, transform
 from .splits import AnySplit, Split
 
-__all__ = ["Copies", "copies", "near_copies"]
-
 _COARSE, _FINE = 8, 16  # the sides of the grids of mean values that are compared
 _DISTANCE = 0.3  # between two coarse grids of norm 1: a correlation of 0.955
 _CORRELATION = 0.85  # of what the fine grid adds to the coarse one

@@ -9,8 +9,6 @@ from .external import fetched
 from .folder import image_folder
 from .splits import AnySplit, check, hold_out, per_class, resized
 
-__all__ = ["load_splits"]
-
 
 def load_splits(
     name: str,

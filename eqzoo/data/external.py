@@ -17,8 +17,6 @@ from .folder import MEMORY_LIMIT
 from .images import is_grayscale, pixels, preprocess
 from .splits import AnySplit, Split, Streamed
 
-__all__ = ["HUB_PREFIX", "fetched", "hub_set", "torchvision_names", "torchvision_set"]
-
 HUB_PREFIX = "hf:"
 _LOOKED_AT = 50  # the images inspected to tell whether a data set has colors
 _SPLITS = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}

@@ -16,23 +16,6 @@ from .._common import usable_cores
 from .images import check_header, is_grayscale, load_image, preprocess, read_file
 from .splits import AnySplit, Split, Streamed
 
-__all__ = [
-    "LEFT_BEHIND",
-    "MEMORY_LIMIT",
-    "channels_found",
-    "class_names",
-    "composed",
-    "files_left_out",
-    "folder_of",
-    "folder_sides",
-    "folders_in_classes",
-    "image_folder",
-    "images_below",
-    "read_files",
-    "some_names",
-    "split_folder",
-]
-
 S = TypeVar("S")
 T = TypeVar("T")
 MEMORY_LIMIT = 2**31  # bytes; larger splits are streamed

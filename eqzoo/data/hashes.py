@@ -9,18 +9,6 @@ import numpy as np
 
 from .splits import AnySplit, Split
 
-__all__ = [
-    "TRAINED_NAME",
-    "SPLIT_NAMES",
-    "USES",
-    "image_codes",
-    "settings_differences",
-    "split_differences",
-    "split_digest",
-    "split_digests",
-    "trained_images",
-]
-
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
 USES = {"train": "train", "valid": "choose the epoch", "test": "test"}  # what the images of a split are for
 TRAINED_NAME = "trained_on.npy"

@@ -13,8 +13,6 @@ from .folder import folder_of, split_folder
 from .hashes import SPLIT_NAMES
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
-__all__ = ["check_apart", "complete_splits", "image_sources", "source_counts"]
-
 _FRACTION = 0.15
 _SWAPS = 10**6  # numbers of images, of pairs of sources that are tried in a step, at most
 _SEEDS = 20  # orders of the sources that are tried

@@ -15,18 +15,6 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 
-__all__ = [
-    "MODES",
-    "check_header",
-    "is_grayscale",
-    "load_image",
-    "normalize",
-    "normalized",
-    "pixels",
-    "preprocess",
-    "read_file",
-]
-
 T = TypeVar("T")
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, of the images that a file can hold, by their channels
 _GRAY_MODES = ("1", "L", "LA", "La", "I", "F")

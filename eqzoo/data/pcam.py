@@ -17,8 +17,6 @@ from .arrays import from_arrays
 from .folder import MEMORY_LIMIT
 from .splits import AnySplit, Streamed
 
-__all__ = ["CLASSES", "pcam"]
-
 CLASSES = ("normal", "tumor")
 
 

@@ -17,8 +17,6 @@ from PIL import Image
 from .arrays import from_arrays
 from .splits import Split
 
-__all__ = ["rotmnist", "rotmnist_from_amat"]
-
 ROTMNIST_SEED = 2007
 ROTMNIST_SIZES = {"train": 10_000, "valid": 2_000, "test": 50_000}
 AMAT_ROWS = {"train_valid": 12_000, "test": 50_000}

@@ -12,21 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from .images import preprocess
 
-__all__ = [
-    "AnySplit",
-    "Split",
-    "Streamed",
-    "batches",
-    "check",
-    "hold_out",
-    "num_classes",
-    "numbered",
-    "part_of",
-    "per_class",
-    "resized",
-    "stratified",
-]
-
 _BATCH = 256  # images that are resized together
 DRAW_SEED = 2016  # of all draws here: runs are trained and evaluated on the same images
 

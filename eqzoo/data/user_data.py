@@ -11,8 +11,6 @@ from .external import HUB_PREFIX, hub_set, torchvision_names, torchvision_set
 from .folder import channels_found, folder_of, folder_sides, image_folder, split_folder
 from .splits import AnySplit, Split, Streamed, check, check_types, resized
 
-__all__ = ["FOLDERS", "labeled_images", "native_sides", "read_images"]
-
 _PARTS = {"test": "test", "val": "valid", "train": "train"}  # by preference to evaluate on, as folders are named
 FOLDERS = {split: folder for folder, split in _PARTS.items()}  # what the folder of a split is called
 

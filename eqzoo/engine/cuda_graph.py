@@ -8,8 +8,6 @@ import torch
 from timm.optim import Muon
 from torch import Tensor, nn
 
-__all__ = ["RecordedPass", "RecordedStep", "set_capturable"]
-
 _Result = TypeVar("_Result")
 
 _WARM_UPS = 3  # as many as torch's own recordings: kernels are compiled and chosen, workspaces allocated

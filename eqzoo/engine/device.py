@@ -11,8 +11,6 @@ import torch
 
 from .._common import usable_cores
 
-__all__ = ["emulates_bfloat16", "flushed_subnormals", "has_bfloat16", "limited_threads", "muon_in_float32"]
-
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
 

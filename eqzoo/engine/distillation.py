@@ -17,8 +17,6 @@ from ..evaluation.progress import counting
 from ..models import OrbitNet, create_model
 from .recipe import Recipe
 
-__all__ = ["Teachers", "soft_labels"]
-
 
 class Teachers:
     """The networks that a recipe names as its ``teachers``; a network learns the mean of their probabilities.

@@ -33,8 +33,6 @@ from .recipe import Recipe, best_row, patience_is_over, selection_key
 from .run import RunDirectory
 from .state import TrainingState
 
-__all__ = ["accelerator_of", "run_config", "train"]
-
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
 _EMULATED = (
     "this processor does not multiply bfloat16; where torch emulates it, training may take several times as long as in "

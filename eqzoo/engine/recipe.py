@@ -19,8 +19,6 @@ from ..data import AUGMENTATIONS
 from ..models import create_model
 from ..models.builder import configured_name
 
-__all__ = ["Recipe", "best_row", "build_network", "is_finished", "patience_is_over", "scheduler", "selection_key"]
-
 RUN_PREFIX = "run:"  # before the folder of a run, in a recipe's `start`
 
 

@@ -21,8 +21,6 @@ from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .recipe import Recipe, best_row, is_finished
 
-__all__ = ["LOG_NAME", "TRAINING_NAME", "RunDirectory"]
-
 TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
 TAUGHT_NAME = "teachers.npy"
 

@@ -20,8 +20,6 @@ from .loop import accelerator_of
 from .recipe import Recipe
 from .state import TrainingState
 
-__all__ = ["AUTOMATIC", "Speed", "measure"]
-
 AUTOMATIC = ("precision", "channels_last")  # the settings that are measured on the machine
 
 WORTH_IT = 60.0  # seconds of training in plain float32; shorter runs stay with it, and give the same weights everywhere

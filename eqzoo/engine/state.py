@@ -14,21 +14,19 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 
-from ..analysis.sizes import blank, refusal
 from ..data import AnySplit, Split, Streamed, augment, batches
 from ..data.hashes import split_differences, split_digests
 from ..data.images import normalized
 from ..evaluation.predictor import BATCH_SIZE
 from ..models import create_model
 from ..models.builder import per_channel
+from ..models.sizes import blank, refusal
 from ._accelerate import accelerate
 from .cuda_graph import RecordedPass, RecordedStep, set_capturable
 from .device import emulates_bfloat16, muon_in_float32
 from .distillation import Teachers, soft_labels
 from .recipe import Recipe, build_network, scheduler
 from .run import RunDirectory
-
-__all__ = ["TrainingState", "freeze"]
 
 
 class TrainingState:

@@ -13,23 +13,6 @@ from torch import Tensor, nn
 from ..groups import Group, transform
 from .untrained import randomize_norms
 
-__all__ = [
-    "EquivarianceReport",
-    "element_errors",
-    "equivariance_error",
-    "equivariance_report",
-    "group_layers",
-    "group_of",
-    "group_to_check",
-    "in_float64",
-    "is_subgroup",
-    "module_group",
-    "noise_images",
-    "tensors_of",
-    "unwrapped",
-    "without_parallel",
-]
-
 
 @dataclass(frozen=True)
 class EquivarianceReport:

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["deployed_parts", "is_constant", "looks_untrained", "randomize_norms"]
-
 
 @torch.no_grad()
 def randomize_norms(model: nn.Module, generator: torch.Generator, x: Tensor | None = None) -> None:

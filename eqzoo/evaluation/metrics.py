@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DIGITS", "percent", "quarter_rotation_metrics", "scores", "top1", "wilson_interval"]
-
 DIGITS = 6  # of a percentage that is kept; fewer would be rounded a second time where two are shown
 
 

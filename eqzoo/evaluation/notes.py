@@ -7,8 +7,6 @@ import torch
 from ..data import AnySplit, Split
 from ..data.brightness import DARK, unlike_training
 
-__all__ = ["BRIGHTNESS", "SOME", "brightness_notes", "cut_off", "other_side"]
-
 CUT_OFF = 0.05  # of an image, beyond its central square
 OTHER_SIDE = 1.5  # times as large or as small
 SOME = 0.01  # of the images

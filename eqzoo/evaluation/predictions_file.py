@@ -9,8 +9,6 @@ from torch import Tensor
 from ..data import AnySplit
 from ..data.splits import numbered
 
-__all__ = ["each_prediction", "write_predictions"]
-
 _COLUMNS = ("file", "class", "prediction")
 _BATCH = 1000  # images whose probabilities are computed together
 

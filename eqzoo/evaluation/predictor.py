@@ -19,8 +19,6 @@ from ..models import OrbitNet
 from ..models.load import load_network
 from ..models.orbit import copy_logits
 
-__all__ = ["BATCH_SIZE", "Predictor", "averaged", "check_device", "finite", "load_predictor"]
-
 # On a CPU larger batches are slower where the activations between two layers no longer fit its caches.
 BATCH_SIZE = 500 if torch.cuda.is_available() else 50
 

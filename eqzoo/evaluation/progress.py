@@ -8,8 +8,6 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
-__all__ = ["counting", "progress_bar"]
-
 
 def progress_bar(title: str, total: int, start: int = 0, shown: bool = True) -> "tqdm[Any]":
     """A progress bar on stderr that counts images.

@@ -24,8 +24,6 @@ from .progress import counting
 from .rotation import SAMPLE_SEED, rotation_curve, sample
 from .thresholds import check_thresholds, chosen_classes, threshold_scores
 
-__all__ = ["Results", "evaluate", "measure"]
-
 MAX_ROTATED_IMAGES = 200  # by `evaluate`, if there is time
 MAX_SECONDS = 120  # after which fewer are rotated
 _LEAST_IMAGES = 25  # that are rotated, however slow the network

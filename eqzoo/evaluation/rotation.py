@@ -12,8 +12,6 @@ from ..data import AnySplit
 from ..data.splits import part_of
 from .predictor import finite
 
-__all__ = ["SAMPLE_SEED", "SAMPLE_SIZE", "rotate", "rotation_curve", "sample"]
-
 SAMPLE_SIZE = 1_000  # images: at 24 angles they take as long as 24,000
 SAMPLE_SEED = 0
 

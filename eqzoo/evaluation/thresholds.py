@@ -9,8 +9,6 @@ from torch import Tensor
 from ..data.folder import composed, some_names
 from .metrics import percent
 
-__all__ = ["check_thresholds", "chosen_classes", "threshold_scores"]
-
 
 def check_thresholds(
     thresholds: Mapping[str, float], classes: Sequence[str], network: str, choosing: bool = False

@@ -18,8 +18,6 @@ from .onnx_filters import store_filters_once
 from .onnx_irreps import through_irreps
 from .onnx_translations import translations
 
-__all__ = ["OnnxFile", "need_onnx", "quiet", "write_onnx"]
-
 _TYPES = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(double)": torch.float64}
 
 

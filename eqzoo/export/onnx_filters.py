@@ -10,8 +10,6 @@ import numpy as np
 
 from ..groups import Field, Group, orbit_array
 
-__all__ = ["expand_filters", "filters_of", "replace_all", "store_filters_once"]
-
 _FIELDS: tuple[Field, ...] = ("regular", "trivial")
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from ..groups import Group, orbit_array
 from .onnx_filters import filters_of, replace_all
 
-__all__ = ["through_irreps"]
-
 # From how many fields convolutions are faster in ONNX Runtime, with one image and with 16, for each order of a group.
 _LEAST_FIELDS = {8: 32, 4: 128}
 _Array = np.ndarray[Any, Any]

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from ..groups import Group
 from .onnx_file import OnnxFile
 
-__all__ = ["OnnxNetwork"]
-
 _NEEDED = ("classes", "group", "input_size", "mean", "std")
 
 

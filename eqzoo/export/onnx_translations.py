@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["translations"]
-
 # A sum of at most _SHORT_SUM products is written out if the result of a MatMul would have at most _TINY_MATRIX entries:
 # its overhead would outweigh the multiplications.
 _SHORT_SUM = 8

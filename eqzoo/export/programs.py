@@ -29,8 +29,6 @@ from ..models.load import weights_file
 from ..ops import use_backend
 from .onnx_file import OnnxFile, need_onnx, write_onnx
 
-__all__ = ["ExportError", "ExportReport", "export_onnx", "export_pt2", "metadata", "weights_sha256"]
-
 _BATCHES = (1, 3, 5)
 # Round-off of float32 is about 1e-7 and grows with depth; the tolerance is at least _OVER_TORCH times torch's own.
 _TOLERANCE = 1e-4
@@ -356,6 +354,7 @@ def _each(values: Sequence[float], channels: int) -> list[float]:
 
 
 def target(path: str | Path, *suffixes: str) -> Path:
+    """The path of a file to be written, with one of the suffixes and in a folder that there is."""
     path = Path(path)
     if path.suffix not in suffixes:
         raise ValueError(f"the name of the file ends in {' or '.join(suffixes)}, got {path}")

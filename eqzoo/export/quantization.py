@@ -24,8 +24,6 @@ from .onnx_file import OnnxFile, need_onnx, quiet
 from .onnx_filters import expand_filters, replace_all, store_filters_once
 from .programs import ExportError, latencies, target
 
-__all__ = ["QuantizationReport", "quantize_onnx"]
-
 _QUANTIZED = ("Conv", "Relu", "Add", "MaxPool", "Concat", "Reshape", "Transpose")
 # They only move and compare numbers, or sum integers, and so rotate with their input bit for bit.
 _EXACT = frozenset(("QuantizeLinear", "DequantizeLinear", "ReduceMax", "Slice", "Split", "Identity", *_QUANTIZED))

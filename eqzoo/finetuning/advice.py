@@ -12,7 +12,7 @@ from torch import nn
 
 from .._common import setting_text
 from ..analysis.cost import multiply_adds
-from ..analysis.sizes import refusal, weightless
+from ..analysis.sizes import weightless
 from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.copies import copies
@@ -22,11 +22,10 @@ from ..engine.recipe import Recipe
 from ..evaluation import Predictor
 from ..evaluation.notes import SOME, cut_off
 from ..models.load import resolve
+from ..models.sizes import refusal
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-__all__ = ["advice_after", "advice_before", "advice_on_time", "chosen", "summary"]
 
 FEW_IMAGES = 20  # of a class for training
 IMBALANCE = 5.0  # between the sizes of the largest and the smallest class

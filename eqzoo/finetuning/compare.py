@@ -16,8 +16,6 @@ from ..data.user_data import FOLDERS
 from ..evaluation.metrics import scores
 from .write import PREDICTIONS_NAME
 
-__all__ = ["compare"]
-
 _RESAMPLES = 1000  # of the images, with replacement, for the intervals of differences
 
 

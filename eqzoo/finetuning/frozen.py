@@ -19,8 +19,6 @@ from ..models.load import weights_file
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = ["fit_classifier", "pooled_features", "train_classifier"]
-
 _PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4)  # from the strongest, so that each starts at the one before
 _USUAL_PENALTY = 0.03  # without validation images
 _STEPS = 200  # of L-BFGS, at most, for each penalty

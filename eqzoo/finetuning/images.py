@@ -31,8 +31,6 @@ from .rules import keeps_statistics
 if TYPE_CHECKING:
     from .plan import Request
 
-__all__ = ["OwnImages", "data_argument", "data_label", "image_statistics", "own_images"]
-
 
 @dataclass(frozen=True)
 class OwnImages:

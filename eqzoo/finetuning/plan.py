@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 from torch import nn
 
-from ..analysis.sizes import blank as blank_copy
 from ..analysis.sizes import check_side, weightless
 from ..data import AnySplit, native_sides, num_classes
 from ..data.hashes import split_digest, trained_images
@@ -23,10 +22,9 @@ from ..evaluation.predictor import check_device
 from ..hub import WeightsNotFoundError, base_model, sha256_of
 from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
+from ..models.sizes import blank as blank_copy
 from .images import OwnImages, data_label, image_statistics, own_images
 from .rules import default_side, fine_tuning_recipe, frozen_modules, with_rules
-
-__all__ = ["Plan", "Request", "make_plan", "with_speed"]
 
 # Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
 _OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}

@@ -15,17 +15,6 @@ from ..models import OrbitNet
 if TYPE_CHECKING:
     from .plan import Plan
 
-__all__ = [
-    "default_side",
-    "fine_tuning_recipe",
-    "frozen_modules",
-    "keeps_statistics",
-    "least_epochs",
-    "missing_symmetries",
-    "suitable_augmentation",
-    "with_rules",
-]
-
 _OPTIMIZER = "adamw"
 _WEIGHT_DECAY = 0.01
 _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 5e-2, "muon": 2e-2, "nmuon": 2e-2}

@@ -23,8 +23,6 @@ from .frozen import train_classifier
 from .plan import Plan, Request, make_plan, with_speed
 from .write import write_checkpoint
 
-__all__ = ["FineTuned", "finetune", "train_plan"]
-
 
 @dataclass(frozen=True)
 class FineTuned:

@@ -25,8 +25,6 @@ from .advice import advice_after
 from .images import data_argument
 from .plan import Plan
 
-__all__ = ["PREDICTIONS_NAME", "command", "write_checkpoint"]
-
 PREDICTIONS_NAME = "predictions.csv"
 _SECONDS = 18.0  # that the metrics may take, or 6 % of the training if that is more
 _SHARE = 0.06

@@ -11,8 +11,6 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..ops._dispatch import is_observed
 
-__all__ = ["CachesFilters", "cached"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 

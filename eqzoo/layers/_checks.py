@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ..groups import Group
 
-__all__ = ["SizeError", "check_field", "check_size", "layer_name", "with_size_check"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from .norm import GroupBatchNorm2d
 
-__all__ = ["FusedSequential", "norm_act"]
-
 
 class FusedSequential(nn.Sequential):
     """`torch.nn.Sequential`, whose group batch norms take the ReLU behind them along.

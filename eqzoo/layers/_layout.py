@@ -5,8 +5,6 @@ from torch import Tensor
 
 from ..ops._layout import LAST, follow
 
-__all__ = ["from_planes", "group_last", "is_channels_last", "laid_out_as", "to_planes", "with_channels_last"]
-
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether the channels of an image or field are its fastest axis in memory, followed by the group axis.

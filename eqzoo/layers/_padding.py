@@ -7,8 +7,6 @@ from torch import Tensor
 
 from ._layout import from_planes, is_channels_last, to_planes, with_channels_last
 
-__all__ = ["PaddingMode", "padded"]
-
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
 

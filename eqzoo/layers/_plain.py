@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ._padding import PaddingMode
 
-__all__ = ["plain_conv2d", "written_out"]
-
 M = TypeVar("M", bound=nn.Module)
 
 

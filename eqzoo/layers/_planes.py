@@ -4,8 +4,6 @@ import copy
 
 from torch import Tensor, nn
 
-__all__ = ["Planes"]
-
 
 class Planes(nn.Module):
     """Applies a layer of regular fields to planes, for fused networks.

@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["KeepsTables"]
-
 
 class KeepsTables(nn.Module):
     """Base class of layers with tables of indices: buffers that the state dict does not hold.

@@ -13,8 +13,6 @@ from ._layout import laid_out_as
 from ._tables import KeepsTables
 from .group_conv import GroupConv2d
 
-__all__ = ["AffineSelfConv2d", "ScoreScale", "SimpleAffineSelfConv2d", "StandAloneSelfAttention2d"]
-
 ScoreScale = Literal["total", "head"]
 
 _IDENTITY = AffineBank(None, None)

@@ -14,8 +14,6 @@ from ._checks import check_field, with_size_check
 from ._tables import KeepsTables
 from .group_conv import _OrbitConv2d
 
-__all__ = ["Attention", "AttentiveGroupConv2d", "AttentiveLiftingConv2d", "InputAttention2d"]
-
 Attention = Literal["full", "channel", "spatial", "input", "pose"]
 
 

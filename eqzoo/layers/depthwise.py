@@ -9,8 +9,6 @@ from ._layout import from_planes, is_channels_last, to_planes
 from ._padding import PaddingMode, padded
 from .group_conv import _OrbitConv2d
 
-__all__ = ["DepthwiseGroupConv2d"]
-
 
 class DepthwiseGroupConv2d(_OrbitConv2d):
     """Correlates every map of a regular field with its field's filter, transformed as the map's pose.

@@ -4,8 +4,6 @@ from torch import Tensor, nn
 
 from ..ops import dropout
 
-__all__ = ["Dropout"]
-
 
 class Dropout(nn.Dropout):
     """`torch.nn.Dropout` by `eqzoo.ops.dropout`, which draws its mask faster and does not keep it.

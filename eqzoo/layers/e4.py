@@ -16,8 +16,6 @@ from ._tables import KeepsTables
 from .group_conv import GroupConv2d
 from .pointwise import PointwiseConv2d
 
-__all__ = ["E4Layer2d", "KernelNormAffine"]
-
 KernelNormAffine = Literal["tied", "per_element"]
 
 

@@ -10,8 +10,6 @@ from ..groups import Group
 from ._checks import check_field
 from ._plain import written_out
 
-__all__ = ["FieldLayerNorm2d", "FieldLayerScale2d", "FieldResponseNorm2d"]
-
 
 class FieldLayerNorm2d(nn.Module):
     """Layer normalization at each position: a mean and a variance for every pixel, over its fields and poses.

@@ -17,8 +17,6 @@ from ._padding import PaddingMode, padded
 from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
-__all__ = ["GroupConv2d", "LiftingConv2d"]
-
 
 class _OrbitConv2d(KeepsTables, CachesFilters):
     """Base class of lifting, group and depthwise convolutions: parameters, filter bank and fusing."""

@@ -22,15 +22,6 @@ from ._checks import check_field
 from ._planes import Planes
 from ._tables import KeepsTables
 
-__all__ = [
-    "AttentionHeads2d",
-    "GroupSelfAttention2d",
-    "LiftingSelfAttention2d",
-    "Neighborhood",
-    "PoseIndex",
-    "PositionEncoder2d",
-]
-
 Neighborhood = int | Literal["global"]
 PoseIndex = Literal["exact", "released"]
 

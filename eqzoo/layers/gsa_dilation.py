@@ -17,8 +17,6 @@ from ._planes import Planes
 from ._tables import KeepsTables
 from .gsa import AttentionHeads2d, PositionEncoder2d
 
-__all__ = ["DilationSelfAttention2d", "LiftingDilationSelfAttention2d", "Normalization"]
-
 Normalization = Literal["haar", "paper"]
 
 _PLANE = 2  # the dimension d of the space that dilations act on

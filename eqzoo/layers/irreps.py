@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from ..groups import P4M, transform
 
-__all__ = ["Irreps", "OcticLayer", "channels_of", "check_widths", "transform_irreps"]
-
 # Signs of A1, A2, B1, B2 under a rotation by 90° and under a reflection.
 _ROTATED = (1.0, 1.0, -1.0, -1.0)
 _REFLECTED = (1.0, -1.0, 1.0, -1.0)

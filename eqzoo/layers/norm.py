@@ -10,8 +10,6 @@ from ..ops import batch_norm
 from ._checks import check_field
 from ._plain import written_out
 
-__all__ = ["GroupBatchNorm2d", "GroupLayerNorm2d"]
-
 _STATISTICS = ("running_mean", "running_var")
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST = 30_000.0  # variance in a fused norm, below the largest number of float16

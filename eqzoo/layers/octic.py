@@ -15,8 +15,6 @@ from ..ops import octic_gelu, octic_norm
 from ..ops.octic import eight_parts
 from .irreps import Irreps, OcticLayer, check_widths
 
-__all__ = ["OcticGELU", "OcticInvariants", "OcticLayerNorm", "OcticLinear", "OcticParts", "OcticResidual"]
-
 
 class OcticLinear(OcticLayer):
     """A linear map of fields of irreps: one matrix for each irrep, by Schur's lemma.

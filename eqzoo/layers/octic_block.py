@@ -6,8 +6,6 @@ from ..ops import split_heads, stack_heads
 from .irreps import Irreps, OcticLayer
 from .octic import OcticGELU, OcticLayerNorm, OcticLinear, OcticResidual
 
-__all__ = ["OcticAttention", "OcticBlock", "OcticMlp"]
-
 
 class OcticAttention(OcticLayer):
     """Multi-head attention over all tokens, with queries, keys and values that are fields of irreps.

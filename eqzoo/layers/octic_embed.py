@@ -7,8 +7,6 @@ from torch import Tensor, nn
 from ._plain import plain_conv2d
 from .irreps import Irreps, OcticLayer, check_widths
 
-__all__ = ["OcticPatchEmbed2d", "OcticPosition2d", "fold_quarters", "resize_quarters", "unfold_quarters"]
-
 
 def unfold_quarters(quarters: Tensor) -> tuple[Tensor, Tensor]:
     """Squares that transform as the irreps of p4m, from a free quarter of each.

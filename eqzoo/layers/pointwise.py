@@ -7,8 +7,6 @@ from ._checks import check_field
 from ._layout import group_last, is_channels_last, with_channels_last
 from ._planes import Planes
 
-__all__ = ["PointwiseConv2d"]
-
 
 class PointwiseConv2d(nn.Conv2d):
     """Linear map of the channels of a field, the same at every pose and position.

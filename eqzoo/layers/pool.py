@@ -11,8 +11,6 @@ from ._checks import SizeError, check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, to_planes
 from ._planes import Planes
 
-__all__ = ["GlobalPool", "GroupPool", "HalvingPool2d", "Reduce", "SpatialAdaptiveAvgPool2d", "SpatialPool2d"]
-
 Reduce = Literal["max", "avg"]
 
 

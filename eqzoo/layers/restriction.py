@@ -9,8 +9,6 @@ from ._layout import laid_out_as
 from ._planes import Planes
 from ._tables import KeepsTables
 
-__all__ = ["GroupRestriction"]
-
 
 class GroupRestriction(KeepsTables):
     """Regular fields of a group G, read as fields of its subgroup H: ``|G|/|H|`` times as many.

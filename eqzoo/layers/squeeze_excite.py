@@ -8,8 +8,6 @@ from ._checks import check_field
 from ._layout import is_channels_last
 from ._planes import Planes
 
-__all__ = ["GroupSqueezeExcite"]
-
 
 class GroupSqueezeExcite(nn.Module):
     """Squeeze and excitation: scales each field by a gate computed from the means of all fields.

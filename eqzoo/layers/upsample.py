@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from ..groups import Group
 from ._layout import from_planes, is_channels_last, to_planes
 
-__all__ = ["Upsample2d"]
-
 
 class Upsample2d(nn.Module):
     """Bilinear interpolation of an image or regular field to larger sides, equivariant at every size.

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["read_pth", "some_of"]
-
 
 def read_pth(path: Path) -> Any:
     """What a file holds, on the CPU.

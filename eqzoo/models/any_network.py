@@ -14,8 +14,6 @@ from .builder import per_channel
 from .load import ModelSource, is_own
 from .orbit import OrbitNet
 
-__all__ = ["orbit_source", "orbitnet"]
-
 
 @register_model
 def orbitnet(

@@ -57,8 +57,6 @@ from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["ASCResNet"]
-
 Middle = Literal["conv", "sasa", "simple_asc", "asc"]
 Downsample = Literal["pool", "stride"]
 

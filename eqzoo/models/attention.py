@@ -9,8 +9,6 @@ from ..groups import Group
 from ..layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, GroupConv2d, LiftingConv2d
 from ..layers.attentive import Attention
 
-__all__ = ["fresh_where_sizes_differ", "group_conv", "lifting_conv"]
-
 
 def lifting_conv(
     group: Group,

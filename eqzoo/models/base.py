@@ -15,8 +15,6 @@ from ..layers import GlobalPool, SizeError
 from ..layers._planes import Planes
 from .sizes import with_image_size
 
-__all__ = ["EquivariantNet"]
-
 
 class EquivariantNet(nn.Module):
     """Base class of all networks of the zoo: a stem, blocks and a head, with the methods that timm expects.

@@ -28,18 +28,6 @@ from ..hub import (
 )
 from .base import EquivariantNet
 
-__all__ = [
-    "Checkpoint",
-    "build",
-    "configs",
-    "configured_name",
-    "default_checkpoint",
-    "fits",
-    "group_of_weights",
-    "per_channel",
-    "stage_indices",
-]
-
 
 @dataclass
 class Checkpoint(PretrainedCfg):  # type: ignore[misc]  # timm is untyped

@@ -8,8 +8,6 @@ from torch import Tensor
 from ..groups import Group, transform
 from ..layers._layout import is_channels_last
 
-__all__ = ["canonical_elements", "group_of_sides", "needs_graph", "take_copies"]
-
 _LARGEST_LEVEL = 2**15  # of a pixel; levels of 8-bit images are 0 to 255
 
 

@@ -7,8 +7,6 @@ from torch import nn
 
 from .._common import __version__
 
-__all__ = ["checkpoint_config"]
-
 _NOT_IN_CONFIG = ("architecture", "label_names", "state_dict", "hf_hub_id", "file", "url", "source")
 
 

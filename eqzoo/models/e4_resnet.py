@@ -41,8 +41,6 @@ from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs, stage_indices
 
-__all__ = ["E4ResNet"]
-
 Mechanism = Literal["conv", "e4"]
 Downsample = Literal["pool", "stride"]
 

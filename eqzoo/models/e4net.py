@@ -34,8 +34,6 @@ from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["E4Net"]
-
 
 class E4Net(EquivariantNet):
     """E⁴-Net: a lifting convolution, six E⁴ layers, and a linear classifier of the pooled features.

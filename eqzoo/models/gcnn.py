@@ -46,8 +46,6 @@ from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["GroupCNN"]
-
 
 class GroupCNN(EquivariantNet):
     """Group CNN: seven lifting and group convolutions, the last of which is the classifier.

@@ -47,8 +47,6 @@ from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs, stage_indices
 
-__all__ = ["ConvNeXt"]
-
 
 class ConvNeXt(EquivariantNet):
     """ConvNeXt on regular fields of a group.

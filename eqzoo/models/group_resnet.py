@@ -39,8 +39,6 @@ from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs, stage_indices
 
-__all__ = ["GroupResNet"]
-
 _HEAD = 8  # fields before the pool, as a multiple of those of the last stage
 
 

@@ -58,8 +58,6 @@ from ..layers.gsa import Neighborhood, PoseIndex, init_linear_maps
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["GSANet"]
-
 Downsample = Literal["exact", "floor"]
 ReadOut = Literal["max_avg", "sum_max"]
 

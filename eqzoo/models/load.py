@@ -23,20 +23,6 @@ from .base import EquivariantNet
 from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
 from .orbit import OrbitNet
 
-__all__ = [
-    "LoadedNetwork",
-    "ModelSource",
-    "create_model",
-    "instantiate",
-    "is_own",
-    "list_models",
-    "list_pretrained",
-    "load_network",
-    "own_module",
-    "resolve",
-    "weights_file",
-]
-
 _TIMM_WEIGHTS = (WEIGHTS_NAME, "pytorch_model.bin")  # the files that timm.models.save_for_hf writes
 
 

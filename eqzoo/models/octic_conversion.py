@@ -30,8 +30,6 @@ from .builder import configured_name, fits, per_channel
 from .config import checkpoint_config
 from .octic_vit import OcticViT
 
-__all__ = ["octic_vit_state", "read_octic_vit", "write_octic_vit"]
-
 _IRREPS = ("A1", "A2", "B1", "B2", "E")
 _LIFTED = "patch_embed.lift8.conv_A1.weight"
 _LIFTING = ("A1", "A2", "B1", "B2", "E_left", "E_right")

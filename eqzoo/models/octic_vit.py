@@ -47,8 +47,6 @@ from ..layers.octic_embed import OcticPatchEmbed2d, OcticPosition2d, resize_quar
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["OcticStem", "OcticViT"]
-
 
 class OcticStem(nn.Module):
     """Patches, their positions, and a class token in front of them.

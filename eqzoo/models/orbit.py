@@ -12,8 +12,6 @@ from ..groups import Group, transform
 from ..layers._layout import is_channels_last
 from .canonical import canonical_elements, group_of_sides, needs_graph, take_copies
 
-__all__ = ["OrbitNet", "copy_logits"]
-
 _SHARED = (
     "default_cfg",
     "drop_rate",

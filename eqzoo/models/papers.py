@@ -7,8 +7,6 @@ from pathlib import Path
 
 import timm
 
-__all__ = ["PAPERS", "Paper", "Row", "paper_of", "rows"]
-
 
 @dataclass(frozen=True)
 class Paper:

@@ -49,8 +49,6 @@ from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["PCamDenseNet"]
-
 HIDDEN = 2
 DENSE = ((7, 4), (7, 4), (7, 3), (7, 2), (5, 1))  # size and dilation of the spatial attention
 TRANSITION = ((7, 4), (7, 4), (7, 3), (7, 1))

@@ -37,8 +37,6 @@ from .attention import fresh_where_sizes_differ, group_conv, lifting_conv
 from .base import EquivariantNet
 from .builder import build, configs
 
-__all__ = ["ResNet44"]
-
 HIDDEN = 2
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from .base import EquivariantNet
     from .orbit import OrbitNet
 
-__all__ = ["blank", "refusal", "sizes_that_work", "with_image_size"]
-
 Network = TypeVar("Network", bound=nn.Module)
 _SEARCH = 64  # how far the nearest sides are searched to either side, in pixels
 

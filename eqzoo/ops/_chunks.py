@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 import torch
 
-__all__ = ["chunk_size", "chunks"]
-
 # In elements. On a CPU about a core's cache: larger chunks are slower. On a GPU enough to keep it busy.
 CPU_ELEMENTS = 2**20
 GPU_ELEMENTS = 2**26

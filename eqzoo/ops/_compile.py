@@ -23,8 +23,6 @@ from torch import Tensor
 
 from ._dispatch import without_kernels
 
-__all__ = ["WITH_BFLOAT16", "cpu_function", "has_avx2_alone", "launch", "multiplies_bfloat16"]
-
 _SOURCES = Path(__file__).parent
 _SCALARS = {torch.float32: "float", torch.float64: "double"}
 WITH_BFLOAT16 = {**_SCALARS, torch.bfloat16: "bfloat16"}  # the scalars of kernels that also read bfloat16

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["derivative_of_gradients"]
-
 
 def derivative_of_gradients(
     function: Callable[..., Tensor | tuple[Tensor, ...]],

@@ -8,24 +8,6 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Backend",
-    "Operator",
-    "check_pixels",
-    "check_shape",
-    "check_window",
-    "exporting",
-    "forced",
-    "has_memory",
-    "is_observed",
-    "is_transformed",
-    "on_cuda",
-    "on_own_device",
-    "plain",
-    "use_backend",
-    "without_kernels",
-]
-
 Backend = Literal["auto", "eager", "reference", "irreps", "expanded"]
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")

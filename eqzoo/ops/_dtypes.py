@@ -5,8 +5,6 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["accumulation_dtype", "promote", "upcast"]
-
 
 def promote(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Tensors of one type: autocast's where it is on, else the one that holds them all."""

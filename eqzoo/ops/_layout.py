@@ -4,9 +4,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["FIRST", "LAST", "empty", "follow", "in_memory", "is_last", "laid_out", "output_side", "stored"]
-
-
 # The axes of a field from the fastest in memory to the slowest: contiguous, and channels last.
 FIRST, LAST = (4, 3, 2, 1, 0), (1, 2, 4, 3, 0)
 

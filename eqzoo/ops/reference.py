@@ -12,29 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "AffineBank",
-    "AffineBanks",
-    "affine_attention",
-    "affine_attention_weights",
-    "affine_map",
-    "attend_input",
-    "attentive_conv",
-    "channel_attention",
-    "dynamic_depthwise",
-    "generate_filters",
-    "generated_depthwise",
-    "group_attention_weights",
-    "group_self_attention",
-    "input_attention",
-    "inside",
-    "local_group_attention",
-    "response_attention",
-    "responses",
-    "spatial_attention",
-    "windows",
-]
-
 
 class AffineBank(NamedTuple):
     """An affine map at every output element: factors and constants.

@@ -23,8 +23,6 @@ from ..export.programs import export_onnx
 from ..groups import P4M
 from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
 
-__all__ = ["write_page"]
-
 # Packages of npm and the SHA-256 of their archives. TIFF files, which browsers do not read, are read by the last two.
 _RUNTIME = ("onnxruntime-web", "1.30.0", "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71")
 _INFLATE = ("pako", "1.0.11", "0d4028dc0352a740c30cbfd772917f2744986d42bfa0b06ec7642bffe7ad3941")

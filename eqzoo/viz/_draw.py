@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLORS",
-    "SEQUENTIAL",
-    "SIGNED",
-    "color_bar",
-    "draw_above",
-    "draw_map",
-    "draw_ring",
-    "literal",
-    "new_figure",
-    "norm_of",
-    "panels",
-]
-
 SEQUENTIAL = "cividis"
 SIGNED = "PuOr"
 # The palette of Okabe and Ito, distinguishable with all kinds of color vision, without black and the pale yellow.

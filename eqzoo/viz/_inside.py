@@ -6,8 +6,6 @@ from torch import Tensor, nn
 from ..equivariance import group_to_check, is_subgroup
 from ..groups import P4, Group, transform
 
-__all__ = ["act", "act_on_input", "copies_of", "fed_to", "moved"]
-
 
 def fed_to(model: nn.Module, name: str, x: Tensor) -> Tensor:
     """The input that a layer receives in ``model(x)``; an empty name is the model itself.

@@ -8,8 +8,6 @@ from torch import Tensor
 from ..layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
 from ..ops import reference
 
-__all__ = ["InputWeights", "ResponseWeights", "input_weights", "response_weights"]
-
 Attentive = AttentiveGroupConv2d | AttentiveLiftingConv2d
 
 

@@ -14,8 +14,6 @@ from ..layers import (
 )
 from ..ops import reference
 
-__all__ = ["GroupWeights", "WindowWeights", "group_weights", "neighbor_places", "window_weights"]
-
 SelfConv = AffineSelfConv2d | SimpleAffineSelfConv2d | StandAloneSelfAttention2d
 SelfAttention = LiftingSelfAttention2d | GroupSelfAttention2d
 

@@ -15,8 +15,6 @@ from ._inside import act, act_on_input, copies_of, fed_to, moved
 from ._responses import Attentive, input_weights, response_weights
 from ._windows import SelfAttention, SelfConv, group_weights, neighbor_places, window_weights
 
-__all__ = ["Attention", "attention", "attention_layers"]
-
 _AT_ONCE = 4_000_000  # the attention weights in memory at a time
 
 

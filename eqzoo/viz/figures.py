@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["attention_maps", "equivariance_map", "feature_rings", "filter_orbit", "plot_rotation_curve"]
-
 ROUNDOFF = 1e-12  # smaller relative errors are float64 round-off
 _LINES = ("-", "--", "-.", ":")
 

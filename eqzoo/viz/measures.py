@@ -14,8 +14,6 @@ from ..layers import GroupConv2d, LiftingConv2d
 from ..layers.group_conv import _OrbitConv2d
 from ._inside import act, act_on_input, copies_of, fed_to
 
-__all__ = ["ErrorMaps", "error_maps", "first_convolution", "orbit_filters"]
-
 
 def orbit_filters(layer: LiftingConv2d | GroupConv2d) -> Tensor:
     """The orbits of the filters of a lifting or group convolution.

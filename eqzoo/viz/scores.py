@@ -8,8 +8,6 @@ from ._draw import SEQUENTIAL, literal, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_confusion"]
-
 _NUMBERED = 15  # the largest number of classes for which counts are written into the cells
 _NAMED = 40  # the largest number of classes for which all ticks are labeled
 _LONGEST = 16  # the longest class name that is not abbreviated, in characters

@@ -17,8 +17,6 @@ import matplotlib
 
 from eqzoo._common import atomic
 
-__all__ = ["run"]
-
 
 def run(notebook: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
     """Runs the code cells in one namespace in the current folder, and fills their outputs in.

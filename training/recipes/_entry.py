@@ -6,8 +6,6 @@ from typing import Any
 
 from eqzoo.engine import Recipe
 
-__all__ = ["MUON", "Entry", "family"]
-
 # What our recipes with Muon on CIFAR-10, land and cells share; parameters that are not matrices have 0.3 of its rate.
 MUON: dict[str, Any] = {
     "optimizer": "nmuon",

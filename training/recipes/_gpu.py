@@ -5,8 +5,6 @@ from typing import Any
 
 from ._entry import MUON, Entry, family
 
-__all__ = ["on_a_gpu"]
-
 _TEXT = (
     "Our recipe, for one GPU: {epochs} epochs in bfloat16 with Muon, batch size {batch_size}, a cosine learning rate "
     "schedule from {lr:g} after a warm-up of {warmup} (0.3 times that for parameters that are not matrices), weight "

@@ -5,8 +5,6 @@ from typing import Any
 from ._entry import MUON, Entry, family
 from ._gpu import on_a_gpu
 
-__all__ = ["NETWORKS", "OURS", "RECIPES"]
-
 NETWORKS = ("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc")
 
 _TEXT = (

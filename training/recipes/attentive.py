@@ -5,8 +5,6 @@ from typing import Any
 from ._entry import Entry, family
 from ._gpu import on_a_gpu
 
-__all__ = ["RECIPES"]
-
 ALLCNN_AUG = ("p4_allcnn", "p4_alpha_f_allcnn", "p4m_allcnn", "p4m_alpha_f_allcnn")
 ALLCNN_TRAINED = ("p4_allcnn", "p4_alpha_f_allcnn")  # by our recipe
 _ALLCNN_REST = tuple(name for name in ALLCNN_AUG if name not in ALLCNN_TRAINED)

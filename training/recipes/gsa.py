@@ -4,8 +4,6 @@ from typing import Any
 
 from ._entry import Entry, family
 
-__all__ = ["RECIPES"]
-
 TRAINED = ("z2_gsanet_t", "r4_gsanet_t", "r8_gsanet_t")
 OTHERS = ("r12_gsanet_t", "r16_gsanet_t")
 CIFAR = ("z2_gsanet_b", "z2m_gsanet_b")

@@ -4,8 +4,6 @@ from typing import Any
 
 from ._entry import MUON, Entry, family
 
-__all__ = ["RECIPES"]
-
 _TEXT = (
     "Our recipe, for {where}: {epochs} epochs{precision} {start}{sizes}. Muon, batch size {batch_size}, a cosine "
     "learning rate schedule from {lr:g} after a warm-up of one epoch (0.3 times that for parameters that are not "

@@ -6,8 +6,6 @@ from eqzoo.engine import Recipe
 
 from ._entry import Entry, family
 
-__all__ = ["RECIPES"]
-
 FULL = ("p4_alpha_cnn", "p4_alpha_ch_cnn", "p4_alpha_sp_cnn", "p4_alpha_rh_cnn")
 ATTENTIVE = (*FULL, "p4_alpha_f_cnn")
 WIDER = ("p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19")

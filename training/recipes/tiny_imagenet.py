@@ -2,8 +2,6 @@
 
 from ._entry import MUON, Entry, family
 
-__all__ = ["RECIPES"]
-
 SOFT_LABELS = "data/tiny_imagenet_soft_labels.npy"
 
 _TEXT = (

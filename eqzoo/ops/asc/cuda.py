@@ -18,8 +18,6 @@ from torch import Tensor
 
 from .._dispatch import on_own_device
 
-__all__ = ["backward", "forward"]
-
 # For each kernel: about how many numbers of a tensor (channels, elements, pixels) a thread holds, and warps.
 _FORWARD = (16, 4)
 _FORWARD_CHANNELS = (8, 4)  # of heads of several channels, whose elements are distributed over warps, too

@@ -19,8 +19,6 @@ from torch import Tensor
 from .._dispatch import on_own_device
 from .cuda import _neighbor, _place, _rescale
 
-__all__ = ["backward", "fits", "forward"]
-
 _ROWS = 16  # of the smallest product of matrices
 _MOST_ROWS = 32
 # Numbers of a tensor that a thread holds, warps, and stages of the loads, by kernel.

@@ -6,8 +6,6 @@ from torch import Tensor
 
 from ..reference import AffineBank, AffineBanks
 
-__all__ = ["attend", "mapped"]
-
 
 def mapped(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
     """`affine_map` as a convolution, also inside of an operator that is differentiated by torch.func."""

@@ -23,8 +23,6 @@ from .cuda_kernels import (
     window_kernel,
 )
 
-__all__ = ["response_peak", "response_peak_backward", "response_sum", "response_sum_backward"]
-
 # Pixels and output planes of a program's tile, and warps: of the kernels with dots, and of those without.
 _PIXELS, _OUT, _WARPS = 64, 64, 8
 _FILTER_PIXELS, _FILTER_OUT, _FILTER_WARPS, _FILTER_STAGES = 32, 64, 8, 2

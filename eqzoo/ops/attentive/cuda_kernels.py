@@ -11,19 +11,6 @@ last, ``(..., O)``, so that loads are contiguous. Gradients are gathered, withou
 import triton
 import triton.language as tl
 
-__all__ = [
-    "filter_kernel",
-    "input_kernel",
-    "peak_filter_kernel",
-    "peak_input_kernel",
-    "peak_kernel",
-    "reduce_kernel",
-    "spatial_input_kernel",
-    "spatial_filter_kernel",
-    "spatial_kernel",
-    "window_kernel",
-]
-
 
 @triton.jit
 def _windows(

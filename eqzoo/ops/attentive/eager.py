@@ -12,22 +12,6 @@ from .._chunks import chunks
 from .._layout import output_side
 from ..reference import responses, spatial_attention
 
-__all__ = [
-    "attended_sum",
-    "empty_peak",
-    "empty_sum",
-    "peaks",
-    "response_peak",
-    "response_peak_backward",
-    "response_sum",
-    "response_sum_backward",
-    "statistics",
-    "statistics_backward",
-    "sums",
-    "suppress",
-    "suppress_backward",
-]
-
 
 def attended_sum(response: Tensor, alpha: Tensor | None, spatial: Tensor | None, attention_dilation: int) -> Tensor:
     """``Σ_s α^X Σ_c α^C f̃`` of stored responses ``(B, C, S, O, height, width)``; an attention that is None is 1.

@@ -10,8 +10,6 @@ from .._derivatives import derivative_of_gradients
 from .._dispatch import Operator
 from . import eager
 
-__all__ = ["field_statistics", "suppress"]
-
 
 def _empty_statistics(x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
     batch, _, poses, height, width = x.shape

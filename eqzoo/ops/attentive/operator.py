@@ -24,8 +24,6 @@ from . import eager
 from .input import field_statistics, suppress
 from .responses import response_peak, response_sum
 
-__all__ = ["attend_input", "attentive_conv"]
-
 
 def attentive_conv(
     x: Tensor,

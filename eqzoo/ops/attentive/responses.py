@@ -18,8 +18,6 @@ from .._dispatch import Operator
 from .._layout import output_side
 from . import eager
 
-__all__ = ["response_peak", "response_sum"]
-
 
 def _empty_gradients(grad: Tensor, *tensors: Any) -> list[Tensor]:
     """Gradients of x, filters, alpha and spatial filters without their values, empty for None."""

@@ -12,8 +12,6 @@ from .._compile import WITH_BFLOAT16
 from .._dispatch import Operator, has_memory, is_observed, is_transformed, plain
 from .._layout import is_last
 
-__all__ = ["dropout"]
-
 _WORDS = 2**32
 
 

@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["field_gradient", "filter_gradient", "filtered_sum"]
-
 
 @triton.jit
 def _sum(

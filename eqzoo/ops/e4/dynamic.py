@@ -14,8 +14,6 @@ from .._dispatch import Operator, check_shape, check_window
 from .._dtypes import promote, upcast
 from . import eager
 
-__all__ = ["dynamic_depthwise"]
-
 
 def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
     """Sums a field over the neighborhood of every pixel, weighted by that pixel's filter.

@@ -12,8 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["field_gradient", "filter_gradient", "filtered_sum", "pad"]
-
 
 def filtered_sum(kernel: Tensor, value: Tensor, out: Tensor) -> Tensor:
     """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x) value(c, h, x + d)``."""

@@ -18,8 +18,6 @@ from .._dtypes import accumulation_dtype, promote, upcast
 from . import eager
 from .dynamic import dynamic_depthwise, sizes, traced
 
-__all__ = ["generated_depthwise"]
-
 
 def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
     """`dynamic_depthwise` with filters that are a linear map of a hidden field at the same pixel and element.

@@ -12,8 +12,6 @@ from .._compile import WITH_BFLOAT16, has_avx2_alone, multiplies_bfloat16
 from .._dispatch import forced, plain
 from .._layout import is_last
 
-__all__ = ["computed_in", "faster", "faster_in_bfloat16", "kernel", "multiplies", "through_irreps"]
-
 # From which C·C'/(C + C') on group convolutions are faster through the irreps, for each order of a group. In float32:
 # of k x k filters, and of 1 x 1 filters with channels last, contiguous, and with large contiguous images in inference
 # and in training. Measured over the convolutions of all registered networks; none has fields of two elements.

@@ -9,8 +9,6 @@ from torch import Tensor
 from ...groups import Group, orbit
 from .._layout import is_last, laid_out
 
-__all__ = ["Geometry", "expand_filters", "expanded", "field_gradient", "filters_gradient", "output"]
-
 
 class Geometry(NamedTuple):
     """The group and the window of a group convolution, as integers that an operator takes."""

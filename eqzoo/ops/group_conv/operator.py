@@ -15,8 +15,6 @@ from . import eager
 from .choice import computed_in, kernel, through_irreps
 from .eager import Geometry
 
-__all__ = ["group_conv2d"]
-
 
 def group_conv2d(
     field: Tensor,

@@ -7,8 +7,6 @@ from torch import Tensor
 from .. import _dispatch, reference
 from .._dtypes import accumulation_dtype
 
-__all__ = ["group_self_attention", "probabilities"]
-
 
 def group_self_attention(
     query: Tensor,

@@ -19,8 +19,6 @@ from torch import Tensor
 from .._dispatch import on_own_device
 from .eager import dropped_below
 
-__all__ = ["backward", "forward"]
-
 # How many numbers of a block of all poses and channels a thread holds, for at most 64 of a pixel, and the least pixels
 # of a block. With one or two warps most sums over channels and poses are within a thread.
 _BLOCKS = {"forward": (32, 8), "queries": (32, 8), "keys": (16, 8), "positions": (16, 8)}

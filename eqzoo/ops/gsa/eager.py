@@ -8,8 +8,6 @@ from torch import Tensor
 from ..reference import inside, windows
 from .attention import probabilities
 
-__all__ = ["Problem", "Window", "attend", "attend_backward", "dropped_below"]
-
 _WORD = 2**32 - 1
 
 

@@ -13,8 +13,6 @@ from .._dispatch import Operator, check_pixels, check_shape, check_window
 from .._dtypes import accumulation_dtype
 from .eager import Problem, Window, attend, attend_backward
 
-__all__ = ["local_group_attention"]
-
 
 def local_group_attention(
     qkv: Tensor,

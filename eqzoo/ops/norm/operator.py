@@ -13,8 +13,6 @@ from .._dispatch import Operator, check_shape, has_memory, is_observed, is_trans
 from .._dtypes import accumulation_dtype
 from .._layout import FIRST, LAST, follow, is_last
 
-__all__ = ["batch_norm"]
-
 _POSES_FASTEST = (2, 1, 4, 3, 0)  # a third order of a field's axes, from the fastest in memory to the slowest
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from .._dispatch import check_shape
 from .._dtypes import accumulation_dtype
 
-__all__ = ["Pair", "eight_parts", "gelu", "norm", "regular_matrix", "split_heads", "stack_heads"]
-
 Pair = tuple[Tensor, Tensor]
 
 # Rows: the values at e, r, rr, rrr, m, mr, mrr, mrrr. Columns: the parts A1, A2, B1, B2 and four of E, as `eight_parts`

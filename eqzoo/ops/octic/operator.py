@@ -21,8 +21,6 @@ from .._dispatch import Operator, check_shape, forced, plain
 from . import eager
 from .eager import Pair
 
-__all__ = ["octic_gelu", "octic_norm"]
-
 
 def octic_gelu(ab: Tensor, e: Tensor) -> Pair:
     """GELU of the regular representation: ``Q⁻¹ gelu(Q x)``, Q the orthonormal `regular_matrix`, in one pass.
