@@ -75,9 +75,10 @@ def test_the_papers_numbers():
     assert allcnn == replace(load_recipe("p4m_alpha_f_allcnn.cifar10"), augment="standard")
     cifar = load_recipe("p4_asc_resnet29.cifar100")
     assert [cifar.rate(epoch) for epoch in (0, 5, 10, 49.9, 50, 75)] == pytest.approx([0, 0.05, 0.1, 0.1, 0.01, 0.001])
+    deep = replace(cifar, epochs=200, milestones=(100, 150))
     for name in asc.OURS:
         model, _, dataset = name.partition(".")
-        assert load_recipe(f"{name}_paper") == replace(cifar, model=model, dataset=dataset)
+        assert load_recipe(f"{name}_paper") == replace(deep if "83" in model else cifar, model=model, dataset=dataset)
     assert load_recipe("p4_allcnn.cifar10_aug_paper") == replace(allcnn, model="p4_allcnn")
     for model in e4.TRAINED:
         assert load_recipe(f"{model}.cifar10_paper") == replace(load_recipe("p4m_resnet18.cifar10"), model=model)

@@ -31,11 +31,15 @@ _MNIST_VALUES: dict[str, Any] = {
 }
 _CPU = (
     "Our recipe, for one core of a CPU: {epochs} epochs in bfloat16 with Muon, batch size 64, a cosine learning rate "
-    "schedule from 0.03 (0.3 times that for parameters that are not matrices), weight decay 1e-2, label smoothing "
+    "schedule from {lr:g} (0.3 times that for parameters that are not matrices), weight decay 1e-2, label smoothing "
     "0.1, a moving average of the weights, and augmentation by flips and by shifts of up to 4 pixels. 5,000 of the "
     "50,000 training images, drawn with a fixed seed, select the epoch. The paper uses SGD and 100 epochs."
 )
 _HALF = " In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
+_GROWN = (
+    " The run started from the weights of {start}: of each stage the first three bottlenecks are its own, the "
+    "other six begin as the identity."
+)
 _CPU_VALUES: dict[str, Any] = MUON | {
     "batch_size": 64,
     "lr": 0.03,
@@ -90,7 +94,14 @@ _OF_TAUGHT: dict[str, Any] = _OF_ALL | {
 
 
 def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[str, Entry]:
-    return family((model,), "cifar10", _CPU.format(epochs=epochs) + more, epochs=epochs, **_CPU_VALUES | values)
+    values = _CPU_VALUES | {"epochs": epochs} | values
+    return family((model,), "cifar10", _CPU.format(**values) + more, **values)
+
+
+def _grown(name: str, epochs: int) -> dict[str, Entry]:
+    start = f"{name}_resnet29.cifar10"
+    values: dict[str, Any] = {"start": start, "lr": 0.01, "channels_last": True}
+    return _on_a_cpu(f"{name}_resnet83", epochs, _GROWN.format(start=start), **values)
 
 
 # That of the paper has the variant "paper".
@@ -100,6 +111,7 @@ OURS: dict[str, Entry] = {
     **_on_a_cpu("z2_asc_resnet29", 16),
     **_on_a_cpu("z2_simple_asc_resnet29", 11),
     **_on_a_cpu("z2_asc_se_resnet29", 12, _HALF, **_HALF_VALUES),
+    **_grown("z2", 3),
     **on_a_gpu(("z2_resnet29",), "", _Z2, **_OF_ALL),
     **on_a_gpu(("p4_resnet29",), "", _P4, **_OF_ALL),
     **on_a_gpu(("p4_se_resnet29",), "", _SE, **_OF_ALL),
