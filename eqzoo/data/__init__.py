@@ -3,7 +3,6 @@
 from .arrays import npz, unlabeled_images
 from .augmentation import AUGMENTATIONS, augment, draw
 from .catalog import CATALOG, IMAGENET, DataSet, dataset
-from .chula_rbc12 import chula_rbc12_cells
 from .datasets import load_splits
 from .folder import channels_found, files_left_out, folders_in_classes, image_folder
 from .held_out import check_apart, complete_splits, image_sources, source_counts
@@ -25,7 +24,6 @@ __all__ = [
     "channels_found",
     "check",
     "check_apart",
-    "chula_rbc12_cells",
     "complete_splits",
     "dataset",
     "draw",

@@ -51,24 +51,6 @@ def chula_rbc12(data_dir: str | os.PathLike[str]) -> dict[str, Split]:
     the SHA-256 of ``"16492/<r>"`` over 2³², to train if u < 0.6, to valid if u < 0.8, else to test. So the part of one
     depends on its number alone, whatever others a folder has.
 
-    Args:
-        data_dir: The folder with ``Dataset`` and ``Label``, or the one that holds it as ``chula_rbc12``.
-
-    Returns:
-        ``train``, ``valid`` and ``test``, as `chula_rbc12_cells` gives them.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or a micrograph or its labels are missing.
-        ValueError: If a file cannot be read or says something else.
-    """
-    cells, micrographs = _read(data_dir)
-    parts = np.array([_part(number) for number in micrographs.tolist()])
-    return {name: cells[torch.from_numpy(parts == name)] for name, _ in _SHARES}
-
-
-def chula_rbc12_cells(data_dir: str | os.PathLike[str]) -> Split:
-    """All cells of a folder, undivided: to test on micrographs that were kept apart.
-
     A cell is a crop of 80 x 80 pixels around its center; beyond the edge of the micrograph its reflection continues it.
     Classes 10 (not named by the authors) and 12 (seen in one stain alone) are left out, and of micrographs that are the
     same byte for byte the first is taken.
@@ -77,13 +59,15 @@ def chula_rbc12_cells(data_dir: str | os.PathLike[str]) -> Split:
         data_dir: The folder with ``Dataset`` and ``Label``, or the one that holds it as ``chula_rbc12``.
 
     Returns:
-        Images ``(n, 3, 80, 80)`` uint8, labels ``(n,)`` and the names of the 11 classes.
+        ``train``, ``valid`` and ``test``: images ``(n, 3, 80, 80)`` uint8, labels ``(n,)`` and the names of 11 classes.
 
     Raises:
         FileNotFoundError: If there is no such folder, or a micrograph or its labels are missing.
         ValueError: If a file cannot be read or says something else.
     """
-    return _read(data_dir)[0]
+    cells, micrographs = _read(data_dir)
+    parts = np.array([_part(number) for number in micrographs.tolist()])
+    return {name: cells[torch.from_numpy(parts == name)] for name, _ in _SHARES}
 
 
 def _part(micrograph: int) -> str:

@@ -18,8 +18,6 @@ def checkpoint_config(
     label_names: Sequence[str],
     group: str | None,
     weights_sha256: str | None = None,
-    weights_dtype: str = "float32",
-    version: str = __version__,
     image_side: int | None = None,
 ) -> dict[str, Any]:
     """What config.json holds, from which timm's ``local-dir:`` and ``hf-hub:`` build the network.
@@ -32,8 +30,6 @@ def checkpoint_config(
         label_names: The names of the classes.
         group: The name of its group; None for a network that is equivariant under translations alone.
         weights_sha256: The hash of its weights file, which `eqzoo.hub` checks; None while it is trained.
-        weights_dtype: ``"float32"`` or ``"float16"``.
-        version: The version of eqzoo that evaluated it.
         image_side: The shorter side of the images that it was trained on before they were resized, in pixels; None if
             it is unknown.
     """
@@ -51,6 +47,6 @@ def checkpoint_config(
             for key, value in cfg.items()
             if value is not None and key not in _NOT_IN_CONFIG
         },
-        "eqzoo": {"version": version, "group": group, "weights_dtype": weights_dtype, "weights_sha256": weights_sha256}
+        "eqzoo": {"version": __version__, "group": group, "weights_dtype": "float32", "weights_sha256": weights_sha256}
         | ({"image_side": image_side} if image_side else {}),
     }

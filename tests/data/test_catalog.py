@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from eqzoo.data import CATALOG, chula_rbc12_cells, load_splits
-from eqzoo.data.chula_rbc12 import CELL_CLASSES
+from eqzoo.data import CATALOG, load_splits
+from eqzoo.data.chula_rbc12 import CELL_CLASSES, _read
 from eqzoo.data.class_folders import ClassFolders, radio_galaxies, tiny_imagenet
 from tests.conftest import SHARED
 from tests.smears import save_smears
@@ -22,7 +22,7 @@ def smears(tmp_path):
 
 
 def test_cells_are_crops_around_their_centers_with_reflected_edges(smears):
-    cells = chula_rbc12_cells(smears)
+    cells, _ = _read(smears)
     assert cells.images.shape == (40 * 12, 3, 80, 80)  # of 14 lines those of classes 10 and 12 are left out
     assert cells.classes == CELL_CLASSES
     assert cells.labels[:12].tolist() == [*range(11), 0]
@@ -44,7 +44,7 @@ def test_smears_are_divided_in_runs_of_ten_whatever_others_there_are(smears):
             file.write(n.to_bytes(2, "big"))  # bytes behind the end, so that no two smears are the same
         (folder / "Label" / f"{n}.txt").write_text("".join(f"{n % 160} 60 {k}\n" for k in range(12)))
     whole = load_splits("chula_rbc12", smears)
-    assert sum(map(len, whole.values())) == len(chula_rbc12_cells(smears))
+    assert sum(map(len, whole.values())) == len(_read(smears)[0])
     assert {name: len(split) for name, split in whole.items()} == {"train": 1340, "valid": 330, "test": 570}
     for n in range(1, 201, 3):
         (folder / "Dataset" / f"{n}.jpg").unlink()
@@ -59,7 +59,7 @@ def test_smears_that_are_the_same_byte_for_byte_count_once(smears):
     folder = smears / "chula_rbc12"
     shutil.copy(folder / "Dataset" / "1.jpg", folder / "Dataset" / "500.jpg")
     shutil.copy(folder / "Label" / "1.txt", folder / "Label" / "500.txt")
-    assert len(chula_rbc12_cells(smears)) == 40 * 12
+    assert len(_read(smears)[0]) == 40 * 12
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,6 @@ registers, so that sums over channels and elements need no exchange. Loads are c
 additions: gradients of fields are gathered, and those of psi and beta are sums over programs in a fixed order.
 """
 
-# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
-# ruff: noqa: ANN001, ANN202, N803
-# mypy: disable-error-code="no-untyped-def"
-
 from collections.abc import Sequence
 
 import torch

@@ -5,10 +5,6 @@ maps of its heads are one block-diagonal matrix of rows x rows for each offset. 
 numbers, their sums, scores and weights of float32. No atomic additions, as in `affine_attention`.
 """
 
-# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
-# ruff: noqa: ANN001, ANN202, N803
-# mypy: disable-error-code="no-untyped-def"
-
 from collections.abc import Sequence
 
 import torch

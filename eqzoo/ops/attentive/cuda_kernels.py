@@ -4,10 +4,6 @@ A program computes a tile of pixels and output planes. Filters, attention and su
 last, ``(..., O)``, so that loads are contiguous. Gradients are gathered, without atomics: results are deterministic.
 """
 
-# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
-# ruff: noqa: ANN001, ANN201, ANN202, N803
-# mypy: disable-error-code="no-untyped-def"
-
 import triton
 import triton.language as tl
 

@@ -4,10 +4,6 @@ A program computes a block of flattened pixels, so that reads are contiguous wha
 by the program that writes it: no atomics, and results are deterministic.
 """
 
-# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
-# ruff: noqa: ANN001, ANN202, N803
-# mypy: disable-error-code="no-untyped-def"
-
 import contextlib
 import math
 from typing import Any

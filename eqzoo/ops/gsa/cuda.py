@@ -5,10 +5,6 @@ one by one, with a running maximum and sum. The backward pass takes three kernel
 window. Each program writes results of its own, without atomics: they are deterministic.
 """
 
-# Arguments of kernels have no types before compilation, and constexpr arguments are capitals.
-# ruff: noqa: ANN001, ANN202, N803
-# mypy: disable-error-code="no-untyped-def"
-
 from typing import Any
 
 import torch
