@@ -165,6 +165,7 @@ _NAMES = ("p4m_resnet_s", "p4m_resnet_m", "p4m_resnet_l", "p4_resnet_m", "z2_res
 # Fine-tuned weights: the data set, the side of its images in pixels, and the networks.
 _TUNED = (
     ("eurosat", 64, ("p4m_resnet_m",)),
+    ("eurosat", 96, ("p4m_resnet_l",)),
     ("pbc", 64, ("p4m_resnet_s", "p4m_resnet_m")),
     ("chula_rbc12", 64, ("p4m_resnet_m",)),
     ("lc25000", 96, ("p4m_resnet_s", "p4m_resnet_m")),
