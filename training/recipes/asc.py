@@ -112,6 +112,7 @@ OURS: dict[str, Entry] = {
     **_on_a_cpu("z2_simple_asc_resnet29", 11),
     **_on_a_cpu("z2_asc_se_resnet29", 12, _HALF, **_HALF_VALUES),
     **_grown("z2", 3),
+    **_grown("z2_se", 3),
     **on_a_gpu(("z2_resnet29",), "", _Z2, **_OF_ALL),
     **on_a_gpu(("p4_resnet29",), "", _P4, **_OF_ALL),
     **on_a_gpu(("p4_se_resnet29",), "", _SE, **_OF_ALL),
