@@ -59,7 +59,8 @@ class ConvNeXt(EquivariantNet):
         kernel_size: The side of the depthwise filters, in pixels, odd.
         mlp_ratio: How many times as many fields the hidden layer of a block has.
         use_grn: Whether blocks are those of ConvNeXt V2: global response norm behind GELU, no layer scale.
-        layer_scale_init_value: The first value of layer scale; None for none.
+        layer_scale_init_value: The first value of layer scale; 0 or None for none (`timm.create_model` takes None for
+            the default).
         num_classes: The number of classes; 0 for pooled features.
         in_chans: The number of channels of the image.
         drop_rate: The dropout before the classifier.
@@ -104,7 +105,7 @@ class ConvNeXt(EquivariantNet):
                 halve = GroupConv2d(group, before, width, 2, stride=2)
                 modules.append(nn.Sequential(OrderedDict(norm=FieldLayerNorm2d(group, before), conv=halve)))
             modules += [
-                _Block(group, width, kernel_size, mlp_ratio, use_grn, layer_scale_init_value, rates.pop(0))
+                _Block(group, width, kernel_size, mlp_ratio, use_grn, layer_scale_init_value or None, rates.pop(0))
                 for _ in range(depth)
             ]
             stages.append(nn.Sequential(*modules))

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 import eqzoo
+from eqzoo.data import Split
+from eqzoo.engine import Recipe, build_network, train
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.models import ConvNeXt
 from eqzoo.models.config import checkpoint_config
@@ -102,6 +104,20 @@ def test_a_checkpoint_whose_data_set_has_a_known_name_is_built_as_its_config_say
     loaded = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
         assert torch.equal(loaded(x), own(x))
+
+
+def test_a_run_keeps_the_arguments_that_its_data_set_gives_and_not_those_that_timm_leaves_out(tmp_path):
+    args = {"planes": (16, 32), "depths": (1, 1), "layer_scale_init_value": None}
+    recipe = Recipe("p4m_convnext_atto", "eurosat", epochs=1, batch_size=8, model_args=args)
+    images = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8)
+    splits = dict.fromkeys(("train", "valid"), Split(images, torch.arange(10), tuple("abcdefghij")))
+    trained = train(recipe, lambda: build_network(recipe), splits, tmp_path / "run", "cpu")
+    loaded = eqzoo.create_model(f"local-dir:{tmp_path / 'run'}", pretrained=True).eval()
+    again = build_network(recipe, checkpoint_path=tmp_path / "run").eval()
+    assert loaded.stem.conv.weight.shape[-1] == 2
+    with torch.no_grad():
+        assert torch.equal(loaded(images / 255), trained(images / 255))
+        assert torch.equal(again(images / 255), trained(images / 255))
 
 
 def test_other_channels_have_a_mean_and_a_deviation_each():
