@@ -60,7 +60,7 @@ class OcticLinear(OcticLayer):
         rows = x.ab.flatten(1, -2)
         if self.bias is None:
             ab = torch.bmm(rows, self.weight)
-        elif torch.is_grad_enabled() or torch.compiler.is_compiling():
+        elif torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             ab = torch.baddbmm(F.pad(self.bias[None], (0, 0, 0, 3))[:, None], rows, self.weight)
         else:
             ab = torch.bmm(rows, self.weight)

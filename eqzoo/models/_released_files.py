@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def read_pth(path: Path) -> Any:
+def read_pth(path: Path) -> dict[str, Any]:
     """What a file holds, on the CPU.
 
     Training scripts save their command line along; its class, `argparse.Namespace`, is let through besides tensors.
@@ -19,12 +19,15 @@ def read_pth(path: Path) -> Any:
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            return torch.load(path, weights_only=True, map_location="cpu")
+            held = torch.load(path, weights_only=True, map_location="cpu")
     except FileNotFoundError:
         raise
     except Exception as error:  # torch raises pickle's, zip's and its own errors here, of several lines
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
         raise ValueError(f"{path} is not a state dict that torch can read ({reason})") from error
+    if not isinstance(held, dict):
+        raise ValueError(f"{path} holds a {type(held).__name__}, not weights by their names")
+    return held
 
 
 def some_of(names: Iterable[str]) -> str:

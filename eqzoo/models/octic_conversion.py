@@ -52,7 +52,7 @@ def write_octic_vit(path: Path, model: str, output: Path, settings: Mapping[str,
     network, cfg, args = read_octic_vit(path, model, settings)
     output.mkdir(parents=True, exist_ok=True)
     weights = output / WEIGHTS_NAME
-    atomic(weights, partial(save_file, network.state_dict(), metadata={"format": "pt"}))
+    atomic(weights, partial(save_file, network.float().state_dict(), metadata={"format": "pt"}))
     labels = ImageNetInfo("imagenet-1k").label_descriptions() if network.num_classes == 1000 else []
     about: dict[str, Any] = {"label_names": labels, "group": network.group.name, "weights_sha256": sha256_of(weights)}
     write_json(output / CONFIG_NAME, checkpoint_config(network, cfg, model_args=args, **about))
@@ -83,8 +83,11 @@ def read_octic_vit(
     if invariant != (named.group.order > 1):
         kind, other = ("invariant", "p4m_octic_vit_*") if invariant else ("hybrid", "octic_vit_*")
         raise ValueError(f"{path} is of {'an' if invariant else 'a'} {kind} network, and {model} is not; name {other}")
-    args = _sizes(theirs) | {"num_heads": named.blocks[0].attn.num_heads} | dict(settings)
-    state = octic_vit_state(theirs, args["depth"])
+    try:
+        args = _sizes(theirs) | {"num_heads": named.blocks[0].attn.num_heads} | dict(settings)
+        state = octic_vit_state(theirs, args["depth"])
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{path} lacks weights of an octic ViT, or they have other sizes: {error}") from error
     with torch.device("meta"):
         network = OcticViT(**args, invariant=invariant)
     with fits(path, architecture):

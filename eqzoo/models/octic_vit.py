@@ -144,7 +144,7 @@ class OcticViT(EquivariantNet):
         self.patch_size = patch_size
         self.octic_depth = depth // 2
         self.stem = OcticStem(in_chans, embed_dim, patch_size, _grid(img_size, patch_size))
-        rates = [drop_path_rate * i / (depth - 1) for i in range(depth)]
+        rates = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         plain = partial(nn.LayerNorm, eps=1e-6)
         blocks: list[nn.Module] = []
         for i, rate in enumerate(rates):

@@ -185,6 +185,12 @@ def test_networks_without_layer_scale(none):
     assert [name for name, _ in OcticViT(**TINY).named_parameters() if ".ls" in name]
 
 
+def test_a_single_block_and_a_traced_network():
+    assert len(OcticViT(**(TINY | {"depth": 1, "drop_path_rate": 0.1})).blocks) == 1
+    model, x = tiny()
+    assert error(torch.jit.trace(model, x)(x), model(x)) < 1e-12
+
+
 def test_a_branch_that_is_always_dropped_adds_nothing():
     x = Irreps(torch.randn(4, 2, 5, 1), torch.randn(2, 2, 5, 2))
     for part, before in zip(OcticResidual(8, drop_path=1.0)(x, x), x, strict=True):
@@ -336,6 +342,8 @@ def test_files_that_are_refused(tmp_path):
     )
     refused({"cls_token.4": torch.ones(1, 1, 2, 16)}, r"cls_token\.4")
     refused({"blocks.3.mlp.fc1.weight": torch.zeros(8, 8)}, r"does not fit .*blocks\.3\.mlp\.fc1\.weight")
+    refused({"pos_embed.3": None}, r"lacks weights .*pos_embed\.3")
+    refused({"pos_embed.0": torch.zeros(1, 5, 5, 8)}, "of an octic ViT, or they have other sizes")
     refused({"blocks.1.extra": torch.zeros(1)}, r"1 weights have no place .*: blocks\.1\.extra")
     refused({"blocks.2.gamma_1": None}, r"does not fit .*blocks\.2\.ls1\.gamma")
     refused({}, "is of an invariant network, and octic_vit_large_patch16_224 is not", "octic_vit_large_patch16_224")
