@@ -13,7 +13,6 @@ from .e4 import E4Layer2d
 from .field_norm import FieldLayerNorm2d, FieldLayerScale2d, FieldResponseNorm2d
 from .group_conv import GroupConv2d, LiftingConv2d
 from .gsa import GroupSelfAttention2d, LiftingSelfAttention2d
-from .gsa_dilation import DilationSelfAttention2d, LiftingDilationSelfAttention2d
 from .irreps import Irreps, OcticLayer, channels_of, transform_irreps
 from .norm import GroupBatchNorm2d, GroupLayerNorm2d
 from .octic import OcticGELU, OcticInvariants, OcticLayerNorm, OcticLinear, OcticParts, OcticResidual
@@ -30,7 +29,6 @@ __all__ = [
     "AttentiveGroupConv2d",
     "AttentiveLiftingConv2d",
     "DepthwiseGroupConv2d",
-    "DilationSelfAttention2d",
     "Dropout",
     "E4Layer2d",
     "FieldLayerNorm2d",
@@ -49,7 +47,6 @@ __all__ = [
     "InputAttention2d",
     "Irreps",
     "LiftingConv2d",
-    "LiftingDilationSelfAttention2d",
     "LiftingSelfAttention2d",
     "OcticAttention",
     "OcticBlock",

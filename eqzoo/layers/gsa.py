@@ -38,8 +38,8 @@ def init_linear_maps(module: nn.Module, scale: float) -> None:
 class PositionEncoder2d(nn.Module):
     """Encodes the relative positions of a window, transformed by each element of the group.
 
-    ``out(v, Δ) = [ρ_row(p_v), ρ_column(p_v)]`` with ``p_v = A_v⁻¹ Δ``, by default in units of half the window, so that
-    p is in [−1, 1] along the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish, linear to d.
+    ``out(v, Δ) = [ρ_row(p_v), ρ_column(p_v)]`` with ``p_v = A_v⁻¹ Δ`` in units of half the window, so that p is in
+    [−1, 1] along the axes. Each ρ is a network of one scalar: linear to 16, layer norm, swish, linear to d.
     Positions are computed in float64 and then rounded to the type of the parameters.
 
     The layer norm has the eps of the authors' code, 1e-12. Where a coordinate is 0, its input is constant while the
@@ -82,18 +82,18 @@ class PositionEncoder2d(nn.Module):
         layers["project"] = nn.Linear(hidden, channels)
         return nn.Sequential(layers)
 
-    def positions(self, window: tuple[int, int], unit: float | None = None) -> tuple[Tensor, Tensor]:
-        """The row and column coordinates of p, each ``(|H|, rows·columns)`` float64; ``unit`` in pixels."""
+    def positions(self, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """The row and column coordinates of p, each ``(|H|, rows·columns)`` float64."""
         device = cast(nn.Linear, self.row.expand).weight.device
-        unit = unit or max(*window, 3) // 2
+        unit = max(*window, 3) // 2
         where = "cpu" if device.type == "mps" else device  # Apple's GPUs have no float64
         rows, columns = ((torch.arange(side, dtype=torch.float64, device=where) - side // 2) / unit for side in window)
         row, column = torch.meshgrid(rows, columns, indexing="ij")
         return _act(self.row_action, row, column), _act(self.column_action, row, column)
 
-    def forward(self, window: tuple[int, int], unit: float | None = None) -> Tensor:
+    def forward(self, window: tuple[int, int]) -> Tensor:
         dtype = cast(nn.Linear, self.row.expand).weight.dtype
-        row, column = self.positions(window, unit)
+        row, column = self.positions(window)
         device = cast(nn.Linear, self.row.expand).weight.device
         codes = [self.row(row[..., None].to(device, dtype)), self.column(column[..., None].to(device, dtype))]
         return torch.cat(codes, -1).permute(2, 0, 1)

@@ -27,8 +27,8 @@ def heads(layer, pixel):
     return y.reshape(len(pixel), 3, layer.num_heads, layer.head_channels).unbind(1)
 
 
-def attend(layer, x, group, poses, windows, pose_row, factor=None, measure=None):
-    """Attention of the field x (B, C, |G|, height, width) for the given output poses.
+def attend(layer, x, windows, pose_row):
+    """Attention of the field x (B, C, |G|, height, width) for all output poses.
 
     ``windows[v]`` is the list of (shift in pixels, position of that shift); ``pose_row(v, g, m)`` the code of the pose.
     """
@@ -36,8 +36,8 @@ def attend(layer, x, group, poses, windows, pose_row, factor=None, measure=None)
     places = list(itertools.product(range(height), range(width)))
     maps = {(g, i): heads(layer, x[:, :, g, i[0], i[1]]) for g in range(order) for i in places}
     d = layer.head_channels // (2 if pose_row is None else 3)
-    out = x.new_zeros(batch, layer.num_heads, layer.head_channels, len(poses), height, width)
-    for v in poses:
+    out = x.new_zeros(batch, layer.num_heads, layer.head_channels, layer.group.order, height, width)
+    for v in layer.group.elements:
         codes = {
             shift: torch.cat([encode(layer.position.row, p[0]), encode(layer.position.column, p[1])])
             for shift, p in windows(v)
@@ -53,12 +53,12 @@ def attend(layer, x, group, poses, windows, pose_row, factor=None, measure=None)
                 if pose_row is not None:
                     score = score + (query[..., 2 * d :] * pose_row(v, g, m)).sum(-1)
                 score = score / math.sqrt(layer.in_channels)
-                scores.append(torch.exp(score) * (1 if measure is None else measure(m)))
+                scores.append(torch.exp(score))
                 values.append(maps[m, j][2])
             weights = torch.stack(scores) / torch.stack(scores).sum(0)
             total = (weights[..., None] * torch.stack(values)).sum(0)
-            place = torch.zeros(len(poses), height, width)
-            place[v, i[0], i[1]] = 1 if factor is None else factor(v)
+            place = torch.zeros(layer.group.order, height, width)
+            place[v, i[0], i[1]] = 1
             out = out + total[..., None, None, None] * place
     y = torch.einsum("bpvij,op->bovij", out.flatten(1, 2), layer.proj.weight[:, :, 0, 0])
     return y + layer.proj.bias[:, None, None, None]
@@ -78,9 +78,8 @@ def window(group, kernel_size, height, width):
 
 def lifting_self_attention(layer, x):
     """Equation 14."""
-    group = layer.group
-    shifts = window(group, layer.kernel_size, *x.shape[-2:])
-    return attend(layer, x[:, :, None], group, list(group.elements), shifts, None)
+    shifts = window(layer.group, layer.kernel_size, *x.shape[-2:])
+    return attend(layer, x[:, :, None], shifts, None)
 
 
 def group_self_attention(layer, x):
@@ -91,7 +90,7 @@ def group_self_attention(layer, x):
     def row(v, g, m):
         return layer.pose.weight[group.product(group.inverse(g), m)]
 
-    return attend(layer, x, group, list(group.elements), shifts, row)
+    return attend(layer, x, shifts, row)
 
 
 def released_self_attention(layer, x, rows):
@@ -103,31 +102,4 @@ def released_self_attention(layer, x, rows):
     def row(v, g, m):
         return layer.pose.weight[rows(flip[v], flip[g], flip[m])]
 
-    return attend(layer, x, group, list(group.elements), shifts, row)
-
-
-def dilation_self_attention(layer, x):
-    """Equations 20 and 21, and with the Haar measure inside."""
-    scales = layer.scales
-    lifts = x.ndim == 4
-    reach = layer.kernel_size // 2
-
-    def shifts(s):
-        if layer.sparse:
-            for row, column in itertools.product(range(-reach, reach + 1), repeat=2):
-                shift = (round(row * scales[s]), round(column * scales[s]))
-                yield shift, torch.tensor([row, column], dtype=torch.float64) / max(reach, 1)
-            return
-        far = math.ceil(scales[s] * layer.kernel_size)
-        for shift in itertools.product(range(-far, far + 1), repeat=2):
-            if max(map(abs, shift)) < scales[s] * layer.kernel_size / 2:
-                yield shift, torch.tensor(shift, dtype=torch.float64) / scales[s] / max(reach, 1)
-
-    def row(v, g, m):
-        return layer.pose.weight[m - g + len(scales) - 1]
-
-    paper = layer.normalization == "paper"
-    factor = (lambda s: scales[s] ** -(2 if lifts else 3)) if paper else None
-    measure = None if paper or lifts else (lambda m: scales[m] ** -2)
-    field = x[:, :, None] if lifts else x
-    return attend(layer, field, None, list(range(len(scales))), shifts, None if lifts else row, factor, measure)
+    return attend(layer, x, shifts, row)

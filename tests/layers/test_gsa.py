@@ -1,7 +1,6 @@
 """Group self-attention: reference, equivariance under rotations of the grid, and the networks made of it."""
 
 import copy
-import math
 
 import numpy as np
 import pytest
@@ -13,11 +12,9 @@ import eqzoo
 from eqzoo.equivariance import equivariance_error, randomize_norms
 from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral, transform
 from eqzoo.layers import (
-    DilationSelfAttention2d,
     GroupLayerNorm2d,
     GroupSelfAttention2d,
     HalvingPool2d,
-    LiftingDilationSelfAttention2d,
     LiftingSelfAttention2d,
     PointwiseConv2d,
     SpatialPool2d,
@@ -176,42 +173,6 @@ def test_pointwise_convolution_is_its_equation():
     assert equivariance_error(layer, x) < 1e-14
 
 
-@pytest.mark.parametrize("normalization", ["haar", "paper"])
-@pytest.mark.parametrize(("sparse", "base"), [(True, 2), (False, 1.5)])
-def test_dilation_layers_are_their_equations(normalization, sparse, base):
-    options = {"num_scales": 2, "base": base, "sparse": sparse, "num_heads": 2, "normalization": normalization}
-    lift = trained_like(LiftingDilationSelfAttention2d(2, 4, **options))
-    x = torch.randn(1, 2, 2, 4)
-    agree(lift, x, reference.dilation_self_attention(lift, x))
-    attend = trained_like(DilationSelfAttention2d(2, 6, **options))
-    x = torch.randn(1, 2, 2, 2, 3)
-    agree(attend, x, reference.dilation_self_attention(attend, x))
-
-
-@pytest.mark.parametrize("side", [8, 9])
-@pytest.mark.parametrize("normalization", ["haar", "paper"])
-def test_shrinking_the_image_shifts_the_scales(normalization, side):
-    """Exact with the Haar measure; as printed, outputs before the bias grow by the area, 2² and 2³ in the group."""
-    paper = normalization == "paper"
-    options = {"num_heads": 2, "normalization": normalization}
-    lift = trained_like(LiftingDilationSelfAttention2d(2, 6, **options))
-    bias = lift.proj.bias[:, None, None, None]
-    x = torch.randn(2, 2, side, side + 3)
-    out, shrunk = lift(x)[:, :, 1:, ::2, ::2] - bias, lift(x[..., ::2, ::2])[:, :, :-1] - bias
-    torch.testing.assert_close(shrunk, out * (4 if paper else 1), rtol=0, atol=1e-12)
-    assert not paper or (shrunk - out).abs().max() > 0.1
-
-    layer = trained_like(DilationSelfAttention2d(2, 6, **options))
-    larger = DilationSelfAttention2d(2, 6, first=2, **options)
-    larger.load_state_dict(layer.state_dict())
-    bias = layer.proj.bias[:, None, None, None]
-    x = torch.randn(2, 2, 3, side, side + 3)
-    out, shrunk = larger(x)[..., ::2, ::2] - bias, layer(x[..., ::2, ::2]) - bias
-    torch.testing.assert_close(shrunk, out * (8 if paper else 1), rtol=0, atol=1e-12)
-    same = layer(x)[..., ::2, ::2] - bias  # negative control: without the shift of the scales
-    assert (shrunk - same).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("option", [{"downsample": "floor"}, {"pose_index": "released"}], ids=str)
 def test_the_options_of_the_released_code_break_equivariance(option):
     assert equivariance_error(small(P4, in_chans=2, **option), torch.randn(1, 2, 14, 14), randomize=True) > 1e-4
@@ -336,13 +297,6 @@ def test_initialization():
     assert all((v == 0).all() for k, v in net.named_parameters() if k.endswith("bias"))
 
 
-def test_fused_layers_over_dilations_give_the_same():
-    layer, x = trained_like(LiftingDilationSelfAttention2d(2, 6, num_heads=2)), torch.randn(2, 2, 14, 14)
-    torch.testing.assert_close(layer.fuse()(x), layer(x).flatten(1, 2))
-    layer, x = trained_like(DilationSelfAttention2d(2, 6, num_heads=2)), torch.randn(1, 2, 3, 5, 5)
-    torch.testing.assert_close(layer.fuse()(x.flatten(1, 2)), layer(x).flatten(1, 2))
-
-
 @pytest.mark.parametrize("kernel_size", [3, pytest.param("global", marks=pytest.mark.slow)])
 def test_networks_are_one_graph_with_any_batch(kernel_size):
     net = GSANet(P4, 6, SMALL, num_heads=1, kernel_size=kernel_size).eval()
@@ -359,18 +313,9 @@ def test_networks_are_one_graph_with_any_batch(kernel_size):
 def test_errors_say_what_would_work():
     with pytest.raises(ValueError, match="give head_channels, or 6 output channels"):
         GroupSelfAttention2d(P4, 2, 4)
-    with pytest.raises(ValueError, match="scales that are integers"):
-        DilationSelfAttention2d(2, 6, base=1.5)
     with pytest.raises(ValueError, match="4 x 4 pixels; the nearest size that works is 8 x 8"):
         small(P4, in_chans=2)(torch.zeros(1, 2, 4, 4))
     with pytest.raises(ValueError, match="sides of 2 pixels or more"):
         HalvingPool2d(P4)(torch.zeros(1, 2, 4, 1, 8))
     with pytest.raises(ValueError, match="'max_avg' or 'sum_max'"):
         small(P4).reset_classifier(3, "avg")
-
-
-def test_powers_of_a_root_are_the_scales_that_they_mean():
-    """Of the pixels closer than h k/2 = 3, there are 5 in a row."""
-    dense = LiftingDilationSelfAttention2d(3, 6, 3, base=math.sqrt(2), sparse=False)
-    assert math.sqrt(2) ** 2 > 2
-    assert dense._window(math.sqrt(2) ** 2) == dense._window(2.0) == (5, 1)

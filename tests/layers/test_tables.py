@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import eqzoo
 from eqzoo.groups import P4
-from eqzoo.layers import DilationSelfAttention2d, GroupConv2d
+from eqzoo.layers import GroupConv2d
 from eqzoo.layers._tables import KeepsTables
 from tests.models.test_models import KINDS
 
@@ -87,15 +87,6 @@ def test_copies_pickles_and_number_formats_keep_tables():
         assert torch.equal(other.to_empty(device="cpu").half().orbit_index, expected)
     assert "orbit_index" not in layer.state_dict()
     assert not hasattr(nn.Linear(2, 2), "_tables")
-
-
-@pytest.mark.usefixtures("uninitialized_memory_is_garbage")
-def test_attention_over_dilations_keeps_its_tables():
-    layer = DilationSelfAttention2d(4, 6)
-    tables = {name: torch.from_numpy(values) for name, values in layer._tables.items()}
-    layer.to_empty(device="cpu")
-    assert set(tables) == {"exponents", "pose_table"}
-    assert all(torch.equal(getattr(layer, name), table) for name, table in tables.items())
 
 
 @pytest.mark.usefixtures("uninitialized_memory_is_garbage")

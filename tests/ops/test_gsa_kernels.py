@@ -5,7 +5,7 @@ import torch
 
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, cyclic
-from eqzoo.layers import DilationSelfAttention2d, GroupSelfAttention2d, LiftingSelfAttention2d
+from eqzoo.layers import GroupSelfAttention2d, LiftingSelfAttention2d
 from eqzoo.ops import _chunks, _compile, local_group_attention, use_backend
 from eqzoo.ops.gsa import operator as gsa
 from eqzoo.ops.gsa.eager import Problem, Window, attend, attend_backward
@@ -191,11 +191,8 @@ def test_wrong_arguments_are_refused():
             local_group_attention(*wrong, **options)
 
 
-def test_dilations_and_lifting_reach_the_kernel():
-    for layer, x in (
-        (DilationSelfAttention2d(2, 6, num_heads=2), torch.randn(1, 2, 3, 5, 6)),
-        (LiftingSelfAttention2d(P4, 2, 6, "global", num_heads=2), torch.randn(1, 2, 5, 6)),
-    ):
-        expected = layer(x)
-        with use_backend("eager"):
-            torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+def test_lifting_reaches_the_kernel():
+    layer, x = LiftingSelfAttention2d(P4, 2, 6, "global", num_heads=2), torch.randn(1, 2, 5, 6)
+    expected = layer(x)
+    with use_backend("eager"):
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
