@@ -104,48 +104,43 @@ def _act(action: list[list[float]], row: Tensor, column: Tensor) -> Tensor:
     return torch.stack([(a * row + b * column).flatten() for a, b in action])
 
 
-class AttentionHeads2d(nn.Module):
-    """Base class of the self-attention layers: the linear maps into and out of the heads, pointwise.
+class _SelfAttention2d(nn.Module):
+    """Base class of lifting and group self-attention: pointwise linear maps, neighborhoods and encoded positions."""
 
-    Args:
-        in_channels: The number of input fields, C.
-        out_channels: The number of output fields, C'.
-        in_order: The number of input poses; None for an image.
-        out_order: The number of output poses.
-        num_heads: The number of heads.
-        head_channels: The number of channels of a head, d; by default half of C'.
-        attn_drop: The dropout probability of the attention weights.
-
-    Raises:
-        ValueError: If a head has fewer channels than the query has parts: row, column and, with input poses, pose.
-    """
+    lifts: ClassVar[bool]
 
     def __init__(
         self,
+        group: Group,
         in_channels: int,
         out_channels: int,
-        in_order: int | None,
-        out_order: int,
+        kernel_size: Neighborhood,
         num_heads: int,
         head_channels: int | None,
         attn_drop: float,
     ) -> None:
         super().__init__()
+        self.group = group
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.in_order = in_order
-        self.out_order = out_order
+        self.kernel_size = kernel_size
         self.num_heads = num_heads
         self.head_channels = out_channels // 2 if head_channels is None else head_channels
         self.attn_drop = attn_drop
-        self.query_parts = 2 if in_order is None else 3
-        if self.head_channels < self.query_parts:
+        self.in_order = None if self.lifts else group.order
+        query_parts = 2 if self.lifts else 3  # row, column and, with input poses, pose
+        if self.head_channels < query_parts:
             raise ValueError(
-                f"{type(self).__name__} needs at least {self.query_parts} channels a head, one for each part of the "
-                f"query, got {self.head_channels}; give head_channels, or {2 * self.query_parts} output channels"
+                f"{type(self).__name__} needs at least {query_parts} channels a head, one for each part of the query, "
+                f"got {self.head_channels}; give head_channels, or {2 * query_parts} output channels"
             )
         self.qkv = nn.Conv2d(in_channels, 3 * num_heads * self.head_channels, 1)
         self.proj = nn.Conv2d(num_heads * self.head_channels, out_channels, 1)
+        self.position = PositionEncoder2d(group, self.head_channels // query_parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        window = self._window(x.shape[-2], x.shape[-1])
+        return self.merge(self._attend(self.split(x), self.position(window), window))
 
     def split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of a field or an image, ``(B, 3, heads, d, poses, height, width)``."""
@@ -158,7 +153,7 @@ class AttentionHeads2d(nn.Module):
     def merge(self, y: Tensor) -> Tensor:
         """The output field for the outputs of the heads, ``(B, heads, d, poses, height, width)``."""
         field: Tensor = self.proj(y.flatten(1, 2).flatten(2, 3))
-        return field.unflatten(2, (self.out_order, y.shape[-2]))
+        return field.unflatten(2, (self.group.order, y.shape[-2]))
 
     @property
     def scale(self) -> float:
@@ -174,38 +169,6 @@ class AttentionHeads2d(nn.Module):
         """Draws weights from ``N(0, scale²/fan_in)``, where √2 is He's initialization; biases are 0."""
         init_linear_maps(self, scale)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, num_heads={self.num_heads}, "
-            f"head_channels={self.head_channels}, attn_drop={self.attn_drop}"
-        )
-
-
-class _SelfAttention2d(AttentionHeads2d):
-    """Base class of lifting and group self-attention: neighborhoods and encoded positions."""
-
-    lifts: ClassVar[bool]
-
-    def __init__(
-        self,
-        group: Group,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Neighborhood,
-        num_heads: int,
-        head_channels: int | None,
-        attn_drop: float,
-    ) -> None:
-        in_order = None if self.lifts else group.order
-        super().__init__(in_channels, out_channels, in_order, group.order, num_heads, head_channels, attn_drop)
-        self.group = group
-        self.kernel_size = kernel_size
-        self.position = PositionEncoder2d(group, self.head_channels // self.query_parts)
-
-    def forward(self, x: Tensor) -> Tensor:
-        window = self._window(x.shape[-2], x.shape[-1])
-        return self.merge(self._attend(self.split(x), self.position(window), window))
-
     def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int]) -> Tensor:
         return self._with_poses(qkv, position, window, None)
 
@@ -219,7 +182,10 @@ class _SelfAttention2d(AttentionHeads2d):
         return self.kernel_size, self.kernel_size
 
     def extra_repr(self) -> str:
-        return f"{self.group.name}, kernel_size={self.kernel_size!r}, {super().extra_repr()}"
+        return (
+            f"{self.group.name}, kernel_size={self.kernel_size!r}, {self.in_channels}, {self.out_channels}, "
+            f"num_heads={self.num_heads}, head_channels={self.head_channels}, attn_drop={self.attn_drop}"
+        )
 
 
 class LiftingSelfAttention2d(_SelfAttention2d):

@@ -270,8 +270,8 @@ def _group_window(layer: SelfAttention, x: Tensor, choice: _Choice) -> _Seen:
         sides = (height, width) if layer.kernel_size == "global" else (int(layer.kernel_size),) * 2
         return _Seen(f"softmax over the neighborhood of a position, {of}", weights.unflatten(1, sides))
     neighbors = height * width if layer.kernel_size == "global" else int(layer.kernel_size) ** 2
-    one = layer.num_heads * layer.out_order * (layer.in_order or 1) ** 2 * neighbors
-    received = x.new_zeros(layer.out_order, height * width)
+    one = layer.num_heads * layer.group.order * (layer.in_order or 1) ** 2 * neighbors
+    received = x.new_zeros(layer.group.order, height * width)
     for places in torch.arange(height * width, device=x.device).split(max(1, _AT_ONCE // one)):
         around, _ = neighbor_places(layer.kernel_size, height, width, places)
         received.index_add_(1, around.flatten(), weigh(places).flatten(1))
