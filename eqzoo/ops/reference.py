@@ -248,7 +248,6 @@ def group_attention_weights(
     position: Tensor,
     pose: Tensor | None = None,
     mask: Tensor | None = None,
-    log_measure: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
     """``softmax_(m, j)[shared + placed]`` of `group_self_attention`, ``(B, heads, |V|, |G|, I, |M|, J)``."""
@@ -259,8 +258,6 @@ def group_attention_weights(
         posed = torch.einsum("bncgi,cgm->bngim", query[:, :, -pose.shape[0] :], pose)
         scores = scores + posed[:, :, None, ..., None]
     scores = scale * scores
-    if log_measure is not None:
-        scores = scores + log_measure[:, None]
     if mask is not None:
         scores = scores.masked_fill(~mask[:, None], float("-inf"))
     return scores.flatten(-2).softmax(-1).unflatten(-1, scores.shape[-2:])
@@ -273,12 +270,11 @@ def group_self_attention(
     position: Tensor,
     pose: Tensor | None = None,
     mask: Tensor | None = None,
-    log_measure: Tensor | None = None,
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
     """``out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[shared + placed] val(m, j)``; dropout is the same for all v."""
-    weights = group_attention_weights(query, key, position, pose, mask, log_measure, scale)
+    weights = group_attention_weights(query, key, position, pose, mask, scale)
     if dropout:
         weights = weights * F.dropout(torch.ones_like(weights[:, :, :1]), dropout)
     return torch.einsum("bnvgimj,bncmij->bncvi", weights.to(value.dtype), value)
@@ -288,7 +284,6 @@ def local_group_attention(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None = None,
-    log_measure: Tensor | None = None,
     *,
     kernel_size: tuple[int, int],
     dilation: int = 1,
@@ -301,5 +296,5 @@ def local_group_attention(
     mask = inside(height, width, kernel_size, dilation, qkv.device)
     key, value = (windows(t, kernel_size, dilation) for t in (key, value))
     codes = position.unsqueeze(2)
-    out = group_self_attention(query.flatten(-2), key, value, codes, pose, mask, log_measure, scale, dropout)
+    out = group_self_attention(query.flatten(-2), key, value, codes, pose, mask, scale, dropout)
     return out.unflatten(-1, (height, width))

@@ -37,14 +37,14 @@ def problem(case, batch=2, heads=2, dtype=torch.float64, dropout=0.0):
     position = torch.randn(coded, outputs, kernel_size[0] * kernel_size[1], dtype=dtype)
     pose = torch.randn(posed, order, order, dtype=dtype) if posed else None
     options = {"kernel_size": kernel_size, "dilation": dilation, "scale": 0.7, "dropout": dropout}
-    return [qkv, position, pose, torch.randn(order, dtype=dtype)], options
+    return [qkv, position, pose], options
 
 
 def run(inputs, options, weight):
     """The output, and the gradients of a weighted sum of it."""
     torch.manual_seed(7)  # of dropout
-    leaves = [t.detach().requires_grad_() if t is not None else None for t in inputs[:3]]
-    y = local_group_attention(*leaves, inputs[3], **options)
+    leaves = [t.detach().requires_grad_() if t is not None else None for t in inputs]
+    y = local_group_attention(*leaves, **options)
     return [y, *torch.autograd.grad((y * weight).sum(), [t for t in leaves if t is not None])]
 
 
@@ -108,7 +108,7 @@ def test_bugs_are_noticed(monkeypatch):
 
     def launch(qkv, position, rest):
         torch.manual_seed(0)
-        rest[3].copy_(attend(Problem(qkv, position, *rest[:3], torch.arange(4).view(2, 2), Window(5, 5, 1), 0.7, 0.0)))
+        rest[2].copy_(attend(Problem(qkv, position, *rest[:2], torch.arange(4).view(2, 2), Window(5, 5, 1), 0.7, 0.0)))
 
     with torch.no_grad():
         ours = local_group_attention(*inputs, **options)
@@ -158,10 +158,10 @@ def test_any_layout_is_taken():
 
 def test_the_operator_keeps_torch_s_rules():
     inputs, _ = problem(CASES[3])
-    inputs = [t.requires_grad_() for t in inputs[:3]] + inputs[3:]
+    inputs = [t.requires_grad_() for t in inputs]
     seed = torch.tensor([3])
     torch.library.opcheck(gsa._attention.op, (*inputs, seed, [5, 5, 1], 0.5, 0.2))
-    torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, None, [5, 5, 1], 0.5, 0.0))
+    torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, [5, 5, 1], 0.5, 0.0))
 
 
 def test_memory_does_not_grow_with_the_window():
@@ -185,7 +185,6 @@ def test_wrong_arguments_are_refused():
     for wrong, message in (
         ([inputs[0][0], *inputs[1:]], "qkv has shape"),
         ([*inputs[:2], torch.zeros(2, 3, 3)], "pose has shape"),
-        ([*inputs[:2], None, torch.zeros(3)], "log_measure has shape"),
     ):
         with pytest.raises(ValueError, match=message):
             local_group_attention(*wrong, **options)

@@ -98,10 +98,10 @@ def test_eager_affine_map_is_it():
 
 def test_the_factorized_softmax_is_it():
     query, key, value = torch.randn(2, 3, 6, 4, 5), torch.randn(2, 3, 6, 2, 5, 7), torch.randn(2, 3, 6, 2, 5, 7)
-    position, pose, log_measure = torch.randn(4, 3, 5, 7), torch.randn(2, 4, 2), torch.randn(2)
+    position, pose = torch.randn(4, 3, 5, 7), torch.randn(2, 4, 2)
     mask = torch.rand(5, 7) < 0.7
     mask[:, 0] = True
-    arguments = (query, key, value, position, pose, mask, log_measure, 0.3)
+    arguments = (query, key, value, position, pose, mask, 0.3)
     eager_and_reference(lambda: [group_self_attention(*arguments)])
 
 

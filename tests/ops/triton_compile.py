@@ -93,7 +93,7 @@ def local_attention(dtype, order, outputs, channels, window, pixels, dropout=0.1
     third = channels // 3
     position = torch.zeros(2 * third if order > 1 else channels, outputs, window**2, dtype=dtype)
     pose = torch.zeros(channels - 2 * third, order, order, dtype=dtype) if order > 1 else None
-    given = (qkv, position, pose, None, torch.zeros(1, dtype=torch.int64) if dropout else None)
+    given = (qkv, position, pose, torch.zeros(1, dtype=torch.int64) if dropout else None)
     out = local_group_attention.forward(*given, (window, window), 0.1, dropout)
     local_group_attention.backward(out, *given, (window, window), 0.1, dropout)
 

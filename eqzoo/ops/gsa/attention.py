@@ -15,7 +15,6 @@ def group_self_attention(
     position: Tensor,
     pose: Tensor | None = None,
     mask: Tensor | None = None,
-    log_measure: Tensor | None = None,
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -23,7 +22,7 @@ def group_self_attention(
 
     With queries ``(g, i)``, keys ``(m, j)`` and output poses ``v``, a head gives::
 
-        shared(g, i, m, j)  = scale·(⟨q(g, i), k(m, j)⟩ + ⟨q_pose(g, i), pose(g, m)⟩) + log_measure(m)
+        shared(g, i, m, j)  = scale·(⟨q(g, i), k(m, j)⟩ + ⟨q_pose(g, i), pose(g, m)⟩)
         placed(v, g, i, j)  = scale·⟨q_position(g, i), position(v, i, j)⟩
         out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[shared + placed] val(m, j)
 
@@ -41,7 +40,6 @@ def group_self_attention(
         position: The encoded positions ``(p, |V|, I, J)``, or ``(p, |V|, 1, J)`` where all places have the same.
         pose: The encoded relative poses, ``(e, |G|, |M|)``; None for none.
         mask: Which neighbors exist, ``(I, J)`` bool; None for all. Each place needs one at least.
-        log_measure: The logarithm of the weight of each pose of the keys, ``(|M|,)``; None for equal weights.
         scale: What the scores are multiplied by.
         dropout: The probability of dropping a pose and place of the keys, drawn on ``P(m | j)``, so that all v lose
             the same.
@@ -60,15 +58,15 @@ def group_self_attention(
         torch.Size([2, 9, 6, 4, 16])
     """
     if _dispatch.forced("reference"):
-        return reference.group_self_attention(query, key, value, position, pose, mask, log_measure, scale, dropout)
-    among_poses, among_places = probabilities(query * scale, key, position, pose, mask, log_measure)
+        return reference.group_self_attention(query, key, value, position, pose, mask, scale, dropout)
+    among_poses, among_places = probabilities(query * scale, key, position, pose, mask)
     among_poses = F.dropout(among_poses, dropout).to(value.dtype)
     weights = torch.einsum("bnvgij,bngimj->bnvimj", among_places.to(value.dtype), among_poses)
     return torch.einsum("bnvimj,bncmij->bncvi", weights, value)
 
 
 def probabilities(
-    query: Tensor, key: Tensor, position: Tensor, pose: Tensor | None, mask: Tensor | None, log_measure: Tensor | None
+    query: Tensor, key: Tensor, position: Tensor, pose: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """``P(m | j)``, ``(B, heads, |G|, I, |M|, J)``, and ``P(j)``, ``(B, heads, |V|, |G|, I, J)``, of scaled queries."""
     shared = torch.einsum("bncgi,bncmij->bngimj", query, key)
@@ -78,8 +76,6 @@ def probabilities(
     # Exponentials of half-precision scores are taken in single precision.
     precise = accumulation_dtype(query.dtype)
     shared, placed = shared.to(precise), placed.to(precise)
-    if log_measure is not None:
-        shared = shared + log_measure[:, None].to(precise)
     among_all = shared.logsumexp(4)
     if mask is not None:
         among_all = among_all.masked_fill(~mask, float("-inf"))

@@ -118,7 +118,7 @@ template <class T> struct Worker {
     static constexpr int L = lanes<T>;
     static constexpr int64_t most = 4;  // output poses at a time
     const Sizes n;
-    const T *position, *pose, *log_measure;
+    const T *position, *pose;
     uint32_t seed[2];
     int64_t plane, room;
     int64_t first, count;  // the neighbors of this run: those in rows that it can see
@@ -131,8 +131,8 @@ template <class T> struct Worker {
     T *grad_bias, *grad_position, *grad_pose;
     int64_t *shifts, *jumps;
 
-    Worker(const Sizes &sizes, const T *position, const T *pose, const T *log_measure, const int64_t *seeds, bool grad)
-        : n(sizes), position(position), pose(pose), log_measure(log_measure) {
+    Worker(const Sizes &sizes, const T *position, const T *pose, const int64_t *seeds, bool grad)
+        : n(sizes), position(position), pose(pose) {
         seed[0] = seeds ? static_cast<uint32_t>(*seeds) : 0;
         seed[1] = seeds ? static_cast<uint32_t>(static_cast<uint64_t>(*seeds) >> 32) : 0;
         int64_t d = n.channels, G = n.poses, J = n.neighbors(), GG = G * G, v = std::min(most, n.outputs);
@@ -254,7 +254,7 @@ template <class T> struct Worker {
         int64_t G = n.poses;
         for (int64_t g = 0; g < G; g++)
             for (int64_t m = 0; m < G; m++) {
-                Vector<T> score = Vector<T>{} + (log_measure ? log_measure[m] : T(0));
+                Vector<T> score{};
                 for (int64_t c = 0; c < n.posed; c++)
                     score += load(query + ((n.channels - n.posed + c) * G + g) * L) * pose[(c * G + g) * G + m];
                 store<T>(bias + (g * G + m) * L, score);
@@ -498,13 +498,12 @@ template <class T> struct Worker {
 };
 
 template <class T>
-void forward(const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed, T *out, Sizes n,
-             int64_t threads) {
+void forward(const T *qkv, const T *position, const T *pose, const int64_t *seed, T *out, Sizes n, int64_t threads) {
     int64_t field = n.channels * n.poses * n.pixels(), heads = n.batch * n.heads;
 #pragma omp parallel num_threads(threads)
     {
         const FlushSubnormals flush;
-        Worker<T> worker(n, position, pose, log_measure, seed, false);
+        Worker<T> worker(n, position, pose, seed, false);
 #pragma omp for schedule(dynamic)
         for (int64_t head = 0; head < heads; head++) {
             const T *from = qkv + (head / n.heads * 3 * n.heads + head % n.heads) * field;
@@ -520,14 +519,14 @@ void forward(const T *qkv, const T *position, const T *pose, const T *log_measur
 
 // Gradients of positions and poses are written for each head of each image, so that no two threads add to one number.
 template <class T>
-void backward(const T *grad, const T *qkv, const T *position, const T *pose, const T *log_measure, const int64_t *seed,
-              T *grad_qkv, T *grad_position, T *grad_pose, Sizes n, int64_t threads) {
+void backward(const T *grad, const T *qkv, const T *position, const T *pose, const int64_t *seed, T *grad_qkv,
+              T *grad_position, T *grad_pose, Sizes n, int64_t threads) {
     int64_t field = n.channels * n.poses * n.pixels(), heads = n.batch * n.heads, J = n.neighbors();
     int64_t codes = n.coded * n.outputs * J, poses = n.posed * n.poses * n.poses;
 #pragma omp parallel num_threads(threads)
     {
         const FlushSubnormals flush;
-        Worker<T> worker(n, position, pose, log_measure, seed, true);
+        Worker<T> worker(n, position, pose, seed, true);
         constexpr int L = Worker<T>::L;
 #pragma omp for schedule(dynamic)
         for (int64_t head = 0; head < heads; head++) {
@@ -556,20 +555,19 @@ void backward(const T *grad, const T *qkv, const T *position, const T *pose, con
 }  // namespace
 
 extern "C" void local_group_attention(const Scalar *qkv, const Scalar *position, const Scalar *pose,
-        const Scalar *log_measure, const int64_t *seed, Scalar *out, int64_t batch, int64_t heads, int64_t channels,
-        int64_t poses, int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows,
-        int64_t columns, double scale, double dropout, int64_t threads) {
-    forward<Scalar>(qkv, position, pose, log_measure, seed, out,
+        const int64_t *seed, Scalar *out, int64_t batch, int64_t heads, int64_t channels, int64_t poses,
+        int64_t outputs, int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns,
+        double scale, double dropout, int64_t threads) {
+    forward<Scalar>(qkv, position, pose, seed, out,
                {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,
                 scale, dropout},
                threads);
 }
 extern "C" void local_group_attention_backward(const Scalar *grad, const Scalar *qkv, const Scalar *position,
-        const Scalar *pose, const Scalar *log_measure, const int64_t *seed, Scalar *grad_qkv, Scalar *grad_position,
-        Scalar *grad_pose, int64_t batch, int64_t heads, int64_t channels, int64_t poses, int64_t outputs,
-        int64_t coded, int64_t posed, int64_t height, int64_t width, int64_t rows, int64_t columns, double scale,
-        double dropout, int64_t threads) {
-    backward<Scalar>(grad, qkv, position, pose, log_measure, seed, grad_qkv, grad_position, grad_pose,
+        const Scalar *pose, const int64_t *seed, Scalar *grad_qkv, Scalar *grad_position, Scalar *grad_pose,
+        int64_t batch, int64_t heads, int64_t channels, int64_t poses, int64_t outputs, int64_t coded, int64_t posed,
+        int64_t height, int64_t width, int64_t rows, int64_t columns, double scale, double dropout, int64_t threads) {
+    backward<Scalar>(grad, qkv, position, pose, seed, grad_qkv, grad_position, grad_pose,
                 {batch, heads, channels, poses, outputs, coded, posed, height, width, rows, columns,
                  scale, dropout},
                 threads);

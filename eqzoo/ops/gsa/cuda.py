@@ -26,7 +26,6 @@ def forward(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None,
-    log_measure: Tensor | None,
     seed: Tensor | None,
     window: tuple[int, int],
     scale: float,
@@ -35,7 +34,7 @@ def forward(
     """See `local_group_attention`; all tensors are contiguous."""
     batch, _, heads, channels, _, height, width = qkv.shape
     out = qkv.new_empty(batch, heads, channels, position.shape[1], height, width)
-    constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
+    constants, options = _constants(qkv, position, pose, seed, window, dropout)
     options |= (block := _block("forward", options))
     grid = (batch * heads * triton.cdiv(height * width, block["P"]),)  # only the first axis goes beyond 65,535
     _forward[grid](qkv, *constants, out, scale, **options)
@@ -48,7 +47,6 @@ def backward(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None,
-    log_measure: Tensor | None,
     seed: Tensor | None,
     window: tuple[int, int],
     scale: float,
@@ -58,7 +56,7 @@ def backward(
     batch, _, heads, _, order, height, width = qkv.shape
     coded, outputs, taps = position.shape
     grad_qkv = torch.empty_like(qkv)
-    constants, options = _constants(qkv, position, pose, log_measure, seed, window, dropout)
+    constants, options = _constants(qkv, position, pose, seed, window, dropout)
     total = batch * heads
     queries, keys, positions = (options | _block(name, options) for name in ("queries", "keys", "positions"))
     runs, key_runs = (triton.cdiv(height * width, each["P"]) for each in (queries, keys))
@@ -77,15 +75,12 @@ def _constants(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None,
-    log_measure: Tensor | None,
     seed: Tensor | None,
     window: tuple[int, int],
     dropout: float,
 ) -> tuple[list[Tensor], dict[str, Any]]:
     """The arguments of all kernels: tensors, with zeros for None, and constants."""
     _, _, heads, channels, order, height, width = qkv.shape
-    if log_measure is None:
-        log_measure = qkv.new_zeros(order)
     if seed is None:
         seed = torch.zeros(1, dtype=torch.int64, device=qkv.device)
     options: dict[str, Any] = {"N": heads, "D": channels, "G": order, "V": position.shape[1], "C": position.shape[0]}
@@ -94,7 +89,7 @@ def _constants(
     options |= {"BOUND": dropped_below(dropout), "KEEP": 1 - dropout}
     d, m, v = (triton.next_power_of_2(size) for size in (channels, order, position.shape[1]))
     options |= {"DD": d, "MM": m, "VV": v}
-    return [position, log_measure if pose is None else pose, log_measure, seed], options
+    return [position, qkv.new_zeros(1) if pose is None else pose, seed], options
 
 
 def _block(kernel: str, options: dict[str, Any]) -> dict[str, int]:
@@ -182,12 +177,12 @@ def _poses(pose, g, m, c, D: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
 
 
 @triton.jit
-def _bias(query, pose, log_measure, g, m, c, D: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
+def _bias(query, pose, g, m, c, D: tl.constexpr, G: tl.constexpr, E: tl.constexpr):
     """What of the scores no place changes, ``(M, P)``; the poses that fill up a power of two get no weight."""
-    measure = tl.load(log_measure + m, mask=m < G, other=_LOWEST).to(tl.float32)
+    padding = tl.where(m < G, 0.0, _LOWEST)[:, None]
     if E == 0:
-        return tl.broadcast_to(measure[:, None], [m.shape[0], query.shape[1]])
-    return measure[:, None] + tl.sum(_poses(pose, g, m, c, D, G, E)[:, :, None] * query[None, :, :], axis=1)
+        return tl.broadcast_to(padding, [m.shape[0], query.shape[1]])
+    return padding + tl.sum(_poses(pose, g, m, c, D, G, E)[:, :, None] * query[None, :, :], axis=1)
 
 
 @triton.jit
@@ -232,7 +227,7 @@ def _out(
 
 @triton.jit
 def _forward(
-    qkv, position, pose, log_measure, seed, result, scale,
+    qkv, position, pose, seed, result, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
@@ -243,7 +238,7 @@ def _forward(
     out = tl.zeros([VV, DD, P], tl.float32)
     for g in range(G):
         query = _query(queries, g, c, i, i < pixels, scale, D, G, pixels)
-        bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
+        bias = _bias(query, pose, g, m, c, D, G, E)
         part, _ = _out(qkv, position, bias, seed, query, head, g, v, m, c, i, N, D, G, V, C, HEIGHT, WIDTH, ROWS,
                        COLUMNS, BOUND, KEEP)  # fmt: skip
         out += part
@@ -254,7 +249,7 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_qkv, grad_pose, scale,
+    grad, qkv, position, pose, seed, normalizers, deltas, grad_qkv, grad_pose, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
@@ -265,7 +260,7 @@ def _backward_queries(
     own = i < pixels
     field = _field(0, head, N, D * G * pixels)
     query = _query(qkv + field, g, c, i, own, scale, D, G, pixels)
-    bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
+    bias = _bias(query, pose, g, m, c, D, G, E)
     out, normalizer = _out(qkv, position, bias, seed, query, head, g, v, m, c, i, N, D, G, V, C, HEIGHT, WIDTH, ROWS,
                            COLUMNS, BOUND, KEEP)  # fmt: skip
     grad_out = _field_at(grad + head.to(tl.int64) * D * V * pixels, v, c, i, own, D, V, pixels)
@@ -312,7 +307,7 @@ def _backward_queries(
 
 @triton.jit
 def _backward_keys(
-    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_qkv, scale,
+    grad, qkv, position, pose, seed, normalizers, deltas, grad_qkv, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
@@ -332,7 +327,7 @@ def _backward_keys(
         grad_out = _field_at(grads, v, c, there, near, D, V, pixels)
         for g in range(G):
             query = _query(queries, g, c, there, near, scale, D, G, pixels)
-            bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
+            bias = _bias(query, pose, g, m, c, D, G, E)
             weights, _, score = _attend(query, key, codes, bias, near)
             at = ((head.to(tl.int64) * G + g) * V + v[:, None]) * pixels + there[None, :]
             mask = (v < V)[:, None] & near[None, :]
@@ -353,7 +348,7 @@ def _backward_keys(
 
 @triton.jit
 def _backward_positions(
-    grad, qkv, position, pose, log_measure, seed, normalizers, deltas, grad_position, scale,
+    grad, qkv, position, pose, seed, normalizers, deltas, grad_position, scale,
     N: tl.constexpr, D: tl.constexpr, G: tl.constexpr, V: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
     HEIGHT, WIDTH, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BOUND: tl.constexpr,
     KEEP: tl.constexpr, DD: tl.constexpr, MM: tl.constexpr, VV: tl.constexpr, P: tl.constexpr,
@@ -375,7 +370,7 @@ def _backward_positions(
         grad_out = _field_at(grads, v, c, i, near, D, V, pixels)
         for g in range(G):
             query = _query(queries, g, c, i, near, scale, D, G, pixels)
-            bias = _bias(query, pose, log_measure, g, m, c, D, G, E)
+            bias = _bias(query, pose, g, m, c, D, G, E)
             weights, mass, score = _attend(query, key, codes, bias, near)
             at = ((head.to(tl.int64) * G + g) * V + v[:, None]) * pixels + i[None, :]
             mask = (v < V)[:, None] & near[None, :]

@@ -29,7 +29,6 @@ class Problem(NamedTuple):
     qkv: Tensor
     position: Tensor
     pose: Tensor | None
-    log_measure: Tensor | None
     seed: Tensor | None
     heads: Tensor
     window: Window
@@ -51,7 +50,7 @@ def attend(given: Problem) -> Tensor:
     """`local_group_attention`, differentiable: ``(B, heads, d, |V|, height, width)``."""
     near = _neighbors(given)
     query = given.qkv[:, 0].flatten(-2) * given.scale
-    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask, given.log_measure)
+    among_poses, among_places = probabilities(query, near.key, near.position, given.pose, near.mask)
     if given.seed is not None:
         among_poses = among_poses * _survivors(given, near.taps)
     among_poses, among_places = among_poses.to(query.dtype), among_places.to(query.dtype)

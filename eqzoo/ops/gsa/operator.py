@@ -18,7 +18,6 @@ def local_group_attention(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None = None,
-    log_measure: Tensor | None = None,
     *,
     kernel_size: tuple[int, int],
     dilation: int = 1,
@@ -37,8 +36,6 @@ def local_group_attention(
             queries are compared with positions, the last ones with poses.
         position: The encoded positions of the window's taps, row by row, ``(p, |V|, rows·columns)``.
         pose: The encoded relative poses, ``(e, |G|, |G|)``, of query and key; None for none.
-        log_measure: The logarithm of the weight of each pose of the keys, ``(|G|,)``, without a gradient; None for
-            equal weights.
         kernel_size: The rows and columns of the window, in taps, odd.
         dilation: The step between taps, in pixels.
         scale: What the scores are multiplied by.
@@ -59,22 +56,21 @@ def local_group_attention(
         >>> local_group_attention(qkv, torch.randn(4, 4, 25), torch.randn(2, 4, 4), kernel_size=(5, 5)).shape
         torch.Size([2, 9, 6, 4, 8, 8])
     """
-    _check(qkv, position, pose, log_measure, kernel_size, dilation, dropout)
+    _check(qkv, position, pose, kernel_size, dilation, dropout)
     dtype, device = qkv.dtype, qkv.device
     position = position.to(dtype)
     pose = None if pose is None else pose.to(dtype)
-    log_measure = None if log_measure is None else log_measure.detach().to(dtype)
     if _dispatch.forced("reference"):
         return reference.local_group_attention(
-            qkv, position, pose, log_measure, kernel_size=kernel_size, dilation=dilation, scale=scale, dropout=dropout
+            qkv, position, pose, kernel_size=kernel_size, dilation=dilation, scale=scale, dropout=dropout
         )
     # The backward pass repeats the draws of the forward pass from this seed.
     seed = torch.randint(2**62, (1,), device=device) if dropout else None
     window = Window(*kernel_size, dilation)
     if _dispatch.plain():
         heads = torch.arange(qkv.shape[0] * qkv.shape[2], device=device).view(qkv.shape[0], qkv.shape[2])
-        return attend(Problem(qkv, position, pose, log_measure, seed, heads, window, scale, dropout))
-    out: Tensor = _attention(qkv, position, pose, log_measure, seed, window, scale, dropout)
+        return attend(Problem(qkv, position, pose, seed, heads, window, scale, dropout))
+    out: Tensor = _attention(qkv, position, pose, seed, window, scale, dropout)
     return out
 
 
@@ -82,7 +78,6 @@ def _check(
     qkv: Tensor,
     position: Tensor,
     pose: Tensor | None,
-    log_measure: Tensor | None,
     kernel_size: tuple[int, int],
     dilation: int,
     dropout: float,
@@ -94,7 +89,6 @@ def _check(
     channels, order = qkv.shape[3:5]
     check_shape("position", position, min(len(position), channels), None, rows * columns)
     check_shape("pose", pose, None if pose is None else min(len(pose), channels), order, order)
-    check_shape("log_measure", log_measure, order)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is a probability below 1, got {dropout}")
 
@@ -136,10 +130,7 @@ def _empty_gradients(
     return grad_qkv, position.new_empty(position.shape), qkv.new_empty(_pose_shape(qkv, pose))
 
 
-_ARGUMENTS = (
-    "Tensor qkv, Tensor position, Tensor? pose, Tensor? log_measure, Tensor? seed, SymInt[] window, float scale, "
-    "float dropout"
-)
+_ARGUMENTS = "Tensor qkv, Tensor position, Tensor? pose, Tensor? seed, SymInt[] window, float scale, float dropout"
 _attention = Operator(f"local_group_attention({_ARGUMENTS}) -> Tensor", _chunked, _empty, any_strides=True)
 _attention_backward = Operator(
     f"local_group_attention_backward(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
@@ -220,12 +211,12 @@ def _pose_shape(qkv: Tensor, pose: Tensor | None) -> tuple[int, ...]:
     return (0, qkv.shape[4], qkv.shape[4]) if pose is None else tuple(pose.shape)
 
 
-def _contiguous(*inputs: Tensor | None) -> tuple[Any, Any, Any, Any, Any]:
-    qkv, position, pose, log_measure, seed = (None if t is None else t.contiguous() for t in inputs)
-    return qkv, position, pose, log_measure, seed
+def _contiguous(*inputs: Tensor | None) -> tuple[Any, Any, Any, Any]:
+    qkv, position, pose, seed = (None if t is None else t.contiguous() for t in inputs)
+    return qkv, position, pose, seed
 
 
-def _upcast(*inputs: Tensor | None) -> tuple[Any, Any, Any, Any, Any]:
+def _upcast(*inputs: Tensor | None) -> tuple[Any, Any, Any, Any]:
     """Contiguous tensors of the type that the CPU computes in; the seed keeps its own."""
     *floats, seed = inputs
     assert floats[0] is not None
@@ -246,7 +237,7 @@ def _sizes(qkv: Tensor, position: Tensor, pose: Tensor | None) -> tuple[int, ...
 
 def _chunks(inputs: Any, window: Window, scale: float, dropout: float) -> Iterator[tuple[tuple[slice, slice], Problem]]:
     """The problem in chunks of some heads of one image."""
-    qkv, position, pose, log_measure, seed = inputs
+    qkv, position, pose, seed = inputs
     batch, _, heads, channels, order, height, width = qkv.shape
     neighbors = height * width if window.covers(height, width) else window.rows * window.columns
     elements = height * width * neighbors * order * (2 * order + 2 * position.shape[1] + channels)
@@ -255,5 +246,5 @@ def _chunks(inputs: Any, window: Window, scale: float, dropout: float) -> Iterat
     for sample in range(batch):
         for head in range(0, heads, step):
             part = (slice(sample, sample + 1), slice(head, head + step))
-            given = (qkv[part[0], :, part[1]], position, pose, log_measure, seed)
+            given = (qkv[part[0], :, part[1]], position, pose, seed)
             yield part, Problem(*given, numbers[part], window, scale, dropout)
