@@ -39,13 +39,12 @@ class AffineBanks(NamedTuple):
     value: AffineBank | None
 
 
-def windows(x: Tensor, kernel_size: tuple[int, int], dilation: int = 1) -> Tensor:
+def windows(x: Tensor, kernel_size: tuple[int, int]) -> Tensor:
     """The neighborhood of each pixel, with zeros outside of the image.
 
     Args:
         x: ``(B, ..., height, width)``.
-        kernel_size: The rows and columns of the neighborhood, in taps, odd.
-        dilation: The step between taps, in pixels.
+        kernel_size: The rows and columns of the neighborhood, in pixels, odd.
 
     Returns:
         ``(B, ..., height·width, rows·columns)``.
@@ -54,14 +53,12 @@ def windows(x: Tensor, kernel_size: tuple[int, int], dilation: int = 1) -> Tenso
         >>> windows(torch.arange(3.0).reshape(1, 1, 1, 1, 3), (3, 3))[0, 0, 0, 0]  # the first pixel, at a corner
         tensor([0., 0., 0., 0., 0., 1., 0., 0., 0.])
     """
-    padding = tuple(dilation * (side // 2) for side in kernel_size)
-    taps = F.unfold(x.flatten(1, -3), kernel_size, dilation, padding)
+    padding = tuple(side // 2 for side in kernel_size)
+    taps = F.unfold(x.flatten(1, -3), kernel_size, padding=padding)
     return taps.unflatten(1, (*x.shape[1:-2], -1)).transpose(-1, -2)
 
 
-def inside(
-    height: int, width: int, kernel_size: tuple[int, int], dilation: int = 1, device: torch.device | None = None
-) -> Tensor:
+def inside(height: int, width: int, kernel_size: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """Which taps of `windows` lie in the image, ``(height·width, rows·columns)`` bool.
 
     Example:
@@ -69,14 +66,13 @@ def inside(
         tensor([0, 0, 0, 0, 1, 1, 0, 0, 0])
     """
     sides = zip((height, width), kernel_size, strict=True)
-    rows, columns = (_inside_axis(side, taps, dilation, device) for side, taps in sides)
+    rows, columns = (_inside_axis(side, taps, device) for side, taps in sides)
     both = rows[:, None, :, None] & columns[None, :, None, :]
     return both.flatten(2).flatten(0, 1)
 
 
-def _inside_axis(side: int, taps: int, dilation: int, device: torch.device | None) -> Tensor:
-    steps = dilation * (torch.arange(taps, device=device) - taps // 2)
-    places = torch.arange(side, device=device)[:, None] + steps
+def _inside_axis(side: int, taps: int, device: torch.device | None) -> Tensor:
+    places = torch.arange(side, device=device)[:, None] + torch.arange(taps, device=device) - taps // 2
     return (places >= 0) & (places < side)
 
 
@@ -286,15 +282,14 @@ def local_group_attention(
     pose: Tensor | None = None,
     *,
     kernel_size: tuple[int, int],
-    dilation: int = 1,
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
     """`group_self_attention` with the unfolded neighborhoods of all pixels as keys and values."""
     query, key, value = qkv.unbind(1)
     height, width = qkv.shape[-2:]
-    mask = inside(height, width, kernel_size, dilation, qkv.device)
-    key, value = (windows(t, kernel_size, dilation) for t in (key, value))
+    mask = inside(height, width, kernel_size, qkv.device)
+    key, value = (windows(t, kernel_size) for t in (key, value))
     codes = position.unsqueeze(2)
     out = group_self_attention(query.flatten(-2), key, value, codes, pose, mask, scale, dropout)
     return out.unflatten(-1, (height, width))

@@ -12,16 +12,16 @@ from eqzoo.ops.gsa.eager import Problem, Window, attend, attend_backward
 from tests.conftest import kept_numbers
 from tests.layers.test_gsa import trained_like
 
-# Poses in and out, channels, those of positions and poses, sides, window, step: odd and one-sided cases among them.
+# Poses in and out, channels, those of positions and poses, sides, window: odd and one-sided cases among them.
 CASES = [
-    (1, 4, 5, 4, 0, (5, 7), (5, 5), 1),
-    (4, 4, 10, 6, 4, (6, 6), (5, 5), 1),
-    (8, 8, 3, 2, 1, (1, 1), (3, 3), 1),
-    (2, 2, 4, 2, 2, (4, 3), (5, 5), 1),
-    (3, 1, 5, 2, 3, (5, 4), (3, 3), 2),
-    (4, 6, 3, 2, 1, (9, 2), (1, 1), 1),
-    (2, 3, 4, 4, 1, (4, 5), (7, 9), 1),
-    (1, 2, 3, 2, 0, (3, 20), (1, 5), 3),
+    (1, 4, 5, 4, 0, (5, 7), (5, 5)),
+    (4, 4, 10, 6, 4, (6, 6), (5, 5)),
+    (8, 8, 3, 2, 1, (1, 1), (3, 3)),
+    (2, 2, 4, 2, 2, (4, 3), (5, 5)),
+    (3, 1, 5, 2, 3, (5, 4), (3, 3)),
+    (4, 6, 3, 2, 1, (9, 2), (1, 1)),
+    (2, 3, 4, 4, 1, (4, 5), (7, 9)),
+    (1, 2, 3, 2, 0, (3, 20), (1, 5)),
 ]
 
 
@@ -32,11 +32,11 @@ def fallback(monkeypatch):
 
 
 def problem(case, batch=2, heads=2, dtype=torch.float64, dropout=0.0):
-    order, outputs, channels, coded, posed, sides, kernel_size, dilation = case
+    order, outputs, channels, coded, posed, sides, kernel_size = case
     qkv = torch.randn(batch, 3, heads, channels, order, *sides, dtype=dtype)
     position = torch.randn(coded, outputs, kernel_size[0] * kernel_size[1], dtype=dtype)
     pose = torch.randn(posed, order, order, dtype=dtype) if posed else None
-    options = {"kernel_size": kernel_size, "dilation": dilation, "scale": 0.7, "dropout": dropout}
+    options = {"kernel_size": kernel_size, "scale": 0.7, "dropout": dropout}
     return [qkv, position, pose], options
 
 
@@ -75,11 +75,11 @@ def test_without_a_kernel_too(case, dropout, fallback, monkeypatch):
 @pytest.mark.parametrize(
     ("case", "dropout"),
     [
-        ((2, 3, 5, 2, 2, (2, 3), (1, 3), 1), 0.3),
-        ((3, 2, 3, 2, 1, (3, 1), (3, 1), 1), 0.0),
-        ((1, 2, 2, 2, 0, (2, 2), (1, 3), 1), 0.3),
-        ((2, 1, 2, 1, 1, (2, 1), (1, 1), 1), 0.0),
-        ((2, 1, 2, 1, 1, (9, 8), (1, 3), 1), 0.3),  # more than one block of pixels
+        ((2, 3, 5, 2, 2, (2, 3), (1, 3)), 0.3),
+        ((3, 2, 3, 2, 1, (3, 1), (3, 1)), 0.0),
+        ((1, 2, 2, 2, 0, (2, 2), (1, 3)), 0.3),
+        ((2, 1, 2, 1, 1, (2, 1), (1, 1)), 0.0),
+        ((2, 1, 2, 1, 1, (9, 8), (1, 3)), 0.3),  # more than one block of pixels
     ],
     ids=str,
 )
@@ -89,7 +89,7 @@ def test_triton_is_eager(case, dropout):
 
     inputs, options = problem(case, 1, 2, torch.float32, dropout)
     seed = torch.tensor([0x123456789ABCDEF]) if dropout else None
-    window = Window(*options["kernel_size"], options["dilation"])
+    window = Window(*options["kernel_size"])
     given = (*inputs, seed)
     whole = Problem(*given, torch.arange(2).view(1, 2), window, options["scale"], dropout)
     expected = attend(whole)
@@ -108,7 +108,7 @@ def test_bugs_are_noticed(monkeypatch):
 
     def launch(qkv, position, rest):
         torch.manual_seed(0)
-        rest[2].copy_(attend(Problem(qkv, position, *rest[:2], torch.arange(4).view(2, 2), Window(5, 5, 1), 0.7, 0.0)))
+        rest[2].copy_(attend(Problem(qkv, position, *rest[:2], torch.arange(4).view(2, 2), Window(5, 5), 0.7, 0.0)))
 
     with torch.no_grad():
         ours = local_group_attention(*inputs, **options)
@@ -160,8 +160,8 @@ def test_the_operator_keeps_torch_s_rules():
     inputs, _ = problem(CASES[3])
     inputs = [t.requires_grad_() for t in inputs]
     seed = torch.tensor([3])
-    torch.library.opcheck(gsa._attention.op, (*inputs, seed, [5, 5, 1], 0.5, 0.2))
-    torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, [5, 5, 1], 0.5, 0.0))
+    torch.library.opcheck(gsa._attention.op, (*inputs, seed, [5, 5], 0.5, 0.2))
+    torch.library.opcheck(gsa._attention.op, (inputs[0], inputs[1], None, None, [5, 5], 0.5, 0.0))
 
 
 def test_memory_does_not_grow_with_the_window():
@@ -176,7 +176,6 @@ def test_wrong_arguments_are_refused():
     inputs, options = problem(CASES[0])
     for change, message in (
         ({"kernel_size": (4, 4)}, "odd sides"),
-        ({"dilation": 0}, "a dilation of at least 1"),
         ({"dropout": 1.0}, "below 1"),
         ({"kernel_size": (3, 3)}, "position has shape"),
     ):

@@ -12,15 +12,14 @@ _WORD = 2**32 - 1
 
 
 class Window(NamedTuple):
-    """The rows and columns of a window, in taps, and the step between taps, in pixels."""
+    """The rows and columns of a window, in pixels."""
 
     rows: int
     columns: int
-    dilation: int
 
     def covers(self, height: int, width: int) -> bool:
         """Whether the window of every pixel is the whole image."""
-        return self.dilation == 1 and self.rows >= 2 * height - 1 and self.columns >= 2 * width - 1
+        return self.rows >= 2 * height - 1 and self.columns >= 2 * width - 1
 
 
 class Problem(NamedTuple):
@@ -81,10 +80,9 @@ def _neighbors(given: Problem) -> _Neighbors:
         codes = position.index_select(2, taps.flatten()).unflatten(2, taps.shape)
         key, value = given.qkv[:, 1:].flatten(-2).unsqueeze(-2).unbind(1)
         return _Neighbors(key, value, taps, codes, None)
-    size = (window.rows, window.columns)
-    key, value = (windows(t, size, window.dilation) for t in given.qkv[:, 1:].unbind(1))
+    key, value = (windows(t, window) for t in given.qkv[:, 1:].unbind(1))
     taps = torch.arange(position.shape[2], device=position.device)[None]
-    mask = inside(height, width, size, window.dilation, position.device)
+    mask = inside(height, width, window, position.device)
     return _Neighbors(key, value, taps, position.unsqueeze(2), mask)
 
 

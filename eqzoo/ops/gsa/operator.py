@@ -20,7 +20,6 @@ def local_group_attention(
     pose: Tensor | None = None,
     *,
     kernel_size: tuple[int, int],
-    dilation: int = 1,
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -28,16 +27,14 @@ def local_group_attention(
 
     Places outside of the image are left out. A window of ``2·height − 1`` by ``2·width − 1`` is the whole image.
     The kernels keep their inputs alone for the backward pass; their peak memory beyond that is one head of one image,
-    and the gradients of the positions for every head and image. Windows with gaps (``dilation`` above 1) have the eager
-    form alone, a few heads at a time.
+    and the gradients of the positions for every head and image.
 
     Args:
         qkv: Queries, keys and values of the field, ``(B, 3, heads, d, |G|, height, width)``. The first channels of
             queries are compared with positions, the last ones with poses.
         position: The encoded positions of the window's taps, row by row, ``(p, |V|, rows·columns)``.
         pose: The encoded relative poses, ``(e, |G|, |G|)``, of query and key; None for none.
-        kernel_size: The rows and columns of the window, in taps, odd.
-        dilation: The step between taps, in pixels.
+        kernel_size: The rows and columns of the window, in pixels, odd.
         scale: What the scores are multiplied by.
         dropout: The probability of dropping a pose and place of the keys for a query, the same for all output poses.
 
@@ -56,17 +53,17 @@ def local_group_attention(
         >>> local_group_attention(qkv, torch.randn(4, 4, 25), torch.randn(2, 4, 4), kernel_size=(5, 5)).shape
         torch.Size([2, 9, 6, 4, 8, 8])
     """
-    _check(qkv, position, pose, kernel_size, dilation, dropout)
+    _check(qkv, position, pose, kernel_size, dropout)
     dtype, device = qkv.dtype, qkv.device
     position = position.to(dtype)
     pose = None if pose is None else pose.to(dtype)
     if _dispatch.forced("reference"):
         return reference.local_group_attention(
-            qkv, position, pose, kernel_size=kernel_size, dilation=dilation, scale=scale, dropout=dropout
+            qkv, position, pose, kernel_size=kernel_size, scale=scale, dropout=dropout
         )
     # The backward pass repeats the draws of the forward pass from this seed.
     seed = torch.randint(2**62, (1,), device=device) if dropout else None
-    window = Window(*kernel_size, dilation)
+    window = Window(*kernel_size)
     if _dispatch.plain():
         heads = torch.arange(qkv.shape[0] * qkv.shape[2], device=device).view(qkv.shape[0], qkv.shape[2])
         return attend(Problem(qkv, position, pose, seed, heads, window, scale, dropout))
@@ -79,11 +76,10 @@ def _check(
     position: Tensor,
     pose: Tensor | None,
     kernel_size: tuple[int, int],
-    dilation: int,
     dropout: float,
 ) -> None:
     rows, columns = kernel_size
-    check_window(rows, columns, dilation=dilation)
+    check_window(rows, columns)
     check_shape("qkv", qkv, None, 3, *[None] * 5)
     check_pixels(qkv)
     channels, order = qkv.shape[3:5]
@@ -142,50 +138,50 @@ _attention_backward = Operator(
 
 @_attention.kernel("cpu")
 def _(*inputs_and_options: Any) -> Tensor:
-    *tensors, (rows, columns, dilation), scale, dropout = inputs_and_options
+    *tensors, window, scale, dropout = inputs_and_options
     inputs = _upcast(*tensors)
     function = _compile.cpu_function("gsa/cpu", "local_group_attention", *inputs[:2])
-    if function is None or dilation > 1:
+    if function is None:
         return NotImplemented
     out = _empty(*inputs)
-    _compile.launch(function, *inputs, out, *_sizes(*inputs[:3]), rows, columns, scale, dropout)
+    _compile.launch(function, *inputs, out, *_sizes(*inputs[:3]), *window, scale, dropout)
     return out.to(tensors[0].dtype)
 
 
 @_attention_backward.kernel("cpu")
 def _(grad: Tensor, *inputs_and_options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *tensors, (rows, columns, dilation), scale, dropout = inputs_and_options
+    *tensors, window, scale, dropout = inputs_and_options
     inputs = _upcast(*tensors)
     function = _compile.cpu_function("gsa/cpu", "local_group_attention_backward", *inputs[:2])
-    if function is None or dilation > 1:
+    if function is None:
         return NotImplemented
     qkv, position, pose, *_ = inputs
     grad, grad_qkv = grad.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
     heads = qkv.shape[0] * qkv.shape[2]
     grads = [grad.new_empty(heads, *shape) for shape in (position.shape, _pose_shape(qkv, pose))]
     sizes = _sizes(qkv, position, pose)
-    _compile.launch(function, grad, *inputs, grad_qkv, *grads, *sizes, rows, columns, scale, dropout)
+    _compile.launch(function, grad, *inputs, grad_qkv, *grads, *sizes, *window, scale, dropout)
     return _in_types_of([grad_qkv, *(g.sum(0) for g in grads)], tensors)
 
 
 @_attention.kernel("cuda")
 def _(*inputs_and_options: Any) -> Tensor:
-    *tensors, (rows, columns, dilation), scale, dropout = inputs_and_options
-    if not _dispatch.on_cuda(tensors[0]) or dilation > 1:
+    *tensors, window, scale, dropout = inputs_and_options
+    if not _dispatch.on_cuda(tensors[0]):
         return NotImplemented
     from . import cuda
 
-    return cuda.forward(*_contiguous(*tensors), (rows, columns), scale, dropout)
+    return cuda.forward(*_contiguous(*tensors), window, scale, dropout)
 
 
 @_attention_backward.kernel("cuda")
 def _(grad: Tensor, *inputs_and_options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *tensors, (rows, columns, dilation), scale, dropout = inputs_and_options
-    if not _dispatch.on_cuda(tensors[0]) or dilation > 1:
+    *tensors, window, scale, dropout = inputs_and_options
+    if not _dispatch.on_cuda(tensors[0]):
         return NotImplemented
     from . import cuda
 
-    return cuda.backward(grad.contiguous(), *_contiguous(*tensors), (rows, columns), scale, dropout)
+    return cuda.backward(grad.contiguous(), *_contiguous(*tensors), window, scale, dropout)
 
 
 @_attention.gradient()
