@@ -7,7 +7,7 @@ from .attentive import attend_input, attentive_conv
 from .drop import dropout
 from .e4 import dynamic_depthwise, generated_depthwise
 from .group_conv import expand_filters, group_conv2d
-from .gsa import group_self_attention, local_group_attention
+from .gsa import local_group_attention
 from .norm import batch_norm
 from .octic import octic_gelu, octic_norm, split_heads, stack_heads
 from .reference import inside, windows
@@ -25,7 +25,6 @@ __all__ = [
     "expand_filters",
     "generated_depthwise",
     "group_conv2d",
-    "group_self_attention",
     "inside",
     "local_group_attention",
     "octic_gelu",

@@ -246,7 +246,24 @@ def group_attention_weights(
     mask: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """``softmax_(m, j)[shared + placed]`` of `group_self_attention`, ``(B, heads, |V|, |G|, I, |M|, J)``."""
+    """``softmax_(m, j)[shared + placed]`` over the poses m and places j of the keys.
+
+    With queries ``(g, i)`` and output poses v, ``placed(v, g, i, j) = scale·⟨q_position(g, i), position(v, i, j)⟩`` and
+    ``shared(g, i, m, j) = scale·(⟨q(g, i), k(m, j)⟩ + ⟨q_pose(g, i), pose(g, m)⟩)``.
+
+    Args:
+        query: ``(B, heads, d, |G|, I)`` at I places. The first channels are compared with positions, the last ones
+            with poses.
+        key: ``(B, heads, d, |M|, I, J)``, the J neighbors of each place, or ``(B, heads, d, |M|, 1, J)`` where all
+            places have the same neighbors.
+        position: The encoded positions ``(p, |V|, I, J)``, or ``(p, |V|, 1, J)`` where all places have the same.
+        pose: The encoded relative poses, ``(e, |G|, |M|)``; None for none.
+        mask: Which neighbors exist, ``(I, J)`` bool; None for all. Each place needs one at least.
+        scale: What the scores are multiplied by.
+
+    Returns:
+        ``(B, heads, |V|, |G|, I, |M|, J)``.
+    """
     scores = torch.einsum("bncgi,bncmij->bngimj", query, key).unsqueeze(2)
     placed = torch.einsum("bncgi,cvij->bnvgij", query[:, :, : position.shape[0]], position)
     scores = scores + placed.unsqueeze(5)
@@ -269,7 +286,10 @@ def group_self_attention(
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """``out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[shared + placed] val(m, j)``; dropout is the same for all v."""
+    """``out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[shared + placed] val(m, j)``; dropout is the same for all v.
+
+    ``(B, heads, d, |V|, I)``, for values shaped as the keys of `group_attention_weights`.
+    """
     weights = group_attention_weights(query, key, position, pose, mask, scale)
     if dropout:
         weights = weights * F.dropout(torch.ones_like(weights[:, :, :1]), dropout)

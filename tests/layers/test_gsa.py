@@ -20,7 +20,7 @@ from eqzoo.layers import (
     SpatialPool2d,
 )
 from eqzoo.models.gsanet import GSANet, Stage
-from eqzoo.ops import group_self_attention
+from eqzoo.ops import local_group_attention, use_backend
 from tests.layers import reference_gsa as reference
 
 GROUPS = [Z2, Z2M, P4, P4M, cyclic(8), cyclic(12), cyclic(16), dihedral(8)]
@@ -115,20 +115,22 @@ def test_the_error_can_be_large(group):
 
 def test_scores_far_apart_stay_finite():
     """One softmax over poses and places underflows nowhere, though content and position prefer other keys."""
-    query, keys = torch.zeros(1, 1, 2, 2, 1), torch.zeros(1, 1, 2, 2, 1, 2)
-    query[:, :, 0], query[:, :, 1] = 1.0, 1000.0
-    keys[:, :, 1, :, :, 0] = -1.0  # content: 1000 against the first place
-    position = torch.tensor([[[[2000.0, 0.0]]]])  # position: 2000 for it
-    out = group_self_attention(query.float(), keys.float(), keys.float(), position.float())
-    torch.testing.assert_close(out.flatten(), torch.tensor([0.0, -2.0], dtype=torch.float32))
+    qkv = torch.zeros(1, 3, 1, 2, 2, 1, 2, dtype=torch.float32)
+    qkv[:, 0, :, 0], qkv[:, 0, :, 1] = 1.0, 1000.0
+    qkv[:, 1:, :, 1, :, :, 0] = -1.0  # content: 1000 against the first place
+    position = torch.tensor([[[0.0, 2000.0, 0.0]]])  # position: 2000 for it
+    for backend in ("auto", "eager"):
+        with use_backend(backend):
+            out = local_group_attention(qkv, position, kernel_size=(1, 3))
+        torch.testing.assert_close(out[..., 0].flatten(), torch.tensor([0.0, -2.0], dtype=torch.float32))
 
 
 def test_dropout_is_drawn_once_for_all_output_poses():
-    query, keys = torch.zeros(1, 1, 1, 4, 3), torch.zeros(1, 1, 1, 4, 1, 3)
-    values = torch.randn(1, 1, 1, 4, 1, 3)
-    out = group_self_attention(query, keys, values, torch.zeros(1, 4, 1, 3), dropout=0.5)
+    qkv = torch.zeros(1, 3, 1, 1, 4, 1, 3)
+    qkv[:, 2] = torch.randn(1, 1, 1, 4, 1, 3)
+    out = local_group_attention(qkv, torch.zeros(1, 4, 5), kernel_size=(1, 5), dropout=0.5)
     assert (out == out[:, :, :, :1]).all()
-    assert (out != group_self_attention(query, keys, values, torch.zeros(1, 4, 1, 3))).any()
+    assert (out != local_group_attention(qkv, torch.zeros(1, 4, 5), kernel_size=(1, 5))).any()
 
 
 def test_positions_are_computed_in_float64():

@@ -36,7 +36,7 @@ class Problem(NamedTuple):
 
 
 class _Neighbors(NamedTuple):
-    """Keys and values as `group_self_attention` takes them, and the tap of the window of each neighbor."""
+    """Keys and values as `reference.group_self_attention` takes them, and the tap of the window of each neighbor."""
 
     key: Tensor
     value: Tensor

@@ -23,7 +23,10 @@ def local_group_attention(
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """`group_self_attention` from each pose and place of a field to all poses of the places in a window around it.
+    """Attends from each pose and place of a field to all poses of the places in a window around it.
+
+    ``out(v, i) = Σ_g Σ_(m, j) softmax_(m, j)[shared + placed] val(m, j)`` with queries ``(g, i)``, keys ``(m, j)``,
+    output poses v, and the scores of `reference.group_attention_weights`.
 
     Places outside of the image are left out. A window of ``2·height − 1`` by ``2·width − 1`` is the whole image.
     The kernels keep their inputs alone for the backward pass; their peak memory beyond that is one head of one image,
