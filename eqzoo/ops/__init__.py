@@ -2,7 +2,7 @@
 
 from . import reference
 from ._dispatch import use_backend
-from .asc import AffineBank, AffineBanks, affine_attention, affine_map
+from .asc import AffineBank, AffineBanks, affine_attention
 from .attentive import attend_input, attentive_conv
 from .drop import dropout
 from .e4 import dynamic_depthwise, generated_depthwise
@@ -16,7 +16,6 @@ __all__ = [
     "AffineBank",
     "AffineBanks",
     "affine_attention",
-    "affine_map",
     "attend_input",
     "attentive_conv",
     "batch_norm",

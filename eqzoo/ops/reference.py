@@ -96,7 +96,10 @@ def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Ten
 
 
 def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
-    """``out(c, P, d, x) = Σ_R f(c, R, x + d) ψ(c, P, R, d) + β(c, P, d)``, ``(B, C, |H|, k², height·width)``."""
+    """``out(c, P, d, x) = Σ_R f(c, R, x + d) ψ(c, P, R, d) + β(c, P, d)``, ``(B, C, |H|, k², height·width)``.
+
+    Neighbors outside of the image are 0 and are mapped to β.
+    """
     y = windows(x, (kernel_size, kernel_size)).transpose(-1, -2)
     if bank.psi is not None:
         y = torch.einsum("bcrdn,cprd->bcpdn", y, bank.psi)

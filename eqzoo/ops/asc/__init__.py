@@ -1,5 +1,5 @@
 """Affine self convolution: local self-attention with affine maps."""
 
-from .operator import AffineBank, AffineBanks, affine_attention, affine_map
+from .operator import AffineBank, AffineBanks, affine_attention
 
-__all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
+__all__ = ["AffineBank", "AffineBanks", "affine_attention"]

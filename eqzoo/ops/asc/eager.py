@@ -8,7 +8,7 @@ from ..reference import AffineBank, AffineBanks
 
 
 def mapped(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
-    """`affine_map` as a convolution, also inside of an operator that is differentiated by torch.func."""
+    """`reference.affine_map` as a convolution, also inside of an operator that is differentiated by torch.func."""
     channels, order, height, width = x.shape[1:]
     margin, taps = kernel_size // 2, kernel_size**2
     if bank.psi is None:

@@ -15,33 +15,11 @@ from .._dispatch import Operator, check_pixels, check_shape, check_window
 from .._dtypes import accumulation_dtype
 from .._layout import empty, is_last, laid_out, stored
 from ..reference import AffineBank, AffineBanks
-from .eager import attend, mapped
+from .eager import attend
 
-__all__ = ["AffineBank", "AffineBanks", "affine_attention", "affine_map"]
+__all__ = ["AffineBank", "AffineBanks", "affine_attention"]
 
 _ORDERS = (1, 2, 4, 8)  # |H| of the groups of the pixel grid, which kernels are compiled for
-
-
-def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:
-    """Maps the neighbors of every place, for every output element.
-
-    ``out(c, P, d, x) = Σ_R f(c, R, x + d) ψ(c, P, R, d) + β(c, P, d)``; neighbors outside of the image are 0 and are
-    mapped to β.
-
-    Args:
-        x: The field f, ``(B, C, |H|, height, width)``.
-        bank: ψ and β.
-        kernel_size: The side k of the neighborhood, in pixels, odd.
-
-    Returns:
-        ``(B, C, |H|, k², height·width)``.
-
-    References:
-        Affine Self Convolution (Diaconu and Worrall, 2019), equations 10 and 21, https://arxiv.org/abs/1911.07704
-    """
-    if _dispatch.forced("reference"):
-        return reference.affine_map(x, bank, kernel_size)
-    return mapped(x, bank, kernel_size)
 
 
 def affine_attention(
@@ -52,7 +30,7 @@ def affine_attention(
     Mapped neighbors, scores and weights are not stored: peak memory beyond inputs and output does not grow with the
     neighborhood.
 
-    With q, k, v the mapped queries, keys and values (`affine_map`), for every head:
+    With q, k, v the mapped queries, keys and values (`reference.affine_map`), for every head:
     ``α(P, x, d) = softmax_d(scale · Σ_{c in head} q(c, P, x) k(c, P, d, x))`` and
     ``out(c, P, x) = Σ_d α(P, x, d) v(c, P, d, x)``. A head has contiguous channels.
 
