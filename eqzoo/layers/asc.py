@@ -1,6 +1,6 @@
 """Affine self convolution, its simple variant, and stand-alone self-attention."""
 
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,6 @@ from ._checks import check_field
 from ._layout import laid_out_as
 from ._tables import KeepsTables
 from .group_conv import GroupConv2d
-
-ScoreScale = Literal["total", "head"]
 
 _IDENTITY = AffineBank(None, None)
 
@@ -57,19 +55,15 @@ class AffineMap(KeepsTables, CachesFilters):
 
 
 class _SelfConv2d(nn.Module):
-    """Base class of the variants: heads, score scale, output projection and fusing."""
+    """Base class of the variants: heads, output projection and fusing."""
 
-    def __init__(
-        self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
-    ) -> None:
+    def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
         super().__init__()
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size
         self.num_heads = num_heads
-        self.scale = scale
-        # The factor of the scores: 1 over the number of channels, or over that of one head.
-        self.score_factor = {"total": 1, "head": num_heads}[scale] / channels
+        self.score_factor = 1 / channels  # of all heads, as the paper prints it (1/d_k)
         self.project = GroupConv2d(group, channels, channels, 1, bias=False)
 
     def embeddings(self) -> tuple[GroupConv2d, GroupConv2d, GroupConv2d | None]:
@@ -95,10 +89,7 @@ class _SelfConv2d(nn.Module):
         return _PlaneSelfConv2d(self)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.group.name}, {self.channels}, kernel_size={self.kernel_size}, num_heads={self.num_heads}, "
-            f"scale={self.scale!r}"
-        )
+        return f"{self.group.name}, {self.channels}, kernel_size={self.kernel_size}, num_heads={self.num_heads}"
 
 
 class AffineSelfConv2d(_SelfConv2d):
@@ -109,7 +100,7 @@ class AffineSelfConv2d(_SelfConv2d):
 
         q(P, x)    = Σ_R Q(R, x) ψ_Q(P⁻¹R) + β_Q
         k(P, x, d) = Σ_R K(R, x + d) (P·ψ_K)(R, d) + (P·β_K)(d)        and v likewise, with V
-        α(P, x, d) = softmax_d(scale · Σ_{c in head} q_c(P, x) k_c(P, x, d))
+        α(P, x, d) = softmax_d(1/C Σ_{c in head} q_c(P, x) k_c(P, x, d))
         out(P, x)  = W_O Σ_d α(P, x, d) v(P, x, d)
 
     ψ is a function on the group and the offsets, β a function on the offsets alone. Embeddings are padded with zeros,
@@ -121,8 +112,6 @@ class AffineSelfConv2d(_SelfConv2d):
         channels: The number of input and output fields, C.
         kernel_size: The side k of the neighborhood, in pixels, odd.
         num_heads: The number of heads; it divides C, and each head has C/num_heads consecutive channels.
-        scale: ``"total"``: scores are divided by the number of channels C, as the paper prints it (1/d_k);
-            ``"head"``: by the number of channels of a head.
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; every ψ is ``(C, |H|, k, k)`` and every β ``(C, 1, k, k)``, with
@@ -138,10 +127,8 @@ class AffineSelfConv2d(_SelfConv2d):
         torch.Size([2, 8, 4, 16, 16])
     """
 
-    def __init__(
-        self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
-    ) -> None:
-        super().__init__(group, channels, kernel_size, num_heads, scale)
+    def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
+        super().__init__(group, channels, kernel_size, num_heads)
         self.query, self.key, self.value = (GroupConv2d(group, channels, channels, 1) for _ in range(3))
         self.query_map = AffineMap(group, channels, 1)
         self.key_map = AffineMap(group, channels, kernel_size)
@@ -165,7 +152,6 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
         channels: The number of input and output fields, C.
         kernel_size: The side k of the neighborhood, in pixels, odd.
         num_heads: The number of heads; it divides C, and each head has C/num_heads consecutive channels.
-        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; ψ is ``(C, |H|, k, k)`` and β ``(C, 1, k, k)``.
@@ -179,10 +165,8 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
         torch.Size([2, 8, 4, 16, 16])
     """
 
-    def __init__(
-        self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
-    ) -> None:
-        super().__init__(group, channels, kernel_size, num_heads, scale)
+    def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
+        super().__init__(group, channels, kernel_size, num_heads)
         self.embed = GroupConv2d(group, channels, channels, 1)
         self.map = AffineMap(group, channels, kernel_size)
 
@@ -200,7 +184,7 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
     """Stand-alone self-attention: local self-attention with a factorized embedding of relative positions in the keys.
 
     Q, K and V are 1 x 1 group convolutions of f. For each head,
-    ``α(P, x, d) = softmax_d(scale · Q(P, x)·(K(P, x + d) + (P·e)(d)))`` and
+    ``α(P, x, d) = softmax_d(Q(P, x)·(K(P, x + d) + (P·e)(d))/C)`` and
     ``out(P, x) = W_O Σ_d α(P, x, d) V(P, x + d)``. In each head e depends only on the row of d in the first half of the
     channels, and only on its column in the second half.
 
@@ -212,7 +196,6 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
         channels: The number of input and output fields, C.
         kernel_size: The side k of the neighborhood, in pixels, odd.
         num_heads: The number of heads; each has an even number of consecutive channels.
-        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; e is stored as rows ``(C/2, 1, k, 1)`` and columns
@@ -231,10 +214,8 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
 
     embedding_index: Tensor
 
-    def __init__(
-        self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8, scale: ScoreScale = "total"
-    ) -> None:
-        super().__init__(group, channels, kernel_size, num_heads, scale)
+    def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
+        super().__init__(group, channels, kernel_size, num_heads)
         self.query, self.key, self.value = (GroupConv2d(group, channels, channels, 1) for _ in range(3))
         self.rows = nn.Parameter(torch.empty(channels // 2, 1, kernel_size, 1))
         self.columns = nn.Parameter(torch.empty(channels // 2, 1, 1, kernel_size))

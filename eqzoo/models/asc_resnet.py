@@ -52,7 +52,6 @@ from ..layers import (
     StandAloneSelfAttention2d,
 )
 from ..layers._fused import FusedSequential
-from ..layers.asc import ScoreScale
 from ..layers.pool import Reduce
 from .base import EquivariantNet
 from .builder import build, configs
@@ -78,7 +77,6 @@ class ASCResNet(EquivariantNet):
         se_reduction: The ratio of fields to hidden units in squeeze and excitation; None for none.
         num_heads: The number of heads of self-attention.
         kernel_size: The side of the neighborhood of self-attention, in pixels.
-        scale: Whether scores are divided by the number of channels (``"total"``) or by that of a head (``"head"``).
         downsample: How the first bottlenecks of stages two and three halve the sides. ``"pool"``: 2 x 2 means on both
             branches, exact on even sides. ``"stride"``: convolutions with stride 2, as in plain ResNets, and pools
             after self-attention, as in the paper; this is only approximate on even sides.
@@ -117,7 +115,6 @@ class ASCResNet(EquivariantNet):
         se_reduction: int | None = None,
         num_heads: int = 8,
         kernel_size: int = 5,
-        scale: ScoreScale = "total",
         downsample: Downsample = "pool",
         num_classes: int = 10,
         in_chans: int = 3,
@@ -128,7 +125,7 @@ class ASCResNet(EquivariantNet):
         if depth < 11 or (depth - 2) % 9:
             raise ValueError(f"depth is 9n + 2 for n bottlenecks a stage, such as 11, 20, 29 or 83; got {depth}")
         self.drop_rate = drop_rate
-        attention = {"num_heads": num_heads, "kernel_size": kernel_size, "scale": scale}
+        attention = {"num_heads": num_heads, "kernel_size": kernel_size}
         stem = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)
         self.stem = FusedSequential(OrderedDict(conv=stem, norm=GroupBatchNorm2d(group, width), act=nn.ReLU()))
         self.blocks = nn.Sequential()

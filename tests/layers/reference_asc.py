@@ -67,11 +67,6 @@ def attend(query, key, value, shape, kernel_size, num_heads, factor):
     return torch.stack(pixels, -1).reshape(-1, size, *shape[2:], num_heads).movedim(-1, 1).flatten(1, 2)
 
 
-def factor(layer):
-    """One over all channels, or over those of a head."""
-    return 1 / layer.channels if layer.scale == "total" else 1 / (layer.channels // layer.num_heads)
-
-
 def affine_self_conv(f, layer):
     """The general form: an embedding and an affine map each for queries, keys and values."""
     group, k = layer.group, layer.kernel_size
@@ -82,7 +77,7 @@ def affine_self_conv(f, layer):
         (layer.value, layer.value_map, k),
     ):
         parts.append(affine_map(pointwise(f, conv.weight, conv.bias, group), own.psi, own.beta, group, size))
-    y = attend(*parts, f.shape, k, layer.num_heads, factor(layer))
+    y = attend(*parts, f.shape, k, layer.num_heads, 1 / layer.channels)
     return pointwise(y, layer.project.weight, None, group)
 
 
@@ -92,7 +87,7 @@ def simple_affine_self_conv(f, layer):
     embedded = pointwise(f, layer.embed.weight, layer.embed.bias, group)
     mapped = affine_map(embedded, layer.map.psi, layer.map.beta, group, k)
     query = {(p, i, j, 0, 0): t for (p, i, j, u, v), t in mapped.items() if u == v == k // 2}
-    y = attend(query, mapped, mapped, f.shape, k, layer.num_heads, factor(layer))
+    y = attend(query, mapped, mapped, f.shape, k, layer.num_heads, 1 / layer.channels)
     return pointwise(y, layer.project.weight, None, group)
 
 
@@ -110,7 +105,7 @@ def stand_alone_self_attention(f, layer):
         affine_map(pointwise(f, conv.weight, conv.bias, group), None, beta, group, size)
         for conv, beta, size in ((layer.query, None, 1), (layer.key, embedding, k), (layer.value, None, k))
     )
-    y = attend(query, key, value, f.shape, k, layer.num_heads, factor(layer))
+    y = attend(query, key, value, f.shape, k, layer.num_heads, 1 / layer.channels)
     return pointwise(y, layer.project.weight, None, group)
 
 

@@ -69,7 +69,6 @@ def test_octic_layers_need_multiples_of_8_channels():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: AffineSelfConv2d(P4, 8, scale="sqrt"),
         lambda: AttentiveGroupConv2d(P4, 2, 2, 3, attention="alpha"),
         lambda: InputAttention2d(P4, 2, attention="full"),
         lambda: E4Layer2d(P4, 4, 4, kernel_norm_affine="none"),
