@@ -14,7 +14,6 @@ from ._checks import check_field
 from ._plain import plain_conv2d, written_out
 from ._tables import KeepsTables
 from .group_conv import GroupConv2d
-from .pointwise import PointwiseConv2d
 
 KernelNormAffine = Literal["tied", "per_element"]
 
@@ -64,8 +63,6 @@ class E4Layer2d(_E4):
         kernel_size: The side k of the square filters, in pixels, odd.
         slices: The number of filters per pixel, s; blocks of ``C'/s`` consecutive channels share one.
         reduction: The ratio of input fields to hidden fields, r.
-        concat_kernel: Whether W₁ mixes group elements; if not, the same 1 x 1 convolution is applied to each element.
-        concat_value: The same for W_V.
         kernel_norm_affine: ``"tied"``: one scale and shift per hidden field, which is equivariant. ``"per_element"``:
             one for each element, as in the authors' code, which is not equivariant once it is trained.
         eps: Added to the variance of the norm.
@@ -84,10 +81,10 @@ class E4Layer2d(_E4):
         torch.Size([2, 16, 4, 28, 28])
     """
 
-    hidden: "GroupConv2d | PointwiseConv2d"
+    hidden: GroupConv2d
     norm: "_KernelNorm"
     taps: "_RotatedTaps"
-    value: "GroupConv2d | PointwiseConv2d"
+    value: GroupConv2d
 
     def __init__(
         self,
@@ -97,8 +94,6 @@ class E4Layer2d(_E4):
         kernel_size: int = 5,
         slices: int = 2,
         reduction: int = 1,
-        concat_kernel: bool = True,
-        concat_value: bool = True,
         kernel_norm_affine: KernelNormAffine = "tied",
         eps: float = 1e-5,
     ) -> None:
@@ -108,10 +103,10 @@ class E4Layer2d(_E4):
         self.out_channels = out_channels
         self.kernel_size = kernel_size
         hidden = in_channels // reduction
-        self.hidden = _mix(group, in_channels, hidden, concat_kernel)
+        self.hidden = GroupConv2d(group, in_channels, hidden, 1, bias=False)
         self.norm = _KernelNorm(group, hidden, kernel_norm_affine, eps)
         self.taps = _RotatedTaps(group, hidden, slices, kernel_size)
-        self.value = _mix(group, in_channels, out_channels, concat_value)
+        self.value = GroupConv2d(group, in_channels, out_channels, 1, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -211,9 +206,3 @@ class _RotatedTaps(KeepsTables, CachesFilters, nn.Conv2d):
         """The equivalent plain convolution."""
         weight, bias = self.bank()
         return plain_conv2d(weight, bias, groups=self.order).train(self.training)
-
-
-def _mix(group: Group, in_channels: int, out_channels: int, concat: bool) -> GroupConv2d | PointwiseConv2d:
-    if concat:
-        return GroupConv2d(group, in_channels, out_channels, 1, bias=False)
-    return PointwiseConv2d(group, in_channels, out_channels, bias=False)

@@ -56,8 +56,6 @@ class E4ResNet(EquivariantNet):
         slice_channels: The number of consecutive channels that share a generated filter, ``C/s``.
         reduction: The ratio of input fields to hidden fields in the kernel generators, r.
         kernel_size: The side of the generated filters, in pixels, odd.
-        concat_kernel: Whether the kernel generators mix group elements.
-        concat_value: Whether the encoders mix group elements.
         kernel_norm_affine: ``"tied"``, which is exact, or ``"per_element"``, as in the authors' code, which is not.
         downsample: ``"pool"``: stride 1 and a 2 x 2 max pool on both branches, which is exact on even sides;
             ``"stride"``: stride 2, which is only approximate on even sides.
@@ -94,8 +92,6 @@ class E4ResNet(EquivariantNet):
         slice_channels: int = 2,
         reduction: int = 2,
         kernel_size: int = 3,
-        concat_kernel: bool = True,
-        concat_value: bool = True,
         kernel_norm_affine: KernelNormAffine = "tied",
         downsample: Downsample = "pool",
         num_classes: int = 10,
@@ -115,17 +111,7 @@ class E4ResNet(EquivariantNet):
             if channels % slice_channels:
                 raise ValueError(f"slice_channels must divide all widths, {widths}; got {slice_channels}")
             slices = channels // slice_channels
-            return E4Layer2d(
-                group,
-                channels,
-                channels,
-                kernel_size,
-                slices,
-                reduction,
-                concat_kernel,
-                concat_value,
-                kernel_norm_affine,
-            )
+            return E4Layer2d(group, channels, channels, kernel_size, slices, reduction, kernel_norm_affine)
 
         block = partial(_BasicBlock, group, second_layer=second_layer, downsample=downsample, drop_rate=drop_rate)
         lift = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)

@@ -44,8 +44,6 @@ class E4Net(EquivariantNet):
         slices: The number of filters per pixel in each E⁴ layer, s; it divides C.
         reduction: The ratio of input fields to hidden fields in the kernel generators, r; it divides C.
         kernel_size: The side of the generated filters, in pixels, odd.
-        concat_kernel: Whether the kernel generators mix group elements.
-        concat_value: Whether the encoders mix group elements.
         kernel_norm_affine: ``"tied"``, which is exact, or ``"per_element"``, as in the authors' code, which is not.
         num_classes: The number of classes; with 0 the network returns its pooled features, ``(B, C)``.
         in_chans: The number of image channels.
@@ -72,8 +70,6 @@ class E4Net(EquivariantNet):
         slices: int = 2,
         reduction: int = 1,
         kernel_size: int = 5,
-        concat_kernel: bool = True,
-        concat_value: bool = True,
         kernel_norm_affine: KernelNormAffine = "tied",
         num_classes: int = 10,
         in_chans: int = 1,
@@ -84,9 +80,7 @@ class E4Net(EquivariantNet):
         self.drop_rate = drop_rate
 
         def e4(drop: bool = False, pool: bool = False) -> nn.Sequential:
-            layer = E4Layer2d(
-                group, width, width, kernel_size, slices, reduction, concat_kernel, concat_value, kernel_norm_affine
-            )
+            layer = E4Layer2d(group, width, width, kernel_size, slices, reduction, kernel_norm_affine)
             return self._stage(OrderedDict(e4=layer), drop, pool)
 
         lift = LiftingConv2d(group, in_chans, width, 3, padding=1, bias=False)

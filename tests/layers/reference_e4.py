@@ -6,12 +6,6 @@ from tests.layers import reference
 from tests.layers.reference_asc import pointwise
 
 
-def shared_map(f, weight, group):
-    """out(h) = W f(h) at every pixel and for every element alike."""
-    w = weight.reshape(len(weight), -1)
-    return torch.stack([torch.einsum("oc,bcyx->boyx", w, f[:, :, h]) for h in group.elements], 2)
-
-
 def kernel_norm(f, scale, shift, eps=1e-5):
     """(f − mean)/√(variance + eps) · scale + shift, with one mean and variance for each image and field.
 
@@ -50,13 +44,7 @@ def dynamic_depthwise(kernel, value):
 def e4_layer(f, layer, group):
     """out_c(h, x) = Σ_d (h·K)_slice(c)(h, d, x) V_c(h, x + d) with K = W₂ ReLU(norm(W₁ f)) + b."""
     state = dict(layer.named_parameters())
-
-    def mix(name):
-        weight = state[f"{name}.weight"]
-        shared = weight.shape[1] == f.shape[1] and group.order > 1
-        return shared_map(f, weight, group) if shared else pointwise(f, weight, None, group)
-
-    hidden = mix("hidden")
+    hidden = pointwise(f, state["hidden.weight"], None, group)
     hidden = kernel_norm(hidden, state["norm.weight"], state["norm.bias"]).relu()
     k, slices = layer.kernel_size, layer.slices
     kernels = []
@@ -65,5 +53,5 @@ def e4_layer(f, layer, group):
         flat = flat + state["taps.bias"][:, None, None]
         taps = flat.unflatten(1, (slices, k, k)).movedim((2, 3), (-2, -1))  # offsets last, to be rotated
         kernels.append(reference.act(taps, group, h).movedim((-2, -1), (2, 3)))
-    value = mix("value")
+    value = pointwise(f, state["value.weight"], None, group)
     return dynamic_depthwise(torch.stack(kernels, 2), value)
