@@ -16,6 +16,8 @@ from .group_conv import _OrbitConv2d
 
 Attention = Literal["full", "channel", "spatial", "input", "pose"]
 
+_FIELDS_AT_ONCE = 4  # output fields whose responses eager torch holds in memory
+
 
 class InputAttention2d(KeepsTables, CachesFilters):
     """Attention on the input of a convolution: ``f ↦ (1 − α) f``.
@@ -171,11 +173,9 @@ class _AttentiveConv2d(_OrbitConv2d):
         hidden_channels: int | None = None,
         attention_size: int = 7,
         attention_dilation: int = 1,
-        chunk: int = 4,
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, stride, padding, dilation, bias, exact)
         self.attention_dilation = attention_dilation
-        self.chunk = chunk
         self.attention: InputAttention2d | _ResponseAttention
         if attention == "input" or attention == "pose":
             self.attention = InputAttention2d(
@@ -208,7 +208,7 @@ class _AttentiveConv2d(_OrbitConv2d):
 
     def _sampling(self) -> tuple[int, int, int, int, int, int]:
         poses = self.in_planes // self.in_channels
-        chunk = self.chunk * self.group.order
+        chunk = _FIELDS_AT_ONCE * self.group.order
         return poses, self.stride, self.padding, self.dilation, self.attention_dilation, chunk
 
 
@@ -232,8 +232,6 @@ class AttentiveLiftingConv2d(_AttentiveConv2d):
         hidden_channels: The hidden width of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, in pixels, odd.
         attention_dilation: The dilation of the filters of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are in memory at once in eager torch and in large exported
-            networks.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.
@@ -280,8 +278,6 @@ class AttentiveGroupConv2d(_AttentiveConv2d):
         hidden_channels: The hidden width of the channel attention; by default half of C, at least 1.
         attention_size: The side of the filters of the spatial attention, n, in pixels, odd.
         attention_dilation: The dilation of the filters of the spatial attention, in pixels.
-        chunk: The number of output fields whose responses are in memory at once in eager torch and in large exported
-            networks. The responses of one field take C·|H| times the memory of the field; the kernels store none.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height', width')``. The weight is ``(C', C·|H|, k, k)``; on

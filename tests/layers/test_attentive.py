@@ -10,7 +10,7 @@ import torch
 import eqzoo
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2, Z2M
-from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d
+from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d, attentive
 from eqzoo.models import AllCNN, ResNet44
 from eqzoo.ops import attentive_conv, use_backend
 from tests.layers import reference_attentive as reference
@@ -54,7 +54,7 @@ def test_attention_on_responses_is_its_equations(group, layer_cls, attention):
 @pytest.mark.parametrize("layer_cls", LAYERS)
 def test_sampling_options_are_the_equations_too(layer_cls):
     options = {"stride": 2, "padding": 1, "dilation": 2, "attention_dilation": 2}
-    layer = drawn(layer_cls(P4, 2, 3, 2, attention_size=3, bias=False, chunk=2, **options))
+    layer = drawn(layer_cls(P4, 2, 3, 2, attention_size=3, bias=False, **options))
     x = image(layer, 7, 5).requires_grad_()
     assert_same_with_gradients(layer, x, lambda x: reference.attentive_conv(x, layer, **options))
 
@@ -119,11 +119,11 @@ def test_attention_that_is_not_permuted_breaks_equivariance(attention, index):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 9])
-def test_the_result_does_not_depend_on_the_chunk(chunk):
-    layer = drawn(AttentiveGroupConv2d(P4, 2, 5, 3, chunk=5))
+def test_the_result_does_not_depend_on_the_chunk(chunk, monkeypatch):
+    layer = drawn(AttentiveGroupConv2d(P4, 2, 5, 3))
     x = image(layer, 6, 6)
     expected = layer(x)
-    layer.chunk = chunk
+    monkeypatch.setattr(attentive, "_FIELDS_AT_ONCE", chunk)
     with use_backend("eager"):
         torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
 
@@ -139,7 +139,7 @@ def test_smaller_chunks_take_less_memory(monkeypatch):
     )
     for chunk in (1, 8):
         sizes.clear()
-        layer.chunk = chunk
+        monkeypatch.setattr(attentive, "_FIELDS_AT_ONCE", chunk)
         with use_backend("eager"):
             layer(x)
         assert max(sizes) == 2 * (3 * 4) * (chunk * 4) * 6 * 6
@@ -196,7 +196,7 @@ def assert_works_in_all_formats(module, x):
     ],
 )
 def test_layers_work_in_all_formats(layer_cls, attention):
-    layer = drawn(layer_cls(P4M, 2, 3, 3, attention=attention, attention_size=3, chunk=2))
+    layer = drawn(layer_cls(P4M, 2, 3, 3, attention=attention, attention_size=3))
     assert_works_in_all_formats(layer, image(layer))
 
 
