@@ -147,11 +147,7 @@ class SimpleAffineSelfConv2d(_SelfConv2d):
     E is a 1 x 1 group convolution of f. ``t(P, x, d) = Σ_R E(R, x + d) (P·ψ)(R, d) + (P·β)(d)`` are the keys and the
     values, and ``t(P, x, 0)`` is the query; all else is as in `AffineSelfConv2d`. It has about half its parameters.
 
-    Args:
-        group: The point group H; it must map the pixel grid onto itself.
-        channels: The number of input and output fields, C.
-        kernel_size: The side k of the neighborhood, in pixels, odd.
-        num_heads: The number of heads; it divides C, and each head has C/num_heads consecutive channels.
+    The arguments are those of `AffineSelfConv2d`.
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same; ψ is ``(C, |H|, k, k)`` and β ``(C, 1, k, k)``.

@@ -218,20 +218,7 @@ class AttentiveLiftingConv2d(_AttentiveConv2d):
     ``out(h) = Σ_c (1 − α(h, c)) f̃(h, c) + b`` with the responses ``f̃(h, c) = f(c) ⋆ (h·ψ)(c)``. The attention is that
     of `AttentiveGroupConv2d`, without the axis of input poses, which an image does not have.
 
-    Args:
-        group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of image channels, C.
-        out_channels: The number of output fields, C'.
-        kernel_size: The side of the square filter, in pixels, odd or even.
-        stride: The step between outputs, in pixels.
-        padding: The zeros added to each side, in pixels.
-        dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one per field.
-        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
-        attention: ``"full"``, ``"channel"``, ``"spatial"``, ``"input"`` or ``"pose"``.
-        hidden_channels: The hidden width of the channel attention; by default half of C, at least 1.
-        attention_size: The side of the filters of the spatial attention, in pixels, odd.
-        attention_dilation: The dilation of the filters of the spatial attention, in pixels.
+    The arguments are those of `AttentiveGroupConv2d`; ``in_channels`` counts image channels.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C, k, k)``.

@@ -153,19 +153,7 @@ class LiftingConv2d(_OrbitConv2d):
     ``out(h) = f ⋆ (h·ψ) + b``. The output is a regular field: rotating the image rotates the maps and permutes
     the group axis.
 
-    Args:
-        group: The point group H; it must map the pixel grid onto itself.
-        in_channels: The number of image channels, C.
-        out_channels: The number of regular fields, C'.
-        kernel_size: The side of the square filter, in pixels, odd or even.
-        stride: The step between outputs, in pixels.
-        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
-        dilation: The step between filter taps, in pixels.
-        bias: Whether to add a bias, one per field.
-        exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
-        groups: The number of equal parts of the channels, each of which gives as many of the fields, as in
-            `torch.nn.Conv2d`; not to be mistaken for ``group``.
-        padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
+    The arguments are those of `GroupConv2d`; ``in_channels`` counts image channels.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C / groups, k, k)``.

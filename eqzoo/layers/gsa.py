@@ -195,15 +195,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
     map combines the heads into a regular field. q, k and val are linear maps of the pixel. The first half of a query is
     compared with the encoding of the row, the second with that of the column; all heads share the encodings.
 
-    Args:
-        group: The point group H, with any number of rotations.
-        in_channels: The number of image channels, C.
-        out_channels: The number of regular fields, C'.
-        kernel_size: The side of the square neighborhood, in pixels, odd; ``"global"`` for the whole image. Neighbors
-            outside the image are excluded.
-        num_heads: The number of heads.
-        head_channels: The number of channels of a head; by default half of C'.
-        attn_drop: The dropout probability of the attention weights; one mask for all output poses.
+    The arguments are those of `GroupSelfAttention2d`, without ``pose_index``; ``in_channels`` counts image channels.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height, width)``.
