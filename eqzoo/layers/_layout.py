@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..ops._dispatch import is_transformed
 from ..ops._layout import LAST, follow
 
 
@@ -12,8 +13,11 @@ def is_channels_last(x: Tensor) -> bool:
     A field ``(B, C, |H|, height, width)`` in this layout is stored as ``(B, height, width, |H|, C)``, so its planes
     ``(B, |H|·C, height, width)`` are in `torch.channels_last`. An image of one channel, whose memory is the same in
     both layouts, is channels last if its strides say so. False while torch exports, as a file has no layouts, and while
-    it compiles for one image: the strides that the compiler expects of convolutions are then not those they have.
+    it compiles for one image: the strides that the compiler expects of convolutions are then not those they have. False
+    for what torch.func transforms, whose strides are not of its shape.
     """
+    if not torch.compiler.is_compiling() and is_transformed():
+        return False
     if x.ndim not in (4, 5) or torch.compiler.is_exporting() or (torch.compiler.is_compiling() and len(x) == 1):
         return False
     axes = LAST if x.ndim == 5 else (1, 3, 2, 0)
@@ -51,4 +55,6 @@ def laid_out_as(x: Tensor, y: Tensor) -> Tensor:
 
 def with_channels_last(planes: Tensor) -> Tensor:
     """Planes in `torch.channels_last`; a convolution of a batch of one does not always return that layout."""
-    return planes if is_channels_last(planes) else planes.to(memory_format=torch.channels_last)
+    if is_channels_last(planes) or (not torch.compiler.is_compiling() and is_transformed()):
+        return planes
+    return planes.to(memory_format=torch.channels_last)

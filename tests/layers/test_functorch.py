@@ -14,6 +14,7 @@ from eqzoo.layers import (
     Irreps,
     OcticBlock,
 )
+from eqzoo.models import ConvNeXt
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,16 @@ def test_torch_func_differentiates(layer):
     expected = torch.autograd.grad(layer(x).sin().sum(), x)[0]
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(of_each, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_torch_func_maps_networks_and_fields_that_are_channels_last():
+    nets = [ConvNeXt(P4, planes=(8, 8), depths=(1, 1), num_classes=3).double().eval() for _ in range(2)]
+    weights, x = torch.func.stack_module_state(nets), torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    found = torch.vmap(lambda p, b: torch.func.functional_call(nets[0], (p, b), (x,)))(*weights)
+    torch.testing.assert_close(found, torch.stack([net(x) for net in nets]))
+    fields = torch.randn(2, 5, 5, 4, 4, dtype=torch.float64).permute(0, 4, 3, 1, 2)
+    conv = GroupConv2d(P4, 4, 2, 3, padding=1).double()
+    torch.testing.assert_close(torch.vmap(lambda one: conv(one[None])[0])(fields), conv(fields))
 
 
 def test_torch_func_differentiates_octic_blocks():
