@@ -57,8 +57,13 @@ class AffineMap(KeepsTables, CachesFilters):
 class _SelfConv2d(nn.Module):
     """Base class of the variants: heads, output projection and fusing."""
 
+    head_multiple = 1  # divides the channels of a head
+
     def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
         super().__init__()
+        if channels % (self.head_multiple * num_heads):
+            even = "an even number of" if self.head_multiple == 2 else "equally many"
+            raise ValueError(f"each head has {even} channels, which {num_heads} heads of {channels} channels have not")
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size
@@ -208,6 +213,7 @@ class StandAloneSelfAttention2d(KeepsTables, _SelfConv2d):
         torch.Size([2, 16, 1, 16, 16])
     """
 
+    head_multiple = 2
     embedding_index: Tensor
 
     def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:

@@ -18,7 +18,7 @@ class GroupSqueezeExcite(nn.Module):
     Args:
         group: The point group H.
         channels: The number of regular fields, C.
-        reduction: The ratio of fields to hidden units, r.
+        reduction: The ratio of fields to hidden units, r; it divides C.
 
     Shape:
         ``(B, C, |H|, height, width)`` to the same.
@@ -37,6 +37,8 @@ class GroupSqueezeExcite(nn.Module):
 
     def __init__(self, group: Group, channels: int, reduction: int = 16) -> None:
         super().__init__()
+        if channels % reduction:
+            raise ValueError(f"the reduction divides the fields, and {reduction} does not divide {channels}")
         self.group = group
         self.channels = channels
         self.reduce = nn.Linear(channels, channels // reduction)

@@ -144,6 +144,9 @@ def test_errors_say_what_would_work():
         ASCResNet(P4, depth=18)
     with pytest.raises(ValueError, match="the nearest sizes that work are 16 x 16 and 20 x 20"):
         ASCResNet(P4, **SMALL)(torch.zeros(1, 3, 17, 17))
+    for middle, settings in (("conv", {"se_reduction": 64}), ("asc", {"num_heads": 3}), ("sasa", {"num_heads": 4})):
+        with pytest.raises(ValueError, match=r"does not divide|heads of"):
+            ASCResNet(P4, **TINY | {"middle": middle} | settings)
 
 
 @pytest.mark.parametrize("middle", ["conv", "sasa", "simple_asc", "asc"])
