@@ -190,7 +190,8 @@ def test_info_calls_a_folder_without_results_by_its_name(capsys, tmp_path):
 def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
     data = json.loads(run(capsys, "info", "p4m_e4net", "--json")[1])
     model = eqzoo.create_model("p4m_e4net")
-    assert data["checkpoints"][0]["where"] is None
+    untrained = json.loads(run(capsys, "info", "r12_gsanet_t", "--json")[1])
+    assert untrained["checkpoints"][0]["where"] is None
     for side in (24, 26):
         taken = True
         try:
@@ -256,7 +257,7 @@ def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
     for args, message in (
         (("info", "p5_cnn"), "p5_cnn"),
         (("predict", tmp_path / "none.png"), "none.png"),
-        (("predict", IMAGE, "--model", "p4m_e4net"), "p4m_e4net"),
+        (("predict", IMAGE, "--model", "r12_gsanet_t"), "r12_gsanet_t"),
         (("list", "q*"), "q*"),
         ((*attention, tmp_path / "out.png"), "no weights for r12_gsanet_t"),
         ((*attention, tmp_path / "out.docx", "--untrained"), "docx"),

@@ -23,6 +23,7 @@ CORRECT = {
     "p4_e4net.rotmnist": 200,
     "p4_e4net_large.rotmnist": 200,
     "p4m_cnn.rotmnist": 200,
+    "p4m_e4net.rotmnist": 196,
     "r4_gsanet_t.rotmnist": 196,
     "r8_gsanet_t.rotmnist": 199,
     "z2_cnn.rotmnist": 185,
