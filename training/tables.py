@@ -127,7 +127,7 @@ def by_set(root: Path, score: str, minutes: float, images: int = 100) -> str:
         cells.append(f"{statistics.fmean(mean_of(rows, score) for rows in sets.values()):.1f}" if complete else "")
         if several:
             by_seed = [mean_of(rows, score) for rows in zip(*sets.values(), strict=False)]
-            cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete else "")
+            cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete and len(by_seed) > 1 else "")
         rate = statistics.median(mean_of(rows, "predictions_per_second") for rows in sets.values())
         lines.append((_quoted(network), *cells, f"{rate:,.0f}"))
     header = ["network", *(DATA_TITLES[name] for name in present), "mean", *["mean, by seed"] * several]
