@@ -108,8 +108,8 @@ class RunDirectory:
             found += split_differences(self.data_sha256() or data_sha256, data_sha256)
         if found:
             raise ValueError(
-                f"{self.path} holds another run ({', '.join(found)}); name another folder, where "
-                f"start=run:{self.path} begins from its weights once it has ended"
+                f"{self.path} holds another run ({', '.join(found)}); name another folder. What begins from its "
+                f"weights once it has ended: `eqzoo finetune {self.path} IMAGES`, or start=run:{self.path} of a recipe"
             )
 
     def start(
