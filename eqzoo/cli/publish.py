@@ -17,6 +17,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise ValueError("--private is for a repo that is made by --push OWNER; leave it out, or add that")
     if folder.resolve().parent == shipped_folder().resolve():
         raise ValueError(f"{folder} is a checkpoint of eqzoo itself, which training/publish.py publishes")
+    before = read_checkpoint(folder).config["pretrained_cfg"].get("license")
     if args.checkpoint or args.license or args.base_model or args.label_names:
         restate(folder, args.checkpoint, args.license, args.base_model, args.label_names or ())
     checkpoint = read_checkpoint(folder)
@@ -30,8 +31,13 @@ def run(args: argparse.Namespace) -> Answer:
         except ExportError as error:
             why = f"no ONNX file was written{' and nothing uploaded' if repo_id else ''}: {error}"
             return Answer("\n".join([*lines, why]), data | {"reason": why}, 1)
-    if edited_card(folder, checkpoint):
+    if before and license_name != before:
+        lines.append(f"the license {before} of before, which that of the start may be, is replaced by {license_name}")
+    if card := edited_card(folder, checkpoint):
+        stated = [f"# {checkpoint.name}", *[f"license: {license_name}"] * bool(license_name)]
+        missing = [repr(line) for line in stated if line not in card.splitlines()]
         lines.append(f"{folder / CARD_NAME} was edited, and is taken as it is")
+        lines += [f"it does not say {' or '.join(missing)}: write that into it"] * bool(missing)
     if repo_id:
         data["uploaded"] = push_folder(folder, repo_id, args.replace, args.private)
         done = f"uploaded {', '.join(data['uploaded'])} to {repo_id}"
