@@ -65,6 +65,21 @@ def image_folder(
     return read_files(path, listed, classes, input_size)
 
 
+class NamingLine(str):
+    """A line of advice with names of the user's files or folders, and ``published``, the same without them.
+
+    Names may tell of patients: what is uploaded with a checkpoint has none.
+    """
+
+    published: str
+
+    def __new__(cls, before: str, names: str, after: str) -> "NamingLine":
+        """The line of three parts, of which the second is left out of ``published``."""
+        line = super().__new__(cls, before + names + after)
+        line.published = before + after
+        return line
+
+
 def some_names(names: Collection[str], count: int = SHOWN) -> str:
     """The first names, quoted, as errors list them."""
     return ", ".join(map(repr, [*names][:count])) + (", ..." if len(names) > count else "") or "none"
@@ -121,8 +136,11 @@ def channels_found(data: object) -> tuple[int | None, list[str]]:
     if not gray or len(gray) == len(found):
         return 1 if len(gray) == len(found) else 3, []
     return 3, [
-        f"some images are gray ({len(gray):,} of {len(found):,}, such as {gray[0]!r}) and others in color: all are "
-        "read as red, green and blue; if color means nothing here, add --channels 1"
+        NamingLine(
+            f"some images are gray ({len(gray):,} of {len(found):,}",
+            f", such as {gray[0]!r}",
+            ") and others in color: all are read as red, green and blue; if color means nothing here, add --channels 1",
+        )
     ]
 
 
@@ -197,8 +215,11 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
     if not folder or not found:
         return []
     return [
-        f"files of other image formats in {folder.name or folder} are not read ({len(found):,}, such as "
-        f"{found[0].name!r}): convert what is to be among the images to .png, .jpg, .tif or .webp"
+        NamingLine(
+            f"files of other image formats in {folder.name or folder} are not read ({len(found):,}",
+            f", such as {found[0].name!r}",
+            "): convert what is to be among the images to .png, .jpg, .tif or .webp",
+        )
     ]
 
 

@@ -16,7 +16,7 @@ from ..analysis.sizes import weightless
 from ..data import AnySplit, Split, folders_in_classes
 from ..data.brightness import DARK, NEARLY_ALL, dark_images
 from ..data.copies import copies
-from ..data.folder import some_names
+from ..data.folder import NamingLine, some_names
 from ..data.hashes import SPLIT_NAMES, image_codes, trained_images
 from ..engine.recipe import Recipe
 from ..evaluation import Predictor
@@ -195,9 +195,10 @@ def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]
             "; images of one inner folder can be in several splits, so if one is a patient or a slide, keep it in one: "
             "--split-by folder (split_by='folder')"
         )
-        yield (
-            f"class folders hold folders of images ({some_names(inner, 3)}): the classes are the outer folders "
-            f"({some_names(train.classes, 3)}){apart if drawn else ''}"
+        yield NamingLine(
+            "class folders hold folders of images",
+            f" ({some_names(inner, 3)})",
+            f": the classes are the outer folders ({some_names(train.classes, 3)}){apart if drawn else ''}",
         )
 
 
@@ -208,20 +209,20 @@ def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
         for split in splits
         for label, file in zip(split.labels.tolist(), split.files, strict=False)
     ]
-    readings = dict[tuple[int, int], str]()
+    readings = dict[tuple[int, int], tuple[str, str]]()
     for pattern in _IN_NAMES:
         pairs = {(label, match[1]) for label, name in files if (match := re.match(pattern, name))}
         names = sorted({source for _, source in pairs if re.search(r"\d", source)})
         apart = len(pairs) > len({label for label, _ in files}) and len(pairs) <= _REPEATED * len(files)
         if apart and _FEW_SOURCES <= len(names) <= len(files) / 2:
-            text = (
-                f"{', '.join(names[:2])}, ...: {len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
-            )
-            readings.setdefault((len(names), len(pairs)), text)
+            text = f"{len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
+            readings.setdefault((len(names), len(pairs)), (f"{', '.join(names[:2])}, ...", text))
     if readings:
-        yield (
+        yield NamingLine(
             "names of files may tell what the images come from: if these are patients, slides or scenes, keep the "
-            f"images of each in one split ({'; or '.join(readings.values())})"
+            f"images of each in one split ({'; or '.join(text for _, text in readings.values())}",
+            f"; the sources are {', or '.join(examples for examples, _ in readings.values())}",
+            ")",
         )
 
 
@@ -293,17 +294,18 @@ def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
         return splits[split].files[index] if splits[split].files else f"{SPLIT_NAMES[split]} image {index}"
 
     if found.leaked:
-        yield (
+        yield NamingLine(
             f"at least {len(found.leaked):,} validation or test images are copies of training images, if rotated, "
-            f"reflected, resized, recompressed or of another brightness ({', '.join(map(named, found.leaked[:3]))}"
-            f"{', ...' * (len(found.leaked) > 3)}), so the metrics are too good: remove them, or give folders train, "
-            "val and test without them"
+            "reflected, resized, recompressed or of another brightness",
+            f" ({', '.join(map(named, found.leaked[:3]))}{', ...' * (len(found.leaked) > 3)})",
+            ", so the metrics are too good: remove them, or give folders train, val and test without them",
         )
     if found.contradictory:
         one, other = found.contradictory[0]
-        yield (
-            f"{len(found.contradictory):,} pairs of copies are in two classes, such as {named(one)} and {named(other)}"
-            ": look at them, and keep each in its own class"
+        yield NamingLine(
+            f"{len(found.contradictory):,} pairs of copies are in two classes",
+            f", such as {named(one)} and {named(other)}",
+            ": look at them, and keep each in its own class",
         )
 
 

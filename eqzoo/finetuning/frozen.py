@@ -104,32 +104,40 @@ def train_classifier(plan: "Plan", facts: Mapping[str, Any]) -> nn.Module:
 
 
 def _fit(plan: "Plan", model: nn.Module, splits: Mapping[str, AnySplit]) -> dict[str, Any]:
-    """Sets the classifier of a network; returns the losses, the accuracy and the penalty."""
+    """Sets the classifier of a network; returns the losses, the penalty, the accuracy and, if balanced, the recall."""
     found = {key: pooled_features(model, split, plan.request.workers) for key, split in splits.items()}
     mean, scale = found["train"].mean(0), found["train"].std(0).clamp(min=1e-6)
     features = {key: (values - mean) / scale for key, values in found.items()}
     labels = {key: split.labels.cpu() for key, split in splits.items()}
     factors = torch.tensor(plan.recipe.class_weights, dtype=torch.float64) if plan.recipe.class_weights else None
 
-    def scores(matrix: Tensor, part: str) -> tuple[float, float]:
+    def scores(matrix: Tensor, part: str) -> dict[str, float]:
         logits = torch.addmm(matrix[:, -1], features[part], matrix[:, :-1].T)
-        accuracy = 100 * (logits.argmax(1) == labels[part]).double().mean().item()
-        return accuracy, F.cross_entropy(logits, labels[part]).item()
+        right = (logits.argmax(1) == labels[part]).double()
+        found = {
+            "valid_loss": F.cross_entropy(logits, labels[part]).item(),
+            "valid_accuracy": 100 * right.mean().item(),
+        }
+        if factors is not None:
+            counts = labels[part].bincount()
+            recalls = (labels[part].bincount(right) / counts)[counts > 0]
+            found["valid_recall"] = 100 * recalls.mean().item()
+        return found
 
     matrix: Tensor | None = None
-    best: tuple[tuple[float, float], Tensor, float] | None = None
+    best: tuple[tuple[float, float], dict[str, float], Tensor, float] | None = None
     for penalty in _PENALTIES if "valid" in splits else (_USUAL_PENALTY,):
         matrix = fit_classifier(features["train"], labels["train"], len(plan.names), penalty, matrix, factors)
-        accuracy, loss = scores(matrix, "valid" if "valid" in splits else "train")
-        if best is None or (accuracy, -loss) > best[0]:
-            best = (accuracy, -loss), matrix, penalty
+        reached = scores(matrix, "valid" if "valid" in splits else "train")
+        rank = reached.get("valid_recall", reached["valid_accuracy"]), -reached["valid_loss"]
+        if best is None or rank > best[0]:
+            best = rank, reached, matrix, penalty
     assert best is not None
-    (accuracy, negative_loss), matrix, penalty = best
+    _, reached, matrix, penalty = best
     classifier = cast(Any, model).get_classifier()
     weight = matrix[:, :-1] / scale
     with torch.no_grad():
         classifier.weight.copy_(weight)
         classifier.bias.copy_(matrix[:, -1] - weight @ mean)
-    known = "valid" in splits
-    valid = {"valid_loss": -negative_loss if known else None, "valid_accuracy": accuracy if known else None}
-    return {"epoch": 1, "loss": scores(matrix, "train")[1], "penalty": penalty, **valid}
+    valid = reached if "valid" in splits else {"valid_loss": None, "valid_accuracy": None}
+    return {"epoch": 1, "loss": scores(matrix, "train")["valid_loss"], "penalty": penalty, **valid}

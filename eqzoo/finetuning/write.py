@@ -41,7 +41,7 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
         advice: What was said before the run.
 
     Returns:
-        The content of results.json.
+        The content of results.json, whose advice names no files.
     """
     assert plan.speed is not None
     folder, rows = plan.directory.path, plan.directory.rows()
@@ -74,9 +74,10 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
         "notes": [*_notes(plan), *found.notes, *ties],
         "advice": [*advice, *advice_after(plan, found.metrics, training_accuracy, training["valid_accuracy"])],
     }
+    published = [getattr(line, "published", line) for line in results["advice"]]
     _write_config(plan, model, results["weights_sha256"])
     _write_predictions(plan, predictor, found)
-    write_json(folder / RESULTS_NAME, results)
+    write_json(folder / RESULTS_NAME, results | {"advice": published})
     write_figures(folder)
     write_card(folder)
     return results

@@ -121,7 +121,8 @@ def test_names_of_files_may_tell_their_sources():
 
     slides = [f"{kind}/slide{n}_{i:03d}.png" for kind in "ab" for n in range(3) for i in range(10)]
     (line,) = said(slides)
-    assert "slide0, slide1, ...: 3 sources of 60 images" in line
+    assert "(3 sources of 60 images: " in line
+    assert "the sources are slide0, slide1, ..." in line
     (pattern,) = re.findall(r"--split-by '(.*?)'", line)
     assert {re.search(pattern, name.partition("/")[2])[1] for name in slides} == {"slide0", "slide1", "slide2"}
     assert said(slides, split_by=pattern) == []

@@ -20,7 +20,7 @@ from PIL import Image
 import eqzoo
 from eqzoo import equivariance
 from eqzoo._common import parse_settings
-from eqzoo.cards import read_checkpoint, render_card
+from eqzoo.cards import REPO_FILES, read_checkpoint, render_card
 from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
@@ -36,8 +36,8 @@ from eqzoo.data import (
 from eqzoo.data.hashes import settings_differences
 from eqzoo.engine.run import RunDirectory
 from eqzoo.export.onnx_file import OnnxFile
+from eqzoo.finetuning import frozen, write
 from eqzoo.finetuning import run as finetuning
-from eqzoo.finetuning import write
 from eqzoo.finetuning.images import data_label
 from eqzoo.finetuning.plan import Plan
 from eqzoo.finetuning.rules import frozen_modules
@@ -376,6 +376,49 @@ def test_a_file_of_any_channels_and_another_size(tmp_path, channels):
     assert eqzoo.equivariance_error(model) < 1e-12
     first = eqzoo.create_model("p4_cnn", pretrained=True, in_chans=channels)
     assert torch.equal(next(model.stem.parameters()), next(first.stem.parameters()))  # it was frozen
+
+
+def test_a_balanced_classifier_has_the_penalty_with_the_highest_mean_recall(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    splits, features = {}, {}
+    for part, counts in (("train", (200, 20)), ("valid", (100, 25))):
+        labels = torch.tensor([0] * counts[0] + [1] * counts[1])
+        noise = torch.randn(len(labels), 40, generator=generator, dtype=torch.float64)
+        features[part] = noise + 0.5 * labels[:, None] * (torch.arange(40) < 4)
+        splits[part] = Split(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, ("a", "b"))
+    monkeypatch.setattr(frozen, "pooled_features", lambda model, split, workers: features[
+        next(part for part, of in splits.items() if of is split)
+    ])  # fmt: skip
+    model = SimpleNamespace(get_classifier=lambda: torch.nn.Linear(40, 2).double())
+    fitted = {}
+    for penalty in frozen._PENALTIES:
+        monkeypatch.setattr(frozen, "_PENALTIES", (penalty,))
+        fitted[penalty] = frozen._fit(_balanced_plan(), model, splits)
+    monkeypatch.setattr(frozen, "_PENALTIES", tuple(fitted))
+    found = frozen._fit(_balanced_plan(), model, splits)
+    assert found["valid_recall"] == pytest.approx(max(row["valid_recall"] for row in fitted.values()), abs=0.5)
+    assert found["valid_accuracy"] < max(row["valid_accuracy"] for row in fitted.values()) - 1
+    assert "valid_recall" not in frozen._fit(_balanced_plan(()), model, splits)
+
+
+def _balanced_plan(class_weights=(0.55, 5.5)):
+    recipe = SimpleNamespace(class_weights=class_weights)
+    return SimpleNamespace(request=SimpleNamespace(workers=0), recipe=recipe, names=("a", "b"))
+
+
+def test_what_is_published_names_no_files(tmp_path):
+    images = save_shapes(tmp_path / "images", (8, 8, 8))
+    for index in range(6):
+        shutil.copy(next((images / "bar").iterdir()), images / "bar" / f"Huber_Karl_1944_{index:02}.png")
+    first, *_, other = sorted(path for path in images.iterdir() if path.is_dir())
+    shutil.copy(next(first.iterdir()), other / "Huber_Karl_1944_99.png")
+    (images / "bar" / "Huber_Karl.gif").write_bytes(b"")
+    result = eqzoo.finetune("p4_cnn", images, tmp_path / "out", epochs=1, device="cpu")
+    assert sum("Huber" in line for line in result.results["advice"]) >= 2
+    for file in REPO_FILES:
+        path = tmp_path / "out" / file
+        assert not path.is_file() or b"Huber" not in path.read_bytes(), file
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["advice"]) == len(result.results["advice"])
 
 
 def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
