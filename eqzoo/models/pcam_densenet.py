@@ -159,7 +159,7 @@ _NAMES = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "
 
 default_cfgs = configs(
     {f"{name}.pcam": CATALOG["pcam"].cfg() for name in _NAMES}
-    | {f"{name}.chula_rbc12": CATALOG["chula_rbc12"].cfg() for name in ("z2_densenet", "p4m_densenet")},
+    | {f"{name}.chula_rbc12": CATALOG["chula_rbc12"].cfg() for name in ("z2_densenet", "p4_densenet", "p4m_densenet")},
     first_conv="stem",
     classifier="head",
 )

@@ -104,5 +104,6 @@ RECIPES: dict[str, Entry] = {
     **_recipe("z2_resnet29", "chula_rbc12", 6, 0.02, "z2_resnet29.cifar10", _Z2_CELLS + _SCALED, **_CELLS),
     **_recipe("p4m_resnet29", "chula_rbc12", 8, 0.01, "p4m_resnet29.eurosat", _SCALED, **_CELLS),
     **_recipe("z2_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
+    **_recipe("p4_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
     **_recipe("p4m_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
 }
