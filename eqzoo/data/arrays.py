@@ -131,8 +131,13 @@ def from_arrays(
 
 def _planes(images: np.ndarray[Any, Any], source: str) -> Tensor:
     """Images ``(n, height, width[, channels])`` as ``(n, channels, height, width)``, uint8."""
-    channels_last = images.ndim == 3 or (images.ndim == 4 and images.shape[3] <= min(images.shape[1:3]))
-    if images.dtype != np.uint8 or not channels_last or 0 in images.shape[1:]:
+    if images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] >= min(images.shape[1:3]) > 0:
+        raise ValueError(
+            f"{source}: images are (n, height, width, channels) with fewer channels than pixels a side, got "
+            f"{images.shape}; if channels come first, save images.transpose(0, 2, 3, 1); more channels than pixels are "
+            "taken as an eqzoo.data.Split in Python"
+        )
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape[1:]:
         raise ValueError(
             f"{source}: images are uint8, (n, height, width) or (n, height, width, channels), got {images.dtype} "
             f"{images.shape}; others are scaled by ((x - low) / (high - low) * 255).clip(0, 255).round()"

@@ -81,7 +81,9 @@ def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, s
         return _of_files(split_by, folder, split.files)
     if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and is_npz(data):
         with np.load(data, allow_pickle=False) as arrays:
-            split_by = arrays.get(split_by)  # None is refused below
+            if split_by not in arrays:
+                raise ValueError(f"{data} has no array {split_by!r} to split by; it has {', '.join(arrays)}")
+            split_by = arrays[split_by]
     values = np.asarray(split_by)
     gaps = [i for i, value in enumerate(values.reshape(-1).tolist()) if str(value) in _MISSING]
     if values.shape != (len(split),) or gaps:

@@ -145,12 +145,13 @@ def test_sources_of_arrays(tmp_path):
     train = eqzoo.data.read_images(file, 28)["train"]
     assert image_sources("slide", file, train) == [str(slide) for slide in slides]
     assert image_sources(slides, {"train": train}, train) == [str(slide) for slide in slides]
+    with pytest.raises(ValueError, match=r"no array 'patient' .* has x_train, y_train, slide"):
+        image_sources("patient", file, train)
     assert image_sources(list("aabbccddeeff"), {"train": train}, train) == list("aabbccddeeff")
     streamed = Streamed(lambda i: train.images[i], torch.arange(12), train.labels, train.shape)
     parts = complete_splits({"train": streamed}, 0.25, 0, image_sources(slides, {}, streamed))
     assert len({str(slides[int(number)]) for number in parts["valid"].files}) == 1
     for by, data in (
-        ("scene", file),
         ("of_two", file),
         ("objects", file),
         ("slide", {"train": train}),
