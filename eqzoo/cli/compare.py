@@ -24,7 +24,12 @@ def run(args: argparse.Namespace) -> Answer:
         ["weights", *(f"{row['megabytes']:g} MB" for row in rows)],
         ["training", *(f"{row['training_minutes']:g} minutes" for row in rows)],
     ]
-    return Answer(table(lines), {"networks": rows})
+    notes = [
+        f"{row['folder']} saw other pixels than {rows[0]['folder']} under the same names: are they the same images?"
+        for row in rows[1:]
+        if row["other_pixels"]
+    ]
+    return Answer("\n".join([table(lines), *notes]), {"networks": rows})
 
 
 def _difference(row: dict[str, Any], key: str) -> str:

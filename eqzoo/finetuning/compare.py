@@ -41,7 +41,8 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
         ``multiply_adds``, ``megabytes`` and ``training_minutes``; and from the second one on the differences to the
         first, ``accuracy_difference`` and ``macro_f1_difference`` in points, each with a 95 % ``..._interval`` by
         resampling the images (paired bootstrap), and ``p_value``, that of McNemar's exact test: how likely so unequal
-        numbers of images that one of the two alone classifies correctly are, if both are equally accurate.
+        numbers of images that one of the two alone classifies correctly are, if both are equally accurate; and
+        ``other_pixels``, whether images of the same names and the same size have other pixels.
 
     Raises:
         FileNotFoundError: If a folder is not that of a finished fine-tuning.
@@ -59,8 +60,10 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if (other.files, other.names) != (first.files, first.names) or not torch.equal(other.labels, first.labels):
             raise ValueError(f"{path} was evaluated on other images or classes than {paths[0]}; use the same split")
     rows = [_facts(path, checkpoint) for path, checkpoint in zip(paths, checkpoints, strict=True)]
-    for row, other in zip(rows[1:], found[1:], strict=True):
+    pixels = [_pixels(checkpoint) for checkpoint in checkpoints]
+    for row, other, (size, digest) in zip(rows[1:], found[1:], pixels[1:], strict=True):
         row |= _difference(first, other)
+        row["other_pixels"] = size == pixels[0][0] and digest != pixels[0][1]
     return rows
 
 
@@ -89,6 +92,12 @@ def _facts(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
         "megabytes": round(checkpoint.size / 1e6, 2),
         "training_minutes": round(r["training_seconds"] / 60, 1),
     }
+
+
+def _pixels(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """The size of the images that a network sees, and the digest of those that it was evaluated on."""
+    digests = checkpoint.training.get("data_sha256") or {}
+    return checkpoint.config["pretrained_cfg"]["input_size"], digests.get(checkpoint.results["evaluated_on"])
 
 
 def _difference(first: _Predictions, other: _Predictions) -> dict[str, Any]:

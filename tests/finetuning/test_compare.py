@@ -49,6 +49,12 @@ def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
     assert second["accuracy_difference"] == pytest.approx(second["accuracy"] - first["accuracy"], abs=0.01)
     assert command_line.main(["compare", str(tmp_path / "p4_cnn"), str(tmp_path / "z2_cnn")]) == 0
     assert f"{second['accuracy_difference']:+.2f}" in capsys.readouterr().out
+    assert not second["other_pixels"]
+    brighter = save_shapes(tmp_path / "brighter", (8, 8, 8), first=100)
+    eqzoo.finetune("z2_cnn", brighter, tmp_path / "of_others", **call)
+    for file in brighter.rglob("*.png"):
+        assert (images / file.relative_to(brighter)).is_file()  # the same names
+    assert compare(tmp_path / "p4_cnn", tmp_path / "of_others")[1]["other_pixels"]
     other = shutil.copytree(tmp_path / "z2_cnn", tmp_path / "other")
     text = (other / "predictions.csv").read_text()
     (other / "predictions.csv").write_text(text.replace("test,bar/", "test,new/"))
