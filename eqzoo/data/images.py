@@ -260,7 +260,12 @@ def read_file(path: Path, read: Callable[[Image.Image], T], whole: bool = True) 
         raise ValueError(f"{path}: {error}") from error
     except (FileNotFoundError, MemoryError):
         raise
+    except Image.DecompressionBombError as error:
+        most = 2 * Image.MAX_IMAGE_PIXELS  # type: ignore[operator]
+        raise ValueError(f"{path} has more than {most:,} pixels, which Pillow refuses; cut it into tiles") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
+        if path.stat().st_size == 0:
+            raise ValueError(f"{path} is not an image: the file is empty") from error
         way = "; save it with 8 or 16 bits in gray or color, or its bands in a .npz file"
         way = way if path.suffix.lower() in (".tif", ".tiff") else ""
         raise ValueError(

@@ -247,17 +247,22 @@ def test_stacks_and_animations_are_errors(tmp_path, suffix):
     assert load_image(tmp_path / f"one.{suffix}", 1).shape == (1, 4, 6)
 
 
-def test_unreadable_images_are_errors(tmp_path):
+def test_unreadable_images_are_errors(tmp_path, monkeypatch):
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.png").write_text("no image")
     (tmp_path / "cut.png").write_bytes((ROOT / "examples" / "seven.png").read_bytes()[:500])
     for name in ("empty.png", "text.png", "cut.png"):
         with pytest.raises(ValueError, match=f"{name} is not an image"):
             load_image(tmp_path / name, 1)
+    with pytest.raises(ValueError, match="the file is empty"):
+        load_image(tmp_path / "empty.png", 1)
     with pytest.raises(FileNotFoundError, match=r"none\.png"):
         load_image(tmp_path / "none.png", 1)
     with pytest.raises(ValueError, match="1, 3 or 4 channels"):
         load_image(ROOT / "examples" / "seven.png", 5)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
+    with pytest.raises(ValueError, match=r"seven\.png has more than 600 pixels"):
+        load_image(ROOT / "examples" / "seven.png", 1)
 
 
 def test_a_transparent_color_of_16_bits_is_black(tmp_path):
