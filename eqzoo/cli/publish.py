@@ -32,12 +32,12 @@ def run(args: argparse.Namespace) -> Answer:
             why = f"no ONNX file was written{' and nothing uploaded' if repo_id else ''}: {error}"
             return Answer("\n".join([*lines, why]), data | {"reason": why}, 1)
     if before and license_name != before:
-        lines.append(f"the license {before} of before, which that of the start may be, is replaced by {license_name}")
+        lines.append(f"its license is {license_name} in place of {before}; terms of the weights it started from stay")
     if card := edited_card(folder, checkpoint):
         stated = [f"# {checkpoint.name}", *[f"license: {license_name}"] * bool(license_name)]
         missing = [repr(line) for line in stated if line not in card.splitlines()]
         lines.append(f"{folder / CARD_NAME} was edited, and is taken as it is")
-        lines += [f"it does not say {' or '.join(missing)}: write that into it"] * bool(missing)
+        lines += [f"it does not say {' or '.join(missing)}: add that"] * bool(missing)
     if repo_id:
         data["uploaded"] = push_folder(folder, repo_id, args.replace, args.private)
         done = f"uploaded {', '.join(data['uploaded'])} to {repo_id}"

@@ -134,7 +134,7 @@ def run_config(model: nn.Module, recipe: Recipe, split: AnySplit) -> dict[str, A
     return checkpoint_config(
         model,
         {**cfg, **known, "num_classes": model.num_classes, "input_size": split.shape, "mean": mean, "std": std},
-        model_args=getattr(model, "_model_args", recipe.model_args),  # timm's record, with the arguments of its name
+        model_args=recipe.model_args,
         label_names=cfg.get("label_names") or split.classes,
         group=model.group.name if isinstance(model, EquivariantNet | OrbitNet) else None,
     )

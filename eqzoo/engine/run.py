@@ -108,7 +108,7 @@ class RunDirectory:
             found += split_differences(self.data_sha256() or data_sha256, data_sha256)
         if found:
             raise ValueError(
-                f"{self.path} holds another run ({', '.join(found)}); name another folder. What begins from its "
+                f"{self.path} holds another run ({', '.join(found)}); name another folder. To begin from its "
                 f"weights once it has ended: `eqzoo finetune {self.path} IMAGES`, or start=run:{self.path} of a recipe"
             )
 

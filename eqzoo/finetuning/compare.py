@@ -63,7 +63,7 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
     pixels = [_pixels(checkpoint) for checkpoint in checkpoints]
     for row, other, (size, digest) in zip(rows[1:], found[1:], pixels[1:], strict=True):
         row |= _difference(first, other)
-        row["other_pixels"] = size == pixels[0][0] and digest != pixels[0][1]
+        row["other_pixels"] = size == pixels[0][0] and None not in (digest, pixels[0][1]) and digest != pixels[0][1]
     return rows
 
 

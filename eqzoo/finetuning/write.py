@@ -101,7 +101,7 @@ def _write_config(plan: Plan, model: nn.Module, weights_sha256: str) -> None:
     config = checkpoint_config(
         model,
         cfg,
-        model_args=getattr(model, "_model_args", plan.recipe.model_args),  # without what timm leaves out, as null
+        model_args=plan.recipe.model_args,
         label_names=plan.names,
         group=Predictor.of(model).group.name,
         weights_sha256=weights_sha256,

@@ -14,11 +14,14 @@ def is_channels_last(x: Tensor) -> bool:
     ``(B, |H|·C, height, width)`` are in `torch.channels_last`. An image of one channel, whose memory is the same in
     both layouts, is channels last if its strides say so. False while torch exports, as a file has no layouts, and while
     it compiles for one image: the strides that the compiler expects of convolutions are then not those they have. False
-    for what torch.func transforms, whose strides are not of its shape.
+    under torch.func, where strides do not tell the layout of a batched tensor.
     """
-    if not torch.compiler.is_compiling() and is_transformed():
-        return False
-    if x.ndim not in (4, 5) or torch.compiler.is_exporting() or (torch.compiler.is_compiling() and len(x) == 1):
+    if (
+        x.ndim not in (4, 5)
+        or is_transformed()
+        or torch.compiler.is_exporting()
+        or (torch.compiler.is_compiling() and len(x) == 1)
+    ):
         return False
     axes = LAST if x.ndim == 5 else (1, 3, 2, 0)
     return follow(x, axes[:-1], exactly=True) and follow(x, axes)
@@ -55,6 +58,5 @@ def laid_out_as(x: Tensor, y: Tensor) -> Tensor:
 
 def with_channels_last(planes: Tensor) -> Tensor:
     """Planes in `torch.channels_last`; a convolution of a batch of one does not always return that layout."""
-    if is_channels_last(planes) or (not torch.compiler.is_compiling() and is_transformed()):
-        return planes
-    return planes.to(memory_format=torch.channels_last)
+    kept = is_channels_last(planes) or is_transformed()
+    return planes if kept else planes.to(memory_format=torch.channels_last)

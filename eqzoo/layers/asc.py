@@ -61,9 +61,8 @@ class _SelfConv2d(nn.Module):
 
     def __init__(self, group: Group, channels: int, kernel_size: int = 5, num_heads: int = 8) -> None:
         super().__init__()
-        if channels % (self.head_multiple * num_heads):
-            even = "an even number of" if self.head_multiple == 2 else "equally many"
-            raise ValueError(f"each head has {even} channels, which {num_heads} heads of {channels} channels have not")
+        if channels % (multiple := self.head_multiple * num_heads):
+            raise ValueError(f"with num_heads={num_heads} channels are a multiple of {multiple}, got {channels}")
         self.group = group
         self.channels = channels
         self.kernel_size = kernel_size

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import octic_gelu, octic_norm
+from ..ops._dispatch import exporting
 from ..ops.octic import eight_parts
 from .irreps import Irreps, OcticLayer, check_widths
 
@@ -60,7 +61,7 @@ class OcticLinear(OcticLayer):
         rows = x.ab.flatten(1, -2)
         if self.bias is None:
             ab = torch.bmm(rows, self.weight)
-        elif torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        elif torch.is_grad_enabled() or torch.compiler.is_compiling() or exporting():
             ab = torch.baddbmm(F.pad(self.bias[None], (0, 0, 0, 3))[:, None], rows, self.weight)
         else:
             ab = torch.bmm(rows, self.weight)

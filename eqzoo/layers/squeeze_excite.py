@@ -38,7 +38,7 @@ class GroupSqueezeExcite(nn.Module):
     def __init__(self, group: Group, channels: int, reduction: int = 16) -> None:
         super().__init__()
         if channels % reduction:
-            raise ValueError(f"the reduction divides the fields, and {reduction} does not divide {channels}")
+            raise ValueError(f"the reduction divides the number of fields, and {reduction} does not divide {channels}")
         self.group = group
         self.channels = channels
         self.reduce = nn.Linear(channels, channels // reduction)

@@ -161,8 +161,10 @@ class EquivariantNet(nn.Module):
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
         if global_pool is not None:
             self.set_pool(global_pool)
-            # timm saves it with the network, and builds the network that it loads with it.
-            self._model_args = {**getattr(self, "_model_args", {}), "global_pool": global_pool}
+            if (
+                args := getattr(self, "_model_args", None)
+            ) is not None:  # timm built it, and saves its arguments with it
+                self._model_args = args | {"global_pool": global_pool}
         # Layers of a deployed network may have buffers alone.
         reference = next(t for t in chain(self.parameters(), self.buffers()) if t.is_floating_point())
         self._can_be_fused = getattr(self, "_can_be_fused", False) or _has_layers_to_fuse(self)

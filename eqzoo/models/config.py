@@ -25,14 +25,16 @@ def checkpoint_config(
     Args:
         model: The network.
         cfg: Its ``pretrained_cfg``, with ``architecture`` and the ``tag`` of the checkpoint.
-        model_args: The arguments of its class. The number of classes is left out: it stands beside them, and Hugging
-            Face transformers takes it from there alone.
+        model_args: The arguments of its class, unless timm has built it: then those that timm recorded, which has those
+            of its name besides, and none that are None. The number of classes is left out: it stands beside them, and
+            Hugging Face transformers takes it from there alone.
         label_names: The names of the classes.
         group: The name of its group; None for a network that is equivariant under translations alone.
         weights_sha256: The hash of its weights file, which `eqzoo.hub` checks; None while it is trained.
         image_side: The shorter side of the images that it was trained on before they were resized, in pixels; None if
             it is unknown.
     """
+    args: Mapping[str, Any] = getattr(model, "_model_args", model_args)
     pool: Any = getattr(model, "global_pool", None) or getattr(model, "group_pool", None)
     pool = getattr(pool, "reduce", getattr(pool, "pool_type", pool))  # a layer of ours or of timm's, or its name
     return {
@@ -41,7 +43,7 @@ def checkpoint_config(
         "num_features": model.num_features,
         "global_pool": pool,
         "label_names": list(label_names),
-        "model_args": {key: value for key, value in model_args.items() if key != "num_classes"},
+        "model_args": {key: value for key, value in args.items() if key != "num_classes"},
         "pretrained_cfg": {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in cfg.items()

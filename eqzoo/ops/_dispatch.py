@@ -53,7 +53,7 @@ def forced(backend: Backend) -> bool:
 
     Custom operators have no rules for these: torch raises an error, or takes tangents of forward mode for zero.
     """
-    return _backend == backend or (backend == "reference" and not torch.compiler.is_compiling() and is_transformed())
+    return _backend == backend or (backend == "reference" and is_transformed())
 
 
 def plain() -> bool:
@@ -72,7 +72,12 @@ def without_kernels() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or forward-mode differentiation is active, for which custom operators have no rules."""
+    """Whether torch.func or forward-mode differentiation is active, for which custom operators have no rules.
+
+    False while torch compiles, as the graph is then transformed as a whole.
+    """
+    if torch.compiler.is_compiling():
+        return False
     in_forward_mode = torch.autograd.forward_ad._current_level >= 0
     return in_forward_mode or torch._C._functorch.peek_interpreter_stack() is not None
 

@@ -145,7 +145,7 @@ def test_errors_say_what_would_work():
     with pytest.raises(ValueError, match="the nearest sizes that work are 16 x 16 and 20 x 20"):
         ASCResNet(P4, **SMALL)(torch.zeros(1, 3, 17, 17))
     for middle, settings in (("conv", {"se_reduction": 64}), ("asc", {"num_heads": 3}), ("sasa", {"num_heads": 4})):
-        with pytest.raises(ValueError, match=r"does not divide|heads of"):
+        with pytest.raises(ValueError, match=r"does not divide|are a multiple of"):
             ASCResNet(P4, **TINY | {"middle": middle} | settings)
 
 
