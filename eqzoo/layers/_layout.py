@@ -58,5 +58,4 @@ def laid_out_as(x: Tensor, y: Tensor) -> Tensor:
 
 def with_channels_last(planes: Tensor) -> Tensor:
     """Planes in `torch.channels_last`; a convolution of a batch of one does not always return that layout."""
-    kept = is_channels_last(planes) or is_transformed()
-    return planes if kept else planes.to(memory_format=torch.channels_last)
+    return planes if is_channels_last(planes) else planes.to(memory_format=torch.channels_last)

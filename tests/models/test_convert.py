@@ -208,6 +208,9 @@ def test_errors_name_what_does_not_fit(tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"not a state dict that torch can read \({reason}"):
             att_gconvs(path, "p4_cnn")
+    torch.save([torch.zeros(1)], path)
+    with pytest.raises(ValueError, match="holds a list"):
+        att_gconvs(path, "p4_cnn")
     with pytest.raises(FileNotFoundError):
         att_gconvs(tmp_path / "none.pth", "p4_cnn")
 

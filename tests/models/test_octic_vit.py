@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 from timm.optim import create_optimizer_v2, param_groups_layer_decay
 from timm.utils import reparameterize_model
 
@@ -323,6 +324,10 @@ def test_wrappers_prefixes_and_what_training_saves_beside(tmp_path):
     ):
         torch.save(held, tmp_path / "file.pth")
         assert torch.equal(converted(tmp_path / "file.pth", tmp_path / "net", file)(x), expected)
+    torch.save({name: value.half() for name, value in bare.items()}, tmp_path / "file.pth")
+    converted(tmp_path / "file.pth", tmp_path / "net", file)
+    kept = load_file(tmp_path / "net" / "model.safetensors")
+    assert {value.dtype for value in kept.values()} == {torch.float32}  # as config.json says
 
 
 @needs_files
