@@ -386,9 +386,8 @@ def test_a_balanced_classifier_has_the_penalty_with_the_highest_mean_recall(monk
         noise = torch.randn(len(labels), 40, generator=generator, dtype=torch.float64)
         features[part] = noise + 0.5 * labels[:, None] * (torch.arange(40) < 4)
         splits[part] = Split(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels, ("a", "b"))
-    monkeypatch.setattr(frozen, "pooled_features", lambda model, split, workers: features[
-        next(part for part, of in splits.items() if of is split)
-    ])  # fmt: skip
+    features = {id(splits[part]): found for part, found in features.items()}
+    monkeypatch.setattr(frozen, "pooled_features", lambda model, split, workers: features[id(split)])
     model = SimpleNamespace(get_classifier=lambda: torch.nn.Linear(40, 2).double())
     fitted = {}
     for penalty in frozen._PENALTIES:
