@@ -178,10 +178,11 @@ def _reflected(model: str, reflections: bool) -> Iterator[str]:
     """A line on networks that cannot tell an image from its reflection."""
     if reflections:
         other = model.replace("m_", "_", 1)
+        other = other if other != model and is_model(other) else "p4_resnet_m"
+        way = "--invariant p4" if model == "orbitnet" else f"a network whose group has no reflections, such as {other}"
         yield (
             f"{model} gives an image and its reflection the same prediction: if a reflection changes the class, as of "
-            "left- and right-handed spirals, take a network whose group has no reflections, such as "
-            f"{other if other != model and is_model(other) else 'p4_resnet_m'}"
+            f"left- and right-handed spirals, take {way}"
         )
 
 
