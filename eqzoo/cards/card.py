@@ -96,10 +96,11 @@ def _promise(r: Mapping[str, Any]) -> str:
 
 def _use(checkpoint: Checkpoint, repo_id: str | None) -> str:
     name, config, data = checkpoint.name, checkpoint.config, checkpoint.data
-    folder = f"model_cards/{name}" if checkpoint.zoo else (repo_id or name).rpartition("/")[2]
+    folder = f"model_cards/{name}" if checkpoint.zoo else repo_id.rpartition("/")[2] if repo_id else "."
     cfg = config["pretrained_cfg"]
     hub, local = f"hf-hub:{repo_id}", f"local-dir:{folder}"
     best = name if checkpoint.zoo else hub if repo_id else local
+    here = "" if checkpoint.zoo or repo_id else ", in the folder of this card"
     doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "from a folder that holds this repo")]
     timm_lines = "\n".join(
         f"# {note}\nmodel = timm.create_model({_quoted(door)}, pretrained=True).eval()" for door, note in doors
@@ -134,7 +135,7 @@ model = torch.hub.load("eqzoo/eqzoo", "create_model", {_quoted(best)}, pretraine
     with_own = f", and the module {own}, which defines the network and is not part of eqzoo" if own else ""
     return f"""## Use
 
-With [eqzoo](https://github.com/eqzoo/eqzoo) installed{with_own}:
+With [eqzoo](https://github.com/eqzoo/eqzoo) installed{with_own}{here}:
 
 ```python
 {line}{_read(best, channels, height, width)}

@@ -88,6 +88,13 @@ def test_a_folder_becomes_a_checkpoint_with_its_results(tuned):
     assert (tuned.folder / "README.md").read_text() == render_card(read_checkpoint(tuned.folder))
 
 
+def test_the_lines_of_a_card_run_in_its_folder(tuned, monkeypatch):
+    monkeypatch.chdir(tuned.folder)
+    code = Path("README.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(code.replace("image.png", str(next(tuned.images.rglob("*.png")))), namespace := {})
+    assert namespace["model"].pretrained_cfg["label_names"] == list(NAMES)
+
+
 def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, capsys):
     folder = shutil.copytree(tuned.folder, tmp_path / "out")
     assert run(capsys, "publish", folder, "--license", "cc-by-4.0", "--checkpoint", "p4_cnn.mine", "--onnx")[0] == 0
