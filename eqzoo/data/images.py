@@ -26,6 +26,7 @@ _PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"
 _MISREAD_APART = ("LA", "PA", "LAB", "YCbCr")  # with the bands of a TIFF one behind the other
 # Tags of a TIFF and some of their values.
 _SUBFILE, _REDUCED, _MASK = 254, 1, 4
+_ORIENTATION, _ON_ITS_SIDE = 274, (5, 6, 7, 8)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _UNCOMPRESSED = 256, 257, 258, 259, 1
 _PHOTOMETRIC, _WHITE_IS_ZERO, _BANDS, _PLANES, _APART, _SIGN, _SIGNED = 262, 0, 277, 284, 2, 339, 2
 
@@ -117,6 +118,8 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     white_is_zero = _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
     bits = _tag(image, _BITS)
     check_header(image, channels)
+    if _tag(image, _ORIENTATION) in _ON_ITS_SIDE:  # Pillow 13 maps such a file into memory in rows of the wrong length
+        image.filename = ""  # type: ignore[attr-defined]
     with suppress(SyntaxError):  # EXIF data that is damaged says nothing of the orientation
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):

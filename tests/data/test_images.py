@@ -203,6 +203,20 @@ def test_pages_behind_an_image_that_are_its_copies_or_mask(tmp_path):
             load_image(tmp_path / "b.tif", 3)
 
 
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_orientations_of_tiff_files(tmp_path, compression):
+    values = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
+    turned = (
+        lambda x: x, np.fliplr, lambda x: np.rot90(x, 2), np.flipud, np.transpose, lambda x: np.rot90(x, 3),
+        lambda x: np.rot90(x, 2).T, np.rot90,
+    )  # fmt: skip
+    for orientation, turn in enumerate(turned, 1):
+        for deep in (values, values.astype(np.uint16) * 257, np.stack([values] * 3, -1)):
+            Image.fromarray(deep).save(tmp_path / "a.tif", tiffinfo={274: orientation}, compression=compression)
+            expected = torch.from_numpy(turn(values).copy()).float()[None]
+            torch.testing.assert_close(load_image(tmp_path / "a.tif", 1).double(), expected.double(), rtol=0, atol=1e-4)
+
+
 def test_png_files_whose_metadata_pillow_refuses(tmp_path):
     values = np.random.default_rng(0).integers(0, 256, (8, 6, 3)).astype(np.uint8)
     expected = torch.from_numpy(values).permute(2, 0, 1).float()
