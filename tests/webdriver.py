@@ -86,6 +86,13 @@ class Browser:
         pointer = {"type": "pointer", "id": "pen", "parameters": {"pointerType": "mouse"}, "actions": actions}
         self.call("/actions", {"actions": [pointer]})
 
+    def drop(self, paths):
+        """Drops files and folders in the middle of the page."""
+        data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            event = {"type": kind, "x": 300, "y": 300, "data": data}
+            self.call("/goog/cdp/execute", {"cmd": "Input.dispatchDragEvent", "params": event})
+
     def errors(self):
         """What the page wrote to its console in red."""
         return [row["message"] for row in self.call("/se/log", {"type": "browser"}) if row["level"] == "SEVERE"]

@@ -20,7 +20,7 @@ class OnnxNetwork(nn.Module):
 
     It maps normalized images ``(B, C, height, width)`` to logits ``(B, classes)``, both in float32 whatever the images'
     type, and has the attributes of a network that its metadata hold: ``group``, ``num_classes``, ``in_chans``,
-    ``input_size`` and ``pretrained_cfg``. It has no parameters.
+    ``input_size`` and ``pretrained_cfg``; ``metadata`` has them as they stand in the file. It has no parameters.
 
     Args:
         path: The file, as `eqzoo.export_onnx` and `eqzoo.quantize_onnx` write it.
@@ -36,7 +36,7 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         self.path = Path(path)
         self._file = OnnxFile(self.path)
-        found = self._file.metadata
+        found = self.metadata = self._file.metadata
         if missing := [key for key in _NEEDED if key not in found]:
             raise ValueError(
                 f"the metadata of {path} lack {', '.join(missing)}, so its images and classes are unknown; eqzoo "

@@ -2,8 +2,8 @@
 // The page: files come in, workers classify them, a table lists them, and one of them is shown at all angles.
 
 const element = (id) => document.getElementById(id);
-const { networks: NETWORKS, thresholds: THRESHOLDS, ignored: IGNORED } = JSON.parse(element("config").textContent);
-const CLASSES = NETWORKS[0].classes;
+const { networks: NETWORKS, thresholds, ignored: IGNORED, brightness: BRIGHTNESS } = JSON.parse(element("config").textContent);
+const CLASSES = NETWORKS[0].classes, THRESHOLDS = new Map(Object.entries(thresholds));
 const COLORS = ["var(--first)", "var(--second)"], DASHES = ["", "7 4"];
 const STEP = 15; // degrees between angles
 const ANGLES = Array.from({ length: 360 / STEP }, (_, i) => STEP * i);
@@ -15,11 +15,14 @@ const VIEWS = [...SYMMETRIES, ...ANGLES.filter((angle) => angle % (360 / rotatio
 const OF_ANGLE = ANGLES.map((angle) => VIEWS.findIndex(([other, reflected]) => other === angle && !reflected));
 const BATCH = 4; // views that a worker classifies at once
 const WORKERS = Math.max(1, Math.min(4, navigator.hardwareConcurrency || 1));
-const READABLE = /\.(png|jpe?g|webp|bmp|gif|avif|tiff?)$/i;
-const UNREADABLE = "unreadable"; // the filter's choice beside the numbers of classes
+const READABLE = /\.(png|jpe?g|webp|bmp|tiff?)$/i; // of the files in a folder
+const UNREADABLE = "unreadable", DIFFERENT = "different"; // the filter's choices beside the numbers of classes
+const STEPS = [["previous", -1], ["following", 1]]; // buttons, and their directions in the table
+const collator = new Intl.Collator(undefined, { numeric: true });
 
-const items = [];
-let added = 0;
+const items = [], names = new Set();
+let added = 0, leftOut = 0; // the latter are files of other formats in folders
+let trouble = ""; // with what was dropped last
 let shown = []; // those that pass the filter, in the order of the table
 let current = null;
 let order = { key: "added", descending: false };
@@ -27,7 +30,7 @@ let order = { key: "added", descending: false };
 // --- Workers ---
 
 const queue = [], workers = [];
-let payload = null, code = null;
+let payload = null, code = null, most = WORKERS, failure = "";
 
 async function load() {
   const unzipped = (id) => {
@@ -41,16 +44,24 @@ async function load() {
 }
 
 function startWorker() {
-  const state = { worker: new Worker(code), resolve: null };
+  const state = { worker: new Worker(code), answer: null };
+  const reply = (data) => { const { answer } = state; state.answer = null; answer?.(data); next(); };
+  state.worker.onmessage = ({ data }) => reply(data);
+  state.worker.onerror = (event) => reply({ error: event.message || "it ended" });
+  state.answer = ({ error }) => {
+    if (!error) { tell(); return; }
+    state.worker.terminate();
+    workers.splice(workers.indexOf(state), 1);
+    most = workers.length; // others would fail too, as where memory is short
+    if (!most) fail(error);
+  };
   workers.push(state);
-  const started = new Promise((resolve) => { state.resolve = resolve; });
-  state.worker.onmessage = ({ data }) => { const { resolve } = state; state.resolve = null; resolve(data); next(); };
-  state.worker.onerror = (event) => state.worker.onmessage({ data: { error: event.message } });
   state.worker.postMessage(payload);
-  started.then(({ error }) => {
-    if (error) element("status").textContent = `The network did not start: ${error}. A current browser with WebAssembly is needed.`;
-    else tell();
-  });
+}
+
+function fail(message) {
+  failure = `The network did not start: ${message}. A current browser with WebAssembly is needed.`;
+  tell();
 }
 
 /** What a worker answers to a job: {logits, seen} or {error}. */
@@ -64,12 +75,12 @@ function run(job, urgent = false) {
 
 function next() {
   for (const state of workers) {
-    if (state.resolve || !queue.length) continue;
+    if (state.answer || !queue.length) continue;
     const { job, resolve } = queue.shift();
-    state.resolve = resolve;
+    state.answer = resolve;
     state.worker.postMessage(job);
   }
-  if (queue.length > 2 * workers.length && workers.length && workers.length < WORKERS) startWorker();
+  if (queue.length > 2 * workers.length && workers.length && workers.length < most) startWorker();
 }
 
 function softmax(logits) {
@@ -80,41 +91,64 @@ function softmax(logits) {
 
 // --- Images ---
 
-/** Whether a file is one of the images below a folder, the first part of its path, as `eqzoo predict` lists them. */
-const isListed = (path) => READABLE.test(path) && !path.split("/").slice(1).some((name) => name.startsWith(".") || IGNORED.includes(name));
+/** Those of files below folders, the first part of their paths, that are images, as `eqzoo predict` lists them. */
+function listed(files) {
+  const pathOf = (file) => file.path ?? file.webkitRelativePath;
+  const visible = files.filter((file) => !pathOf(file).split("/").slice(1).some((name) => name.startsWith(".") || IGNORED.includes(name)));
+  const found = visible.filter((file) => READABLE.test(pathOf(file)));
+  leftOut += visible.length - found.length;
+  return found;
+}
 
-/** Classifies files, or {name, blob} of other sources. */
+/** A name that no other image has, such as of a second pasted one. */
+function unique(name) {
+  let found = name;
+  for (let i = 2; names.has(found); i++) found = `${name} (${i})`;
+  names.add(found);
+  return found;
+}
+
+/** Classifies files, or {name or path, blob} of other sources. */
 function add(files) {
   for (const file of files) {
     const blob = file.blob ?? file;
-    const item = { key: added++, name: file.path || blob.webkitRelativePath || file.name || "pasted image", blob };
-    items.push(item);
+    const item = { key: added++, name: unique(file.path || blob.webkitRelativePath || file.name || "pasted image"), blob, changed: true };
     item.row = makeRow(item);
-    run({ key: item.key, blob, views: [[0, false]], thumbnail: true }).then(({ logits, seen, error }) => {
+    items.push(item);
+    run({ key: item.key, blob, views: [[0, false]], thumbnail: true }).then(({ logits, sign, seen, error }) => {
+      if (!items.includes(item)) return; // removed
       if (error) item.error = error;
       else {
-        item.probabilities = logits.map(([values]) => softmax(values));
+        Object.assign(item, { sign, probabilities: logits.map(([values]) => softmax(values)) });
         item.row.querySelector("img").src = URL.createObjectURL(seen);
       }
+      judge(item);
       const first = items.find((each) => !each.error);
       if (!current && first?.probabilities) inspect(first);
       update();
     });
   }
-  update();
+  if (items.length || leftOut || trouble) update();
+}
+
+/** Gives an image its class by each network, under the present thresholds. */
+function judge(item) {
+  item.labels = item.probabilities?.map(chosen);
+  item.changed = true;
 }
 
 /** The class of an image, see `eqzoo predict --threshold`: one that reaches its threshold, else one that has none. */
 function chosen(probabilities) {
-  const limit = (i) => THRESHOLDS[CLASSES[i]];
+  const limit = (i) => THRESHOLDS.get(CLASSES[i]);
   const reached = probabilities.map((p, i) => p >= (limit(i) ?? Infinity));
   const allowed = reached.includes(true) ? reached : probabilities.map((_, i) => limit(i) === undefined);
   return probabilities.reduce((best, p, i) => (allowed[i] && (best < 0 || p > probabilities[best]) ? i : best), -1);
 }
 
 const percent = (p) => `${(100 * p).toFixed(1)} %`;
-const classOf = (item) => (item.error ? UNREADABLE : item.probabilities ? String(chosen(item.probabilities[0])) : null);
-const surest = (item) => (item.probabilities ? item.probabilities[0][chosen(item.probabilities[0])] : -1);
+const classOf = (item) => (item.error ? UNREADABLE : item.labels ? String(item.labels[0]) : null);
+const surest = (item) => (item.labels ? item.probabilities[0][item.labels[0]] : -1);
+const differs = (item) => Boolean(item.labels?.some((label) => label !== item.labels[0]));
 
 function make(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -127,50 +161,73 @@ function makeRow(item) {
   const button = make("button", { type: "button", class: "name" }, item.name);
   button.addEventListener("click", () => inspect(item, true));
   const cells = NETWORKS.flatMap(() => [make("td"), make("td", { class: "number" })]);
-  return make("tr", {}, make("td", {}, make("img", { alt: "", width: 48, height: 48 })), make("th", { scope: "row" }, button), ...cells);
+  return make("tr", {}, make("td", {}, make("img", { alt: "", width: 48, height: 48, loading: "lazy" })), make("th", { scope: "row" }, button), ...cells);
 }
 
 function fillRow(item) {
+  item.changed = false;
   const cells = [...item.row.querySelectorAll("td")].slice(1);
   item.row.classList.toggle("broken", Boolean(item.error));
   if (item.error) cells[0].textContent = `cannot be read: ${item.error}`;
   else if (!item.probabilities) cells[0].textContent = "waiting";
   else {
     item.probabilities.forEach((p, k) => {
-      cells[2 * k].textContent = CLASSES[chosen(p)];
-      cells[2 * k + 1].textContent = percent(p[chosen(p)]);
+      cells[2 * k].textContent = CLASSES[item.labels[k]];
+      cells[2 * k + 1].textContent = percent(p[item.labels[k]]);
     });
   }
 }
 
-let planned = false;
-/** Fills the table a few times a second, however many images are answered meanwhile. */
+let planned = false, pause = 200;
+/** Fills the table a few times a second, however many images are answered meanwhile, and seldom where that takes long. */
 function update() {
   if (planned) return;
   planned = true;
-  setTimeout(() => { planned = false; fillTable(); tell(); }, 200);
+  setTimeout(() => {
+    planned = false;
+    const start = performance.now();
+    fillTable();
+    tell();
+    pause = Math.max(200, 5 * (performance.now() - start));
+  }, pause);
 }
 
 function fillTable() {
-  items.forEach(fillRow);
+  for (const item of items) if (item.changed) fillRow(item);
   const filter = element("filter").value, most = Number(element("most").value || 100) / 100;
-  shown = items.filter((item) => (!filter || classOf(item) === filter) && surest(item) <= most);
+  const passes = (item) => !filter || (filter === DIFFERENT ? differs(item) : classOf(item) === filter);
+  shown = items.filter((item) => passes(item) && surest(item) <= most);
   const values = {
     added: (item) => item.key, probability: surest, file: (item) => item.name,
-    class: (item) => (item.error ? "" : CLASSES[classOf(item)] ?? ""),
+    class: (item) => CLASSES[item.labels?.[0]] ?? "",
   };
   const value = values[order.key], sign = order.descending ? -1 : 1;
-  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, undefined, { numeric: true }) : a - b);
+  const compare = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
   shown.sort((a, b) => sign * compare(value(a), value(b)) || a.key - b.key);
-  element("rows").replaceChildren(...shown.map((item) => item.row));
+  placeRows();
   for (const heading of document.querySelectorAll("#table [data-sort]")) {
     const sorted = heading.dataset.sort === order.key;
     heading.setAttribute("aria-sort", sorted ? (order.descending ? "descending" : "ascending") : "none");
   }
+  const counts = new Map([["", items.length], [DIFFERENT, items.filter(differs).length]]);
+  for (const item of items) counts.set(classOf(item), (counts.get(classOf(item)) ?? 0) + 1);
   for (const option of element("filter").options) {
-    const count = items.filter((item) => !option.value || classOf(item) === option.value).length;
-    option.textContent = `${option.dataset.name} (${count})`;
+    const text = `${option.dataset.name} (${counts.get(option.value) ?? 0})`;
+    if (option.textContent !== text) option.textContent = text;
   }
+}
+
+/** Moves only the rows that have to move, so that a click or the focus on another one is not lost. */
+function placeRows() {
+  const rows = element("rows"), focused = document.activeElement;
+  const wanted = new Set(shown.map((item) => item.row));
+  for (const row of [...rows.children]) if (!wanted.has(row)) row.remove();
+  let following = rows.firstElementChild;
+  for (const { row } of shown) {
+    if (row === following) following = following.nextElementSibling;
+    else rows.insertBefore(row, following);
+  }
+  if (focused !== document.activeElement && rows.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 /** The state in one line, for screen readers too. */
@@ -182,17 +239,24 @@ function tell() {
   element("progress").value = items.length - waiting;
   for (const id of ["results", "detail"]) element(id).hidden = id === "results" ? !items.length : !current;
   element("csv").disabled = Boolean(waiting) || !done;
-  const also = broken ? `; ${broken} cannot be read` : "";
-  const text = items.length ? `${done} of ${items.length} images classified${also}.` : "Ready: drop, paste or choose images.";
-  element("count").textContent = text;
-  if (!waiting || !items.length) element("status").textContent = text; // a screen reader is told the end only
+  for (const [id, step] of STEPS) element(id).setAttribute("aria-disabled", String(!neighbor(step)));
+  const also = [broken && `${broken} cannot be read`, leftOut && `${leftOut} files of other formats were left out`].filter(Boolean);
+  const text = [items.length ? `${done} of ${items.length} images classified` : "Ready: drop, paste or choose images", ...also].join("; ");
+  element("count").textContent = `${text}.`;
+  const status = failure || (waiting ? "Images are being classified." : `${text}.`); // a screen reader is not told each step
+  if (element("status").textContent !== status) element("status").textContent = status;
+  const notes = Object.entries(BRIGHTNESS).map(([sign, note]) => {
+    const found = items.filter((item) => item.sign === Number(sign));
+    return found.length && `${found.length} of ${items.length} images, such as ${found[0].name}: ${note}.`;
+  });
+  element("notes").replaceChildren(...[trouble, ...notes].filter(Boolean).map((note) => make("li", {}, note)));
 }
 
 /** Comma-separated values as `eqzoo predict --csv` writes them; files that cannot be read have empty values. */
 function csv() {
   const several = NETWORKS.length > 1 || CLASSES.includes("file") || CLASSES.includes("prediction");
   const heading = NETWORKS.flatMap(({ name }) => (several ? [name, ...CLASSES.map((label) => `${name} ${label}`)] : ["prediction", ...CLASSES]));
-  const lines = items.map((item) => [item.name, ...(item.probabilities ? item.probabilities.flatMap((p) => [CLASSES[chosen(p)], ...p]) : heading.map(() => ""))]);
+  const lines = items.map((item) => [item.name, ...(item.labels ? item.probabilities.flatMap((p, k) => [CLASSES[item.labels[k]], ...p]) : heading.map(() => ""))]);
   const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
   return [["file", ...heading], ...lines].map((line) => line.map(quoted).join(",") + "\n").join("");
 }
@@ -202,6 +266,7 @@ function csv() {
 /** Shows an image and classifies it at all angles. */
 function inspect(item, focus = false) {
   if (current) current.row?.removeAttribute("aria-current");
+  if (current && current !== item) current.views = null; // large
   current = item;
   item.row?.setAttribute("aria-current", "true");
   queue.splice(0, queue.length, ...queue.filter(({ job }) => job.thumbnail)); // views of another image
@@ -212,15 +277,18 @@ function inspect(item, focus = false) {
   original.src = URL.createObjectURL(item.blob);
   original.alt = item.name;
   const batches = Array.from({ length: Math.ceil(VIEWS.length / BATCH) }, (_, i) => VIEWS.slice(BATCH * i, BATCH * (i + 1)));
-  for (const [i, batch] of [...batches.entries()].reverse()) { // the first one is put in front last
+  for (const [i, batch] of item.error ? [] : [...batches.entries()].reverse()) { // the first one is put in front last
     run({ key: item.key, blob: item.blob, views: batch }, true).then(({ logits, seen, error }) => {
       if (current !== item || item.views !== views) return;
-      if (error) { element("sentence").textContent = `This image cannot be read: ${error}`; return; }
-      batch.forEach((_, j) => { views[BATCH * i + j] = { probabilities: logits.map((each) => softmax(each[j])), seen: seen[j] }; });
+      if (error) {
+        item.error = error;
+        judge(item);
+        update();
+      } else batch.forEach((_, j) => { views[BATCH * i + j] = { probabilities: logits.map((each) => softmax(each[j])), seen: seen[j] }; });
       showDetail();
     });
   }
-  element("detail").hidden = false;
+  tell();
   showDetail();
   if (focus) { element("detail-title").focus(); element("detail").scrollIntoView({ block: "nearest" }); }
 }
@@ -230,10 +298,12 @@ function showDetail() {
   element("detail-title").textContent = current.name;
   element("angle-text").textContent = `${angle}°`;
   element("angle").setAttribute("aria-valuetext", `${angle} degrees`);
-  element("sentence").textContent = "";
-  element("chart").replaceChildren();
+  element("sentence").textContent = current.error ? `This image cannot be read: ${current.error}.` : "";
   const view = current.views[OF_ANGLE[now]];
-  if (!view || !current.views[0]) return;
+  if (!view || !current.views[0]) {
+    if (current.row) clearDetail(); // a drawing is answered at once
+    return;
+  }
   const canvas = element("seen"), { seen, probabilities } = view;
   [canvas.width, canvas.height] = [seen.width, seen.height];
   canvas.getContext("2d").putImageData(seen, 0, 0);
@@ -256,6 +326,12 @@ function showDetail() {
   if (current.views.slice(0, SYMMETRIES.length).every(Boolean)) element("sentence").textContent = changes();
 }
 
+function clearDetail() {
+  for (const part of document.querySelectorAll("#answers p")) part.textContent = part.className === "class" ? "–" : "";
+  for (const id of ["bars", "chart"]) element(id).replaceChildren();
+  element("seen").width = element("seen").width; // empties it
+}
+
 /** How much the predictions change under the symmetries of the grid. */
 function changes() {
   const each = NETWORKS.map(({ name }, k) => {
@@ -269,24 +345,49 @@ function changes() {
 
 // --- Controls ---
 
-async function filesOf(entry) {
-  if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))].map((blob) => ({ blob, name: blob.name, path: entry.fullPath.slice(1) }));
+/** The next image of the table that can be read, in a direction. */
+function neighbor(step) {
+  const place = shown.indexOf(current), side = step > 0 ? shown.slice(place + 1) : shown.slice(0, Math.max(place, 0)).reverse();
+  return side.find((item) => !item.error);
+}
+
+/**
+ * The files of what was dropped, those of a folder with their paths. It has to be called while the event is handled.
+ * Chromium gives no files by the entry of a folder to a page from the disk, but by its handle, which others do not have.
+ */
+function dropped(item) {
+  const entry = item.webkitGetAsEntry?.(), file = item.getAsFile();
+  if (!entry?.isDirectory) return file ? [file] : [];
+  const handle = item.getAsFileSystemHandle?.();
+  return (handle ? handle.then((folder) => filesOfHandle(folder, folder.name)) : filesOfEntry(entry)).then(listed);
+}
+
+async function filesOfHandle(handle, path) {
+  if (handle.kind === "file") return [{ blob: await handle.getFile(), path }];
+  const found = [];
+  for await (const inner of handle.values()) found.push(...await filesOfHandle(inner, `${path}/${inner.name}`));
+  return found;
+}
+
+async function filesOfEntry(entry) {
+  if (entry.isFile) return [{ blob: await new Promise((resolve, reject) => entry.file(resolve, reject)), path: entry.fullPath.slice(1) }];
   const reader = entry.createReader(), found = [];
   for (let part; (part = await new Promise((resolve, reject) => reader.readEntries(resolve, reject))).length;) found.push(...part); // 100 at a time
-  return (await Promise.all(found.map(filesOf))).flat().filter(({ path }) => isListed(path));
+  return (await Promise.all(found.map(filesOfEntry))).flat();
 }
 
 function listen() {
   const change = (id, act) => element(id).addEventListener("change", act);
   change("files", ({ target }) => { add(target.files); target.value = ""; });
-  change("folder", ({ target }) => { add([...target.files].filter((file) => isListed(file.webkitRelativePath))); target.value = ""; });
+  change("folder", ({ target }) => { add(listed([...target.files])); target.value = ""; });
   for (const id of ["filter", "most"]) element(id).addEventListener("input", update);
   document.addEventListener("paste", ({ clipboardData }) => add(clipboardData.files));
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", async (event) => {
     event.preventDefault();
-    const entries = [...event.dataTransfer.items].map((each) => each.webkitGetAsEntry?.()).filter(Boolean);
-    add((await Promise.all(entries.map(filesOf))).flat());
+    const answers = await Promise.allSettled([...event.dataTransfer.items].map(dropped));
+    trouble = answers.map(({ reason }) => reason && `What was dropped cannot be read: ${reason.message}`).find(Boolean) ?? "";
+    add(answers.flatMap(({ value }) => value ?? []));
   });
   for (const heading of document.querySelectorAll("#table [data-sort]")) {
     heading.querySelector("button").addEventListener("click", () => {
@@ -300,30 +401,36 @@ function listen() {
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   });
   element("clear").addEventListener("click", () => {
-    queue.length = items.length = 0;
+    for (const { row } of items) URL.revokeObjectURL(row.querySelector("img").src);
+    queue.length = items.length = leftOut = 0;
+    names.clear();
+    trouble = "";
     current = null;
     update();
+    element("files").focus(); // this button is hidden
   });
   element("angle").addEventListener("input", showDetail);
-  for (const [id, step] of [["previous", -1], ["following", 1]]) {
-    element(id).addEventListener("click", () => { const other = shown[shown.indexOf(current) + step]; if (other && !other.error) inspect(other); });
-  }
+  for (const [id, step] of STEPS) element(id).addEventListener("click", () => { const other = neighbor(step); if (other) inspect(other); });
   element("thresholds").addEventListener("input", ({ target }) => {
-    delete THRESHOLDS[target.name];
-    const others = Object.keys(THRESHOLDS).length;
-    target.setCustomValidity(target.value && others === CLASSES.length - 1 ? "One class has to be without a threshold." : "");
-    if (target.value && target.reportValidity()) THRESHOLDS[target.name] = Number(target.value);
+    THRESHOLDS.delete(target.name);
+    const value = Number(target.value), all = target.value && THRESHOLDS.size === CLASSES.length - 1;
+    const outside = target.value && !(value > 0 && value < 1);
+    target.setCustomValidity(all ? "One class has to be without a threshold." : outside ? "A threshold is above 0 and below 1." : "");
+    if (target.value && target.validity.valid) THRESHOLDS.set(target.name, value);
+    items.forEach(judge);
     update();
     if (current) showDetail();
   });
+  change("thresholds", ({ target }) => target.reportValidity());
   new ResizeObserver(() => { if (current) showDetail(); }).observe(element("chart"));
 }
 
 function build() {
   const option = (value, name) => { const made = make("option", { value }, name); made.dataset.name = name; return made; };
   element("filter").append(option("", "all images"), ...CLASSES.map((name, i) => option(i, name)), option(UNREADABLE, "cannot be read"));
+  if (NETWORKS.length > 1) element("filter").append(option(DIFFERENT, "the networks differ"));
   for (const label of CLASSES) {
-    const input = make("input", { type: "number", name: label, min: 0.001, max: 0.999, step: "any", value: THRESHOLDS[label] ?? "" });
+    const input = make("input", { type: "number", name: label, min: 0, max: 1, step: "any", value: THRESHOLDS.get(label) ?? "" });
     element("thresholds").append(make("label", {}, label, input));
   }
   NETWORKS.forEach(({ name }, k) => {
@@ -334,6 +441,7 @@ function build() {
   });
 }
 
+document.body.classList.toggle("two", NETWORKS.length > 1);
 build();
 listen();
-load().catch((error) => { element("status").textContent = `The network did not start: ${error.message}.`; });
+load().catch((error) => fail(error.message));

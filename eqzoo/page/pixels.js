@@ -10,17 +10,126 @@ function roundEven(value) {
   return Math.abs(value % 1) === 0.5 && nearest % 2 ? nearest - 1 : nearest;
 }
 
+// How an image is turned for each orientation of EXIF, 1 to 8: as the arguments of `symmetric`.
+const ORIENTATIONS = [[0, false], [0, true], [2, false], [2, true], [1, true], [3, false], [3, true], [1, false]];
+
+const latin = (bytes, first, count) => String.fromCharCode(...bytes.subarray(first, first + count));
+
 /** The image of a file, with 1 (gray), 3 (RGB) or 4 (RGB and opacity) channels. */
 async function decode(blob, channels) {
-  const magic = new Uint8Array(await blob.slice(0, 4).arrayBuffer());
-  if (["73,73,42,0", "77,77,0,42"].includes(magic.join())) return decodeTiff(await blob.arrayBuffer(), channels);
+  const bytes = new Uint8Array(await blob.arrayBuffer()), kind = latin(bytes, 0, 4);
+  if (kind === "II*\0" || kind === "MM\0*") return decodeTiff(bytes.buffer, channels);
+  if (kind === "II+\0" || kind === "MM\0+") throw Error("it is a BigTIFF: save it as a TIFF of less than 4 GB");
+  const { frames, orientation, deep } = described(bytes, kind);
+  if (frames > 1) throw Error(`it is an animation of ${frames} images`);
+  const image = deep ? decodeDeepPng(bytes, channels) : await decodeInBrowser(new Blob([bytes], { type: blob.type }), channels);
+  return symmetric(image, ...(ORIENTATIONS[orientation - 1] ?? ORIENTATIONS[0]));
+}
+
+async function decodeInBrowser(blob, channels) {
   const bitmap = await createImageBitmap(blob, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   const { width, height } = bitmap;
   if (channels === 4) return fromRgba(straight(bitmap), width, height, channels);
   // A canvas without opacity is black, so that transparent pixels are composited onto black.
   const canvas = new OffscreenCanvas(width, height).getContext("2d", { alpha: false, willReadFrequently: true });
   canvas.drawImage(bitmap, 0, 0);
-  return fromRgba(canvas.getImageData(0, 0, width, height).data, width, height, channels);
+  const { data } = canvas.getImageData(0, 0, width, height);
+  if (data[3] !== 255) throw Error("it has more pixels than this browser reads"); // nothing was drawn
+  return fromRgba(data, width, height, channels);
+}
+
+/** The chunks [type, first byte, end] of a PNG or a WebP. */
+function* chunks(bytes, png) {
+  const data = new DataView(bytes.buffer);
+  for (let at = png ? 8 : 12; at + 8 <= bytes.length;) {
+    const length = data.getUint32(png ? at : at + 4, !png), first = at + 8;
+    yield [latin(bytes, png ? at + 4 : at, 4), first, first + length];
+    at = first + length + (png ? 4 : length % 2);
+  }
+}
+
+/**
+ * How many images a file holds, its orientation by EXIF data that browsers may or may not follow, and whether it is a
+ * gray PNG of 16 bits, of which browsers keep 8.
+ */
+function described(bytes, kind) {
+  const png = kind === "\x89PNG", data = new DataView(bytes.buffer);
+  const found = { frames: 1, orientation: 1, deep: png && bytes.length > 26 && bytes[24] === 16 && bytes[25] === 0 };
+  if (kind === "GIF8") found.frames = gifFrames(bytes);
+  if (!png && !(kind === "RIFF" && latin(bytes, 8, 4) === "WEBP")) return found;
+  let images = 0;
+  for (const [type, first, end] of chunks(bytes, png)) {
+    if (type === "acTL") found.frames = data.getUint32(first);
+    if (type === "ANMF") found.frames = ++images;
+    if (type === "eXIf" || type === "EXIF") {
+      try { found.orientation = takeOrientation(bytes.subarray(first, end)); } catch { /* damaged, it says nothing */ }
+    }
+  }
+  return found;
+}
+
+/** The number of images in a GIF, of whose blocks those of images begin with a comma and extensions with an exclamation mark. */
+function gifFrames(bytes) {
+  const colors = (flags) => (flags & 0x80 ? 3 << ((flags & 7) + 1) : 0); // bytes of a table of colors
+  let frames = 0, at = 13 + colors(bytes[10]);
+  for (; bytes[at] === 0x21 || bytes[at] === 0x2c; at++) { // behind the last part of each block stands a 0
+    if (bytes[at] === 0x21) at += 2;
+    else {
+      frames += 1;
+      at += 11 + colors(bytes[at + 9]);
+    }
+    while (bytes[at]) at += 1 + bytes[at];
+  }
+  return frames;
+}
+
+/** The orientation in EXIF data, 1 to 8; it becomes 1 there, so that no browser turns the image as well. */
+function takeOrientation(exif) {
+  const start = latin(exif, 0, 4) === "Exif" ? 6 : 0, data = new DataView(exif.buffer, exif.byteOffset + start, exif.length - start);
+  const little = data.getUint8(0) === 73, first = data.getUint32(4, little);
+  for (let i = 0; i < data.getUint16(first, little); i++) {
+    const entry = first + 2 + 12 * i, orientation = data.getUint16(entry + 8, little);
+    if (data.getUint16(entry, little) !== 274) continue;
+    data.setUint16(entry + 8, 1, little);
+    return orientation;
+  }
+  return 1;
+}
+
+/** A gray PNG of 16 bits. */
+function decodeDeepPng(bytes, channels) {
+  const data = new DataView(bytes.buffer), width = data.getUint32(16), height = data.getUint32(20), stride = 2 * width;
+  if (bytes[28]) throw Error("it is an interlaced PNG of 16 bits: save it without interlace");
+  const inflated = new pako.Inflate();
+  let clear = -1; // the transparent value
+  for (const [type, first, end] of chunks(bytes, true)) {
+    if (type === "IDAT") inflated.push(bytes.subarray(first, end), 0);
+    if (type === "tRNS") clear = data.getUint16(first);
+  }
+  const raw = inflated.result ?? [];
+  if (inflated.err || raw.length < height * (stride + 1)) throw Error("the file is cut off or damaged");
+  const lines = new Uint8Array(stride * height);
+  for (let y = 0, from = 0, to = 0; y < height; y++) {
+    const filter = raw[from++];
+    for (let x = 0; x < stride; x++, to++) {
+      const left = x > 1 ? lines[to - 2] : 0, up = y ? lines[to - stride] : 0, corner = x > 1 && y ? lines[to - stride - 2] : 0;
+      lines[to] = raw[from++] + filtered(filter, left, up, corner); // modulo 256
+    }
+  }
+  const gray = new Float32Array(width * height), opacity = new Float32Array(width * height).fill(255);
+  for (let i = 0; i < gray.length; i++) {
+    const value = 256 * lines[2 * i] + lines[2 * i + 1];
+    if (value === clear) opacity[i] = 0;
+    gray[i] = value === clear && channels < 4 ? 0 : value * (255 / 65535);
+  }
+  return { width, height, planes: Array.from({ length: channels }, (_, c) => (c === 3 ? opacity : gray)) };
+}
+
+/** What the filters of a PNG, 0 to 4, predict of a byte: nothing, one of its neighbors, their mean, or Paeth's choice. */
+function filtered(filter, left, up, corner) {
+  if (filter < 4) return filter === 0 ? 0 : filter === 1 ? left : filter === 2 ? up : (left + up) >> 1;
+  const [toLeft, toUp, toCorner] = [Math.abs(up - corner), Math.abs(left - corner), Math.abs(left + up - 2 * corner)];
+  return toLeft <= toUp && toLeft <= toCorner ? left : toUp <= toCorner ? up : corner;
 }
 
 /** RGBA whose colors are not multiplied by the opacity: a 2-D canvas would lose those of transparent pixels. */
@@ -55,10 +164,17 @@ function decodeTiff(buffer, channels) {
   const area = (each) => each.t256[0] * each.t257[0];
   if (pages.some((each, i) => i && area(each) >= area(page))) throw Error(`it is a stack of ${pages.length} images`);
   const known = [8, 16].includes(bits) && TIFF_COMPRESSIONS.includes(tag(259, 1)) && tag(284, 1) === 1 && tag(339, 1) === 1;
-  if (!known || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) {
+  const apart = samples < 4 || tag(338, 2) === 2; // else colors times opacity, or a band of another meaning
+  if (!known || !apart || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) {
     throw Error("this kind of TIFF is not supported: save it as gray or RGB of 8 or 16 bits, uncompressed, LZW or Deflate");
   }
+  const offsets = page.t324 ?? page.t273 ?? [], sizes = page.t325 ?? page.t279 ?? [];
+  if (offsets.some((offset, i) => offset + (sizes[i] ?? 0) > buffer.byteLength)) throw Error("the file is cut off");
   UTIF.decodeImage(buffer, page);
+  return symmetric(pixelsOf(page, bits, meaning, channels), ...(ORIENTATIONS[tag(274, 1) - 1] ?? ORIENTATIONS[0]));
+}
+
+function pixelsOf(page, bits, meaning, channels) {
   const { width, height, data } = page;
   if (bits === 8 || meaning > 1) {
     const rgba = UTIF.toRGBA8(page);
@@ -77,7 +193,9 @@ function decodeTiff(buffer, channels) {
 }
 
 /** A symmetry of the pixel grid: the image is reflected, if asked for, then rotated counter-clockwise by 90° times quarters. */
-function symmetric({ width, height, planes }, quarters, reflected) {
+function symmetric(image, quarters, reflected) {
+  if (!quarters && !reflected) return image;
+  const { width, height, planes } = image;
   const odd = quarters % 2, [w, h] = odd ? [height, width] : [width, height];
   const source = [
     (x, y) => [x, y], (x, y) => [width - 1 - y, x], (x, y) => [width - 1 - x, height - 1 - y], (x, y) => [y, height - 1 - x],
@@ -160,6 +278,22 @@ function rotate(image, degrees) {
     }
   }
   return { width, height, planes: results };
+}
+
+/**
+ * Whether an image is much darker (-1) or brighter (1) than those that a network was trained on, or neither (0), as
+ * eqzoo predict says it: of 12 bits in a file of 16, for example.
+ */
+function brightness({ planes }, mean, std) {
+  const colors = planes.slice(0, 3), sorted = colors.map((plane) => Float32Array.from(plane).sort());
+  const means = colors.map((_, c) => 255 * mean[c % mean.length]), deviations = colors.map((_, c) => 255 * std[c % std.length]);
+  const DARK = 32, count = sorted[0].length;
+  if (sorted.every((values, c) => values[(count - 1) >> 1] > means[c] + 3 * deviations[c])) return 1;
+  if (sorted.every((values) => values[count - 1] === 0)) return 0;
+  const dark = Math.max(...means) >= 2 * DARK
+    ? sorted.reduce((sum, values) => sum + values.filter((value) => value < DARK).length, 0) >= 0.999 * count * sorted.length
+    : sorted.every((values, c) => values[count - 1] < Math.min(means[c] + deviations[c], DARK));
+  return dark ? -1 : 0;
 }
 
 /**

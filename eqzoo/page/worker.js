@@ -15,17 +15,22 @@ async function start({ wasm, loader, networks: given }) {
   }
 }
 
-/** The logits of every network for views [angle, reflected] of an image, and the views as RGBA of the first network. */
+/**
+ * The logits of every network for views [angle, reflected] of an image, the views as RGBA of the first network, and
+ * whether the first view is dark or bright.
+ */
 async function classify({ key, blob, views, thumbnail }) {
   const logits = [], seen = [];
+  let sign = 0;
   if (recent.key !== key) recent = { key, values: new Map() };
   for (const { size, mean, std, session } of networks) {
     const [channels, height, width] = size, area = height * width;
-    let image = await remembered(`${channels}`, () => decode(blob, channels));
-    if (height === width) image = await remembered(`${size}`, () => preprocess(image, [height, width]));
+    const read = () => remembered(`${channels}`, () => decode(blob, channels));
+    const image = height === width ? await remembered(`${size}`, async () => preprocess(await read(), [height, width])) : await read();
     const input = new Float32Array(views.length * channels * area);
     views.forEach(([angle, reflected], i) => {
       const { planes } = view(image, size, angle, reflected);
+      if (thumbnail) sign ||= brightness({ planes }, mean, std);
       planes.forEach((plane, c) => {
         const start = (i * channels + c) * area;
         for (let k = 0; k < area; k++) input[start + k] = (plane[k] / 255 - mean[c % mean.length]) / std[c % std.length];
@@ -37,7 +42,8 @@ async function classify({ key, blob, views, thumbnail }) {
     const count = output.data.length / views.length;
     logits.push(views.map((_, i) => Array.from(output.data.slice(i * count, (i + 1) * count))));
   }
-  return { logits, seen: thumbnail ? await encoded(seen[0]) : seen };
+  if (networks.every(({ size }) => size[1] === size[2])) networks.forEach(({ size }) => recent.values.delete(`${size[0]}`)); // large
+  return { logits, sign, seen: thumbnail ? await encoded(seen[0]) : seen };
 }
 
 /** A value of the current image, computed once. */

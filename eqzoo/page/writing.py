@@ -14,14 +14,16 @@ from typing import Any
 
 from .._common import write_text
 from ..cards.checkpoint import CARD_NAME
-from ..data.folder import LEFT_BEHIND
+from ..data.folder import LEFT_BEHIND, composed
 from ..data.images import MODES
+from ..evaluation.notes import BRIGHTNESS
 from ..evaluation.predictor import load_predictor
 from ..evaluation.thresholds import check_thresholds
 from ..export.onnx_network import OnnxNetwork
-from ..export.programs import export_onnx
+from ..export.programs import export_onnx, weights_sha256
 from ..groups import P4M
 from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
+from ..models.load import load_network
 
 # Packages of npm and the SHA-256 of their archives. TIFF files, which browsers do not read, are read by the last two.
 _RUNTIME = ("onnxruntime-web", "1.30.0", "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71")
@@ -62,24 +64,32 @@ def write_page(
             threshold is of no class.
         OSError: If ONNX Runtime Web cannot be downloaded, or the file cannot be written.
     """
+    if not Path(path).parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
     found = [_network(each) for each in (source, against) if each is not None]
     networks = [network for network, _, _ in found]
-    if len({network["name"] for network in networks}) < len(networks):  # of one architecture
-        networks = [network | {"name": network["title"]} for network in networks]
     name, classes = networks[0]["name"], networks[0]["classes"]
+    if len({network["name"] for network in networks}) < len(networks):
+        networks = [network | {"name": f"{name} ({number})"} for number, network in enumerate(networks, 1)]
     if len(classes) < 2 or any(each["classes"] != classes or each["size"][0] not in MODES for each in networks):
         got = " and ".join(f"{each['name']} of {each['classes']} with images {each['size']}" for each in networks)
         raise ValueError(
             f"a page is of networks of the same two or more classes, for images of 1, 3 or 4 channels; got {got}"
         )
     check_thresholds(thresholds or {}, classes, name, choosing=True)
-    config = {"networks": networks, "thresholds": dict(thresholds or {}), "ignored": sorted(LEFT_BEHIND)}
+    limits = {composed(key): value for key, value in (thresholds or {}).items()}
+    config = {
+        "networks": networks,
+        "thresholds": {label: limits[composed(label)] for label in classes if composed(label) in limits},
+        "ignored": sorted(LEFT_BEHIND),
+        "brightness": BRIGHTNESS,
+    }
     runtime = _files(_RUNTIME, "ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
     libraries = [*_files(_INFLATE, "pako_inflate.min.js"), *_files(_TIFF, "UTIF.js"), runtime[0]]
     names = ("page.html", "style.css", "pixels.js", "worker.js", "chart.js", "page.js")
     own = {file: (Path(__file__).parent / file).read_text(encoding="utf-8") for file in names}
     parts = {
-        "title": html.escape(title or networks[0]["title"]),
+        "title": html.escape(title or name),
         "introduction": introduction,
         "extra": extra,
         "about": found[0][2],
@@ -113,8 +123,7 @@ def _network(source: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, str
     if exact.order == 1:  # a plain network is shown under all symmetries of the grid
         exact = P4M
     entry = {
-        "name": cfg["architecture"],
-        "title": Path(loaded.title).name,
+        "name": Path(loaded.title).name or Path(source).resolve().name,
         "classes": list(cfg["label_names"]) or [str(i) for i in range(network.num_classes)],
         "size": list(network.input_size),
         "mean": list(cfg["mean"]),
@@ -123,10 +132,26 @@ def _network(source: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, str
         "reflections": exact.reflections,
     }
     rows = {"network": f"{cfg['architecture']}, equivariance group {network.group.name}"}
-    rows |= dict(_described(loaded.folder or shipped_folder() / loaded.title))
+    folders = [loaded.folder or shipped_folder() / loaded.title]
+    if network is loaded.network:  # a file that was made of the checkpoint beside it, or of one of this package
+        folders = [file.parent, shipped_folder() / f"{cfg['architecture']}.{cfg['tag']}"]
+        folders = [each for each in folders if _sha256_in(each) == network.metadata.get("weights_sha256", "")]
+    rows |= dict(_described(folders[0])) if folders else {}
+    if "accuracy" in rows and "quantized" in network.metadata:
+        rows["accuracy"] += " before its numbers were rounded to 8 bits"
     rows["images"] = " x ".join(map(str, network.input_size)) + " (channels, height, width)"
     text = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in rows.items())
     return entry, onnx, f"<dl>{text}</dl>"
+
+
+def _sha256_in(folder: Path) -> str | None:
+    """The SHA-256 of the weights in a folder, as ONNX files hold it; None without a checkpoint."""
+    if not (folder / CONFIG_NAME).is_file():
+        return None
+    try:
+        return weights_sha256(load_network(f"local-dir:{folder}").network)
+    except (OSError, ValueError, RuntimeError):  # the folder of something else
+        return None
 
 
 def _described(folder: Path) -> Iterator[tuple[str, str]]:
