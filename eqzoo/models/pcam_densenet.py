@@ -158,8 +158,7 @@ def _conv(
 _NAMES = ("z2_densenet", "p4_densenet", "p4_alpha_f_densenet", "p4m_densenet", "p4m_alpha_f_densenet")
 
 default_cfgs = configs(
-    {f"{name}.pcam": CATALOG["pcam"].cfg() for name in _NAMES}
-    | {f"{name}.chula_rbc12": CATALOG["chula_rbc12"].cfg() for name in ("z2_densenet", "p4_densenet", "p4m_densenet")},
+    {f"{name}.{dataset}": CATALOG[dataset].cfg() for dataset in ("pcam", "chula_rbc12") for name in _NAMES},
     first_conv="stem",
     classifier="head",
 )

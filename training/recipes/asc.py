@@ -40,6 +40,7 @@ _GROWN = (
     " The run started from the weights of {start}: of each stage the first three bottlenecks are its own, the "
     "other six begin as the identity."
 )
+_GATED = " The run started from the weights of {start}; only the layers of squeeze-and-excitation are new."
 _CPU_VALUES: dict[str, Any] = MUON | {
     "batch_size": 64,
     "lr": 0.03,
@@ -98,10 +99,10 @@ def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[st
     return family((model,), "cifar10", _CPU.format(**values) + more, **values)
 
 
-def _grown(name: str, epochs: int) -> dict[str, Entry]:
-    start = f"{name}_resnet29.cifar10"
+def _from(start: str, model: str, epochs: int, text: str = _GROWN) -> dict[str, Entry]:
+    start = f"{start}_resnet29.cifar10"
     values: dict[str, Any] = {"start": start, "lr": 0.01, "channels_last": True}
-    return _on_a_cpu(f"{name}_resnet83", epochs, _GROWN.format(start=start), **values)
+    return _on_a_cpu(model, epochs, text.format(start=start), **values)
 
 
 # That of the paper has the variant "paper".
@@ -111,8 +112,14 @@ OURS: dict[str, Entry] = {
     **_on_a_cpu("z2_asc_resnet29", 16),
     **_on_a_cpu("z2_simple_asc_resnet29", 11),
     **_on_a_cpu("z2_asc_se_resnet29", 12, _HALF, **_HALF_VALUES),
-    **_grown("z2", 3),
-    **_grown("z2_se", 3),
+    **_from("z2", "z2_resnet83", 3),
+    **_from("z2_se", "z2_se_resnet83", 3),
+    **_from("z2_sasa", "z2_sasa_resnet83", 3),
+    **_from("z2_simple_asc", "z2_simple_asc_resnet83", 3),
+    **_from("z2_asc", "z2_asc_resnet83", 3),
+    **_from("z2_asc_se", "z2_asc_se_resnet83", 3),
+    **_from("p4", "p4_resnet83", 2),
+    **_from("p4_se", "p4_se_resnet83", 2),
     **on_a_gpu(("z2_resnet29",), "", _Z2, **_OF_ALL),
     **on_a_gpu(("p4_resnet29",), "", _P4, **_OF_ALL),
     **on_a_gpu(("p4_se_resnet29",), "", _SE, **_OF_ALL),
@@ -142,6 +149,8 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 RECIPES: dict[str, Entry] = {
     **OURS,
     **on_a_gpu(("p4m_resnet29",), "", _P4M, **_OF_ALL),
+    **_from("p4m", "p4m_se_resnet29", 3, _GATED),
+    **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED),
     **on_a_gpu(("p4m_asc_resnet29",), "", _P4M_ASC, **_OF_TAUGHT),
     **_rows(29, "cifar10", 100, (50, 75)),
     **_rows(29, "cifar100", 100, (50, 75)),

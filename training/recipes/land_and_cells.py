@@ -64,18 +64,21 @@ def _recipe(
 
 
 _HALF: dict[str, Any] = {"precision": "bfloat16"}
-_CELLS: dict[str, Any] = _HALF | {"augment": "affine_color"}
+_COLORS: dict[str, Any] = {"augment": "affine_color"}
+_CELLS: dict[str, Any] = _HALF | _COLORS
 _P4 = _BEFORE.format(model="p4_resnet29", error=8.15)
 _P4 += _OTHER_RUN.format(reason="in its first ten epochs all images were rotated by any angle")
 _P4M = _OTHER_RUN.format(reason="at full size it went in parts, with a cosine schedule that starts anew, from 0.01")
 _Z2, _Z2_CELLS = (_BEFORE.format(model="z2_resnet29", error=error) for error in (7.87, 6.54))
 _P4_CELLS = _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200."
+_TO_56 = " Cells are scaled to 56 x 56 pixels."
 _TO_64 = " Cells are scaled to 64 x 64 pixels."
 _MAPS_TO_64 = (
     " Maps are scaled to 64 x 64 pixels; the first layer, of three colors, begins with the sum of its filters."
 )
 _TO_96 = " Images are scaled to 96 x 96 pixels."
 _CROPS = " The crops of 80 x 80 pixels are not scaled." + _PAPER
+_ATTENTIVE = " All layers but those of attention begin with the weights of the start." + _CROPS
 _ON_A_GPU: dict[str, Any] = {
     "batch_size": 128,
     "weight_decay": 2e-2,
@@ -103,7 +106,10 @@ RECIPES: dict[str, Entry] = {
     ),
     **_recipe("z2_resnet29", "chula_rbc12", 6, 0.02, "z2_resnet29.cifar10", _Z2_CELLS + _SCALED, **_CELLS),
     **_recipe("p4m_resnet29", "chula_rbc12", 8, 0.01, "p4m_resnet29.eurosat", _SCALED, **_CELLS),
+    **_recipe("z2_gsanet_s", "chula_rbc12", 8, 0.01, None, _TO_56 + _PAPER, batch_size=16, **_COLORS),
     **_recipe("z2_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
     **_recipe("p4_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
     **_recipe("p4m_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
+    **_recipe("p4_alpha_f_densenet", "chula_rbc12", 4, 0.01, "p4_densenet.chula_rbc12", _ATTENTIVE, **_COLORS),
+    **_recipe("p4m_alpha_f_densenet", "chula_rbc12", 3, 0.01, "p4m_densenet.chula_rbc12", _ATTENTIVE, **_COLORS),
 }
