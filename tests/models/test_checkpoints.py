@@ -58,7 +58,7 @@ def test_every_published_checkpoint_is_here_and_its_config_is_the_registered_one
     assert files <= {path.name for path in folder.iterdir()} <= {*REPO_FILES}
 
 
-SMALLER = {"resnet": 16, "allcnn": 16, "gsanet": 22}
+SMALLER = {"resnet": 16, "allcnn": 16, "gsanet_t": 22}
 
 
 @pytest.mark.parametrize("name", slow(eqzoo.list_pretrained(), {"r8_gsanet_t.rotmnist"}))
