@@ -30,7 +30,7 @@ let order = { key: "added", descending: false };
 // --- Workers ---
 
 const queue = [], workers = [];
-let payload = null, code = null, most = WORKERS, failure = "";
+let payload = null, code = null, most = WORKERS, started = false, failure = "";
 
 async function load() {
   const unzipped = (id) => {
@@ -49,6 +49,7 @@ function startWorker() {
   state.worker.onmessage = ({ data }) => reply(data);
   state.worker.onerror = (event) => reply({ error: event.message || "it ended" });
   state.answer = ({ error }) => {
+    started ||= !error;
     if (!error) { tell(); return; }
     state.worker.terminate();
     workers.splice(workers.indexOf(state), 1);
@@ -97,7 +98,8 @@ function listed(files) {
   const visible = files.filter((file) => !pathOf(file).split("/").slice(1).some((name) => name.startsWith(".") || IGNORED.includes(name)));
   const found = visible.filter((file) => READABLE.test(pathOf(file)));
   leftOut += visible.length - found.length;
-  return found;
+  const key = (file) => pathOf(file).replaceAll("/", "\0"); // folder by folder, as Python sorts paths
+  return found.sort((a, b) => (key(a) < key(b) ? -1 : 1));
 }
 
 /** A name that no other image has, such as of a second pasted one. */
@@ -115,11 +117,11 @@ function add(files) {
     const item = { key: added++, name: unique(file.path || blob.webkitRelativePath || file.name || "pasted image"), blob, changed: true };
     item.row = makeRow(item);
     items.push(item);
-    run({ key: item.key, blob, views: [[0, false]], thumbnail: true }).then(({ logits, sign, seen, error }) => {
+    run({ key: item.key, blob, views: [[0, false]], thumbnail: true }).then(({ logits, signs, seen, error }) => {
       if (!items.includes(item)) return; // removed
       if (error) item.error = error;
       else {
-        Object.assign(item, { sign, probabilities: logits.map(([values]) => softmax(values)) });
+        Object.assign(item, { signs, probabilities: logits.map(([values]) => softmax(values)) });
         item.row.querySelector("img").src = URL.createObjectURL(seen);
       }
       judge(item);
@@ -193,7 +195,8 @@ function update() {
 }
 
 function fillTable() {
-  for (const item of items) if (item.changed) fillRow(item);
+  const focused = document.activeElement;
+  for (const item of items) if (item.changed) { fillRow(item); item.row.remove(); } // so that the others stay where they are
   const filter = element("filter").value, most = Number(element("most").value || 100) / 100;
   const passes = (item) => !filter || (filter === DIFFERENT ? differs(item) : classOf(item) === filter);
   shown = items.filter((item) => passes(item) && surest(item) <= most);
@@ -205,6 +208,7 @@ function fillTable() {
   const compare = (a, b) => (typeof a === "string" ? collator.compare(a, b) : a - b);
   shown.sort((a, b) => sign * compare(value(a), value(b)) || a.key - b.key);
   placeRows();
+  if (focused !== document.activeElement && element("rows").contains(focused)) focused.focus({ preventScroll: true });
   for (const heading of document.querySelectorAll("#table [data-sort]")) {
     const sorted = heading.dataset.sort === order.key;
     heading.setAttribute("aria-sort", sorted ? (order.descending ? "descending" : "ascending") : "none");
@@ -219,7 +223,7 @@ function fillTable() {
 
 /** Moves only the rows that have to move, so that a click or the focus on another one is not lost. */
 function placeRows() {
-  const rows = element("rows"), focused = document.activeElement;
+  const rows = element("rows");
   const wanted = new Set(shown.map((item) => item.row));
   for (const row of [...rows.children]) if (!wanted.has(row)) row.remove();
   let following = rows.firstElementChild;
@@ -227,7 +231,6 @@ function placeRows() {
     if (row === following) following = following.nextElementSibling;
     else rows.insertBefore(row, following);
   }
-  if (focused !== document.activeElement && rows.contains(focused)) focused.focus({ preventScroll: true });
 }
 
 /** The state in one line, for screen readers too. */
@@ -243,10 +246,11 @@ function tell() {
   const also = [broken && `${broken} cannot be read`, leftOut && `${leftOut} files of other formats were left out`].filter(Boolean);
   const text = [items.length ? `${done} of ${items.length} images classified` : "Ready: drop, paste or choose images", ...also].join("; ");
   element("count").textContent = `${text}.`;
-  const status = failure || (waiting ? "Images are being classified." : `${text}.`); // a screen reader is not told each step
+  const rest = started ? `${text}.` : "The network is starting …";
+  const status = failure || (waiting ? "Images are being classified." : rest); // a screen reader is not told each step
   if (element("status").textContent !== status) element("status").textContent = status;
   const notes = Object.entries(BRIGHTNESS).map(([sign, note]) => {
-    const found = items.filter((item) => item.sign === Number(sign));
+    const found = items.filter((item) => item.signs?.includes(Number(sign)));
     return found.length && `${found.length} of ${items.length} images, such as ${found[0].name}: ${note}.`;
   });
   element("notes").replaceChildren(...[trouble, ...notes].filter(Boolean).map((note) => make("li", {}, note)));
@@ -267,9 +271,11 @@ function csv() {
 function inspect(item, focus = false) {
   if (current) current.row?.removeAttribute("aria-current");
   if (current && current !== item) current.views = null; // large
+  if (current?.row) clearDetail();
   current = item;
   item.row?.setAttribute("aria-current", "true");
   queue.splice(0, queue.length, ...queue.filter(({ job }) => job.thumbnail)); // views of another image
+  item.unseen = item.error;
   item.views = VIEWS.map(() => null); // for each view {probabilities: of each network, seen}
   const views = item.views, original = element("original");
   URL.revokeObjectURL(original.src);
@@ -280,11 +286,8 @@ function inspect(item, focus = false) {
   for (const [i, batch] of item.error ? [] : [...batches.entries()].reverse()) { // the first one is put in front last
     run({ key: item.key, blob: item.blob, views: batch }, true).then(({ logits, seen, error }) => {
       if (current !== item || item.views !== views) return;
-      if (error) {
-        item.error = error;
-        judge(item);
-        update();
-      } else batch.forEach((_, j) => { views[BATCH * i + j] = { probabilities: logits.map((each) => softmax(each[j])), seen: seen[j] }; });
+      if (error) item.unseen = error; // such as of a file that is gone since it was classified
+      else batch.forEach((_, j) => { views[BATCH * i + j] = { probabilities: logits.map((each) => softmax(each[j])), seen: seen[j] }; });
       showDetail();
     });
   }
@@ -298,10 +301,10 @@ function showDetail() {
   element("detail-title").textContent = current.name;
   element("angle-text").textContent = `${angle}°`;
   element("angle").setAttribute("aria-valuetext", `${angle} degrees`);
-  element("sentence").textContent = current.error ? `This image cannot be read: ${current.error}.` : "";
+  element("sentence").textContent = current.unseen ? `This image cannot be read: ${current.unseen}.` : "";
   const view = current.views[OF_ANGLE[now]];
   if (!view || !current.views[0]) {
-    if (current.row) clearDetail(); // a drawing is answered at once
+    if (current.row || current.unseen) clearDetail(); // a drawing is answered at once
     return;
   }
   const canvas = element("seen"), { seen, probabilities } = view;
@@ -411,12 +414,14 @@ function listen() {
   });
   element("angle").addEventListener("input", showDetail);
   for (const [id, step] of STEPS) element(id).addEventListener("click", () => { const other = neighbor(step); if (other) inspect(other); });
-  element("thresholds").addEventListener("input", ({ target }) => {
-    THRESHOLDS.delete(target.name);
-    const value = Number(target.value), all = target.value && THRESHOLDS.size === CLASSES.length - 1;
-    const outside = target.value && !(value > 0 && value < 1);
-    target.setCustomValidity(all ? "One class has to be without a threshold." : outside ? "A threshold is above 0 and below 1." : "");
-    if (target.value && target.validity.valid) THRESHOLDS.set(target.name, value);
+  element("thresholds").addEventListener("input", () => {
+    THRESHOLDS.clear();
+    for (const input of element("thresholds").querySelectorAll("input")) {
+      const value = Number(input.value), all = input.value && THRESHOLDS.size === CLASSES.length - 1;
+      const outside = input.value && !(value > 0 && value < 1);
+      input.setCustomValidity(all ? "One class has to be without a threshold." : outside ? "A threshold is above 0 and below 1." : "");
+      if (input.value && input.validity.valid) THRESHOLDS.set(input.name, value);
+    }
     items.forEach(judge);
     update();
     if (current) showDetail();

@@ -21,7 +21,7 @@ async function decode(blob, channels) {
   if (kind === "II*\0" || kind === "MM\0*") return decodeTiff(bytes.buffer, channels);
   if (kind === "II+\0" || kind === "MM\0+") throw Error("it is a BigTIFF: save it as a TIFF of less than 4 GB");
   const { frames, orientation, deep } = described(bytes, kind);
-  if (frames > 1) throw Error(`it is an animation of ${frames} images`);
+  if (frames !== 1) throw Error(`it is an animation of ${frames} images`);
   const image = deep ? decodeDeepPng(bytes, channels) : await decodeInBrowser(new Blob([bytes], { type: blob.type }), channels);
   return symmetric(image, ...(ORIENTATIONS[orientation - 1] ?? ORIENTATIONS[0]));
 }
@@ -56,10 +56,13 @@ function described(bytes, kind) {
   const png = kind === "\x89PNG", data = new DataView(bytes.buffer);
   const found = { frames: 1, orientation: 1, deep: png && bytes.length > 26 && bytes[24] === 16 && bytes[25] === 0 };
   if (kind === "GIF8") found.frames = gifFrames(bytes);
+  if (latin(bytes, 4, 8) === "ftypavis") found.frames = "several"; // AVIF
   if (!png && !(kind === "RIFF" && latin(bytes, 8, 4) === "WEBP")) return found;
-  let images = 0;
+  let images = 0, apart = false; // whether the image of an animated PNG is none of its frames
   for (const [type, first, end] of chunks(bytes, png)) {
-    if (type === "acTL") found.frames = data.getUint32(first);
+    if (type === "acTL") [found.frames, apart] = [data.getUint32(first), true];
+    if (type === "fcTL") apart = false;
+    if (type === "IDAT" && apart) [found.frames, apart] = [found.frames + 1, false];
     if (type === "ANMF") found.frames = ++images;
     if (type === "eXIf" || type === "EXIF") {
       try { found.orientation = takeOrientation(bytes.subarray(first, end)); } catch { /* damaged, it says nothing */ }
@@ -72,12 +75,10 @@ function described(bytes, kind) {
 function gifFrames(bytes) {
   const colors = (flags) => (flags & 0x80 ? 3 << ((flags & 7) + 1) : 0); // bytes of a table of colors
   let frames = 0, at = 13 + colors(bytes[10]);
-  for (; bytes[at] === 0x21 || bytes[at] === 0x2c; at++) { // behind the last part of each block stands a 0
-    if (bytes[at] === 0x21) at += 2;
-    else {
-      frames += 1;
-      at += 11 + colors(bytes[at + 9]);
-    }
+  for (; [0, 0x21, 0x2c].includes(bytes[at]); at++) { // behind the last part of each block stands a 0
+    if (bytes[at] === 0) continue;
+    if (bytes[at] === 0x2c) frames += 1;
+    at += bytes[at] === 0x2c ? 11 + colors(bytes[at + 9]) : 2;
     while (bytes[at]) at += 1 + bytes[at];
   }
   return frames;
@@ -158,20 +159,50 @@ function fromRgba(rgba, width, height, channels) {
 
 /** The first page of a TIFF of 8 or 16 bits; the library would read others as black, so they are errors. */
 function decodeTiff(buffer, channels) {
+  const unsupported = () => Error("this kind of TIFF is not supported: save it as gray or RGB of 8 or 16 bits, uncompressed, LZW or Deflate");
+  checkDirectories(new DataView(buffer));
   const pages = UTIF.decode(buffer).filter((page) => page.t256);
-  const [page] = pages, tag = (number, otherwise) => (page[`t${number}`] ?? [otherwise])[0];
-  const bits = tag(258, 1), samples = tag(277, 1), meaning = tag(262, 1);
-  const area = (each) => each.t256[0] * each.t257[0];
-  if (pages.some((each, i) => i && area(each) >= area(page))) throw Error(`it is a stack of ${pages.length} images`);
-  const known = [8, 16].includes(bits) && TIFF_COMPRESSIONS.includes(tag(259, 1)) && tag(284, 1) === 1 && tag(339, 1) === 1;
+  const [page] = pages, tagOf = (each, number, otherwise) => (each[`t${number}`] ?? [otherwise])[0];
+  if (!page) throw Error("the file is cut off");
+  const tag = (number, otherwise) => tagOf(page, number, otherwise), area = (each) => each.t256[0] * each.t257[0];
+  const copyOrMask = (each) => tagOf(each, 254, 0) & 5 || area(each) < area(page);
+  if (pages.some((each, i) => i && !copyOrMask(each))) throw Error(`it is a stack of ${pages.length} images`);
+  const bits = tag(258, 1), samples = tag(277, 1), meaning = tag(262, 1), compression = tag(259, 1);
+  const known = [8, 16].includes(bits) && TIFF_COMPRESSIONS.includes(compression);
+  const plain = tag(284, 1) === 1 && tag(339, 1) === 1 && tag(266, 1) === 1; // bands side by side, no sign, first bit first
   const apart = samples < 4 || tag(338, 2) === 2; // else colors times opacity, or a band of another meaning
-  if (!known || !apart || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) {
-    throw Error("this kind of TIFF is not supported: save it as gray or RGB of 8 or 16 bits, uncompressed, LZW or Deflate");
+  if (!known || !plain || !apart || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) throw unsupported();
+  const [width, height] = [tag(256), tag(257)], tiled = Boolean(page.t324), rows = tiled ? tag(323) : Math.min(tag(278, height), height);
+  const offsets = page.t324 ?? page.t273 ?? [], counts = tiled ? "t325" : "t279";
+  const needed = offsets.map((_, i) => (tiled ? tag(322) * rows : width * Math.min(rows, height - i * rows)) * samples * bits / 8);
+  const sizes = compression === 1 ? needed : page[counts] ?? [buffer.byteLength - offsets[0]];
+  page[counts] = sizes;
+  offsets.forEach((offset, i) => { // what is missing would be black
+    if (!(offset + sizes[i] <= buffer.byteLength)) throw Error("the file is cut off");
+    if (![8, 32946].includes(compression)) return;
+    const inflated = new pako.Inflate();
+    inflated.push(new Uint8Array(buffer, offset, sizes[i]), true);
+    if (inflated.err || inflated.result?.length !== needed[i]) throw Error("the file is damaged");
+  });
+  let image;
+  try {
+    UTIF.decodeImage(buffer, page);
+    image = pixelsOf(page, bits, meaning, channels);
+  } catch {
+    throw unsupported();
   }
-  const offsets = page.t324 ?? page.t273 ?? [], sizes = page.t325 ?? page.t279 ?? [];
-  if (offsets.some((offset, i) => offset + (sizes[i] ?? 0) > buffer.byteLength)) throw Error("the file is cut off");
-  UTIF.decodeImage(buffer, page);
-  return symmetric(pixelsOf(page, bits, meaning, channels), ...(ORIENTATIONS[tag(274, 1) - 1] ?? ORIENTATIONS[0]));
+  return symmetric(image, ...(ORIENTATIONS[tag(274, 1) - 1] ?? ORIENTATIONS[0]));
+}
+
+/** An error if the directories of a TIFF refer to one another in a circle, which the library would follow forever. */
+function checkDirectories(data) {
+  const little = data.getUint8(0) === 73, seen = new Set();
+  for (let at = data.getUint32(4, little); at && at + 2 <= data.byteLength;) {
+    if (seen.has(at)) throw Error("the file is damaged: its pages refer to one another in a circle");
+    seen.add(at);
+    const next = at + 2 + 12 * data.getUint16(at, little);
+    at = next + 4 <= data.byteLength ? data.getUint32(next, little) : 0;
+  }
 }
 
 function pixelsOf(page, bits, meaning, channels) {
@@ -285,14 +316,22 @@ function rotate(image, degrees) {
  * eqzoo predict says it: of 12 bits in a file of 16, for example.
  */
 function brightness({ planes }, mean, std) {
-  const colors = planes.slice(0, 3), sorted = colors.map((plane) => Float32Array.from(plane).sort());
-  const means = colors.map((_, c) => 255 * mean[c % mean.length]), deviations = colors.map((_, c) => 255 * std[c % std.length]);
-  const DARK = 32, count = sorted[0].length;
-  if (sorted.every((values, c) => values[(count - 1) >> 1] > means[c] + 3 * deviations[c])) return 1;
-  if (sorted.every((values) => values[count - 1] === 0)) return 0;
-  const dark = Math.max(...means) >= 2 * DARK
-    ? sorted.reduce((sum, values) => sum + values.filter((value) => value < DARK).length, 0) >= 0.999 * count * sorted.length
-    : sorted.every((values, c) => values[count - 1] < Math.min(means[c] + deviations[c], DARK));
+  const DARK = 32, colors = planes.slice(0, 3), count = colors[0].length;
+  const of = colors.map((plane, c) => {
+    const center = 255 * mean[c % mean.length], deviation = 255 * std[c % std.length];
+    let dark = 0, bright = 0, largest = 0;
+    for (const value of plane) {
+      if (value < DARK) dark += 1;
+      if (value > center + 3 * deviation) bright += 1;
+      if (value > largest) largest = value;
+    }
+    return { dark, bright, largest, center, limit: Math.min(center + deviation, DARK) };
+  });
+  if (of.every(({ bright }) => 2 * bright > count)) return 1; // the median
+  if (of.every(({ largest }) => largest === 0)) return 0;
+  const dark = Math.max(...of.map(({ center }) => center)) >= 2 * DARK
+    ? of.reduce((sum, each) => sum + each.dark, 0) >= 0.999 * count * of.length
+    : of.every(({ largest, limit }) => largest < limit);
   return dark ? -1 : 0;
 }
 

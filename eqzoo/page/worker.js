@@ -16,21 +16,21 @@ async function start({ wasm, loader, networks: given }) {
 }
 
 /**
- * The logits of every network for views [angle, reflected] of an image, the views as RGBA of the first network, and
- * whether the first view is dark or bright.
+ * The logits of every network for views [angle, reflected] of an image, the views as RGBA of the first network, and of
+ * a thumbnail whether the image is dark or bright for the networks.
  */
 async function classify({ key, blob, views, thumbnail }) {
   const logits = [], seen = [];
-  let sign = 0;
+  const signs = new Set();
   if (recent.key !== key) recent = { key, values: new Map() };
   for (const { size, mean, std, session } of networks) {
     const [channels, height, width] = size, area = height * width;
     const read = () => remembered(`${channels}`, () => decode(blob, channels));
+    if (thumbnail) signs.add(brightness(await read(), mean, std));
     const image = height === width ? await remembered(`${size}`, async () => preprocess(await read(), [height, width])) : await read();
     const input = new Float32Array(views.length * channels * area);
     views.forEach(([angle, reflected], i) => {
       const { planes } = view(image, size, angle, reflected);
-      if (thumbnail) sign ||= brightness({ planes }, mean, std);
       planes.forEach((plane, c) => {
         const start = (i * channels + c) * area;
         for (let k = 0; k < area; k++) input[start + k] = (plane[k] / 255 - mean[c % mean.length]) / std[c % std.length];
@@ -43,7 +43,7 @@ async function classify({ key, blob, views, thumbnail }) {
     logits.push(views.map((_, i) => Array.from(output.data.slice(i * count, (i + 1) * count))));
   }
   if (networks.every(({ size }) => size[1] === size[2])) networks.forEach(({ size }) => recent.values.delete(`${size[0]}`)); // large
-  return { logits, sign, seen: thumbnail ? await encoded(seen[0]) : seen };
+  return { logits, signs: [...signs], seen: thumbnail ? await encoded(seen[0]) : seen };
 }
 
 /** A value of the current image, computed once. */

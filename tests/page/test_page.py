@@ -101,6 +101,13 @@ def smooth():
     return np.stack([np.asarray(Image.fromarray(small[..., c]).resize((83, 57), 3)) for c in range(4)], -1)
 
 
+def masked(image):
+    """A page of a TIFF that is a mask by its tag, as large as the image."""
+    page = image.copy()
+    page.encoderinfo = {"tiffinfo": {254: 4}}
+    return page
+
+
 def image_files(smooth, folder):
     """Files of the formats that pages read, by name, and the largest difference of a pixel from eqzoo.data."""
     deep = smooth[..., 0].astype(np.uint16) * 257 // 4 + 90
@@ -123,6 +130,9 @@ def image_files(smooth, folder):
         "lossy.webp": (color, {}, 0),
         "color.tif": (color, {"compression": "tiff_lzw"}, 0),
         "opacity.tif": (Image.fromarray(smooth), {"compression": "packbits"}, 0),
+        "strips.tif": (color, {"tiffinfo": {278: 10}}, 0),
+        "deflated.tif": (color, {"tiffinfo": {278: 10}, "compression": "tiff_adobe_deflate"}, 0),
+        "masked.tif": (color, {"save_all": True, "append_images": [masked(gray)]}, 0),
         "sixteen.tif": (sixteen, {"compression": "tiff_adobe_deflate"}, 1e-4),
     }
     for name, (image, options, bound) in saved.items():
@@ -157,6 +167,14 @@ def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
     color.save(tmp_path / "color.tif")
     (tmp_path / "cut.tif").write_bytes((tmp_path / "color.tif").read_bytes()[:-4000])
     (tmp_path / "large.tif").write_bytes(b"II+\0" + bytes(60))
+    data = (tmp_path / "color.tif").read_bytes()
+    first = int.from_bytes(data[4:8], "little")
+    last = first + 2 + 12 * int.from_bytes(data[first : first + 2], "little")  # where the next page is
+    (tmp_path / "circle.tif").write_bytes(data[:last] + data[4:8] + data[last + 4 :])
+    color.save(tmp_path / "strips.tif", tiffinfo={278: 10}, compression="tiff_adobe_deflate")
+    data = bytearray((tmp_path / "strips.tif").read_bytes())
+    data[100] ^= 255
+    (tmp_path / "damaged.tif").write_bytes(data)
     Image.fromarray(smooth[..., 0].astype(np.uint16) * 257).save(tmp_path / "sixteen.png")
     (tmp_path / "cut.png").write_bytes((tmp_path / "sixteen.png").read_bytes()[:-1000])
     for kind in ("png", "gif", "webp"):
@@ -165,7 +183,8 @@ def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     refused = {
         "float.tif": "not supported", "jpeg.tif": "not supported", "stack.tif": "a stack of 2", "cut.tif": "cut off",
-        "other.tif": "not supported", "multiplied.tif": "not supported", "large.tif": "BigTIFF", "cut.png": "cut off",
+        "other.tif": "not supported", "multiplied.tif": "not supported",
+        "circle.tif": "in a circle", "damaged.tif": "damaged", "large.tif": "BigTIFF", "cut.png": "cut off",
         "moving.png": "animation of 2", "moving.gif": "animation of 2", "moving.webp": "animation of 2",
         "wide.png": "more pixels", "text.png": "decoded",
     }  # fmt: skip
@@ -242,7 +261,7 @@ def test_images_come_by_dropping_and_pasting(browser, classified, tmp_path):
     )
     browser.wait(DONE)
     names = browser.run(f"return items.slice({before}).map((item) => item.name)")
-    assert {*names} == {"digit000.png (2)", "a/0.png", "a/inner/1.png", "image.png", "image.png (2)"}
+    assert names == ["digit000.png (2)", "a/0.png", "a/inner/1.png", "image.png", "image.png (2)"]
     assert browser.run(f"return items.slice({before}).map((item) => item.error ?? '')") == [""] * 5
     assert "1 files of other formats were left out" in browser.text("#count")
     browser.run(f"for (const item of items.splice({before})) names.delete(item.name); leftOut = 0; update()")
@@ -279,6 +298,15 @@ def test_a_threshold_can_be_changed_in_the_page(browser, classified):
     browser.keys("[name='8']", ERASE)
     assert 0 < browser.run(count) < before
     browser.keys("[name='8']", "0.01")
+    assert browser.run(count) == before
+    limits = "return [...THRESHOLDS.keys()].sort().join('')"
+    for digit in "012345679":
+        browser.keys(f"[name='{digit}']", "0.9")
+    assert browser.run(limits) == "012345678"  # the last field is told that one class has to be without
+    browser.keys("[name='0']", ERASE)
+    assert browser.run(limits) == "123456789"
+    for digit in "12345679":
+        browser.keys(f"[name='{digit}']", ERASE)
     assert browser.run(count) == before
 
 
@@ -339,6 +367,23 @@ def test_a_broken_image_shows_nothing_of_another(browser, classified):
     browser.wait(SHOWN)
     browser.click("#previous")
     assert browser.text("#detail-title") == "digit000.png"
+
+
+def test_an_image_whose_file_is_gone_keeps_its_prediction(browser, classified, tmp_path):
+    shutil.copy(classified / "digit005.png", tmp_path / "gone.png")
+    browser.keys("#files", str(tmp_path / "gone.png"))
+    browser.wait(DONE)
+    (tmp_path / "gone.png").unlink()
+    browser.run("for (const { worker } of workers) worker.terminate(); workers.length = 0; startWorker()")  # forgets
+    browser.run("inspect(items.at(-1))")
+    browser.wait("return current.unseen")
+    assert "cannot be read" in browser.text("#sentence")
+    assert browser.run("return items.at(-1).labels.length") == 2
+    assert browser.run("return element('csv').disabled") is False
+    assert all("ERR_FILE_NOT_FOUND" in error for error in browser.errors())
+    browser.run("names.delete(items.pop().name); inspect(items[1]); update()")
+    browser.wait(SHOWN)
+    browser.wait(DONE)
 
 
 def test_the_focus_stays_while_images_are_classified(browser, classified):
