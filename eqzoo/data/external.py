@@ -5,18 +5,21 @@ import operator
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from .folder import MEMORY_LIMIT
-from .images import is_grayscale, pixels, preprocess
+from .images import is_grayscale, pixels, preprocess, read_file
 from .splits import AnySplit, Split, Streamed
 
+T = TypeVar("T")
 HUB_PREFIX = "hf:"
 _LOOKED_AT = 50  # the images inspected to tell whether a data set has colors
 _SPLITS = {"train": ("train",), "valid": ("val", "valid", "validation"), "test": ("test",)}
@@ -41,10 +44,17 @@ class _Rows:
     def __call__(self, index: int) -> Tensor:
         channels, height, width = self.input_size
         try:
-            values = pixels(self.rows[index][self.key], channels)
+            values = _seen(self.rows[index][self.key], lambda image: pixels(image, channels))
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
             raise ValueError(f"image {index} of {self.source} cannot be read: {error}") from error
         return preprocess(values, (height, width)).round().clamp(0, 255).to(torch.uint8)
+
+
+def _seen(value: Any, read: Callable[[Image.Image], T]) -> T:
+    """What a function makes of an image, or of its file as `datasets` holds it before it is decoded."""
+    if not isinstance(value, Mapping):
+        return read(value)
+    return read_file(Path(value["path"]) if value["bytes"] is None else value["bytes"], read)
 
 
 @contextmanager
@@ -126,6 +136,7 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
         ValueError: If it has not one column of type Image and one of type ClassLabel, or no training split.
         OSError: If it cannot be downloaded or read.
     """
+    from datasets import Image as Images
     from datasets import load_dataset
 
     loaded = load_dataset(name, cache_dir=str(data_dir))
@@ -140,7 +151,9 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
         )
     columns = dict(zip(types, features, strict=True))
     labels = columns["ClassLabel"]
-    found = {part: (rows, list(rows[labels])) for part, rows in parts.items()}
+    # Decoded by `datasets`, images would have lost what a TIFF says of its numbers, and all of its pages but the first.
+    files = {part: rows.cast_column(columns["Image"], Images(decode=False)) for part, rows in parts.items()}
+    found = {part: (rows, list(rows[labels])) for part, rows in files.items()}
     return _read(name, found, columns["Image"], tuple(features[labels].names), side, channels)
 
 
@@ -162,7 +175,7 @@ def _read(
         labels = torch.tensor([*map(operator.index, values)])  # no numbers such as a size
         count = len(labels)
         if channels is None:
-            channels = 1 if all(is_grayscale(rows[i][key]) for i in range(min(count, _LOOKED_AT))) else 3
+            channels = 1 if all(_seen(rows[i][key], is_grayscale) for i in range(min(count, _LOOKED_AT))) else 3
         reader = _Rows(source, rows, key, (channels, side, side))
         if count * torch.Size(reader.input_size).numel() <= MEMORY_LIMIT:
             splits[part] = Split(torch.stack([reader(i) for i in range(count)]), labels, classes)

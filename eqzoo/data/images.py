@@ -1,9 +1,10 @@
 """Reading, resizing and normalizing images."""
 
 import os
+import re
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from zlib import crc32
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, TiffImagePlugin
 from torch import Tensor
 
 T = TypeVar("T")
@@ -28,7 +29,10 @@ _MISREAD_APART = ("LA", "PA", "LAB", "YCbCr")  # with the bands of a TIFF one be
 _SUBFILE, _REDUCED, _MASK = 254, 1, 4
 _ORIENTATION, _ON_ITS_SIDE = 274, (5, 6, 7, 8)
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _UNCOMPRESSED = 256, 257, 258, 259, 1
-_PHOTOMETRIC, _WHITE_IS_ZERO, _BANDS, _PLANES, _APART, _SIGN, _SIGNED = 262, 0, 277, 284, 2, 339, 2
+_PHOTOMETRIC, _WHITE_IS_ZERO, _RGB, _PALETTE = 262, 0, 2, 3
+_BANDS, _PLANES, _APART, _SIGN, _SIGNED, _EXTRA, _COLORS = 277, 284, 2, 339, 2, 338, 320
+_DESCRIPTION, _INNER_PAGES, _DEPTH = 270, 330, 32997
+_STACK = re.compile(r'^ImageJ=.*^images=([2-9]|\d\d)|"truncated": true', re.MULTILINE | re.DOTALL)  # pages without tags
 
 
 def normalize(
@@ -112,8 +116,8 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     Raises:
         ValueError: If ``channels`` is another number, or Pillow would give other pixels than those of the image: of
             numbers with 32 bits, fractions or signs, whose values of black and white are unknown; of a TIFF with bands
-            that are neither colors nor opacity, which Pillow leaves out; and of some whose bands lie one behind the
-            other, which it misreads.
+            that are neither colors nor opacity, which Pillow leaves out; of some whose bands lie one behind the other,
+            JPEG 2000 with more than 8 bits in color, masks in BMP with bytes for pixels, and FITS, which it misreads.
     """
     white_is_zero = _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
     bits = _tag(image, _BITS)
@@ -131,6 +135,8 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         if channels == 4:
             return torch.stack([gray, gray, gray, opacity])
         return (gray * (opacity / 255)).expand(channels, -1, -1).contiguous()
+    if image.mode == "La":  # gray times opacity, which Pillow converts to this alone
+        image = image.convert("LA")
     if channels < 4 and (image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info):
         seen = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
@@ -164,12 +170,33 @@ def _misread(image: Image.Image) -> str | None:
     if _tag(image, _SIGN) == _SIGNED:
         return f"its pixels are {bits}-bit numbers with a sign, {_UNKNOWN_RANGE}"
     deep = bits > 8 and _tag(image, _COMPRESSION) == _UNCOMPRESSED
-    if _tag(image, _PLANES) == _APART and (deep or image.mode in _MISREAD_APART):
+    unknown_fourth = image.mode == "RGBA" and _tag(image, _EXTRA) is None
+    if _tag(image, _PLANES) == _APART and (deep or unknown_fourth or image.mode in _MISREAD_APART):
         return (
             f"its bands of {bits} bits lie one behind the other, which Pillow misreads; save it with the numbers of a "
             "pixel side by side (gdal_translate -co INTERLEAVE=PIXEL), or in color with 8 bits"
         )
+    if _tag(image, _PHOTOMETRIC) == _PALETTE and 0 < max(getattr(image, "tag_v2", {}).get(_COLORS, (0,))) < 256:
+        return "the colors of its palette have 8 bits instead of 16, which Pillow reads as black; save it in color"
+    if image.format == "FITS":
+        return "Pillow leaves out the scale, the sign and further planes of FITS; put its numbers into a .npz file"
+    if image.format == "JPEG2000" and not image.mode.startswith("I;16") and (bits := _jpeg2000_bits(image)) != 8:
+        return f"of JPEG 2000 with {bits} bits Pillow reads white as another value; save it as PNG or TIFF"
+    tile = getattr(image, "tile", ()) if (image.format, image.mode) == ("BMP", "1") else ()
+    if tile and tile[0].args[1] != (image.width + 31) // 32 * 4:
+        return "Pillow reads a bit for each byte of a BMP with a palette of two colors; save it as PNG"
     return None
+
+
+def _jpeg2000_bits(image: Image.Image) -> int:
+    """The bits of a number in a JPEG 2000, from the header of its codestream, marked by SOC and SIZ."""
+    if (file := getattr(image, "fp", None)) is None:  # closed, as its pixels have been read
+        return 8
+    place = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(place)
+    return int(data[data.find(b"\xff\x4f\xff\x51") + 42] & 0x7F) + 1
 
 
 def _check_single(image: Image.Image) -> None:
@@ -177,7 +204,11 @@ def _check_single(image: Image.Image) -> None:
     if image.format != "TIFF":
         several = image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1
     else:
-        (width, height), several, page = image.size, False, 1
+        (width, height), page = image.size, 1
+        within = image.tag_v2  # type: ignore[attr-defined]
+        small = within.get(_SUBFILE, 0) & _REDUCED and _INNER_PAGES in within  # of a raw image of a camera
+        stack = within.get(_DEPTH, 1) > 1 or _STACK.search(str(within.get(_DESCRIPTION, "")))
+        several = bool(small or stack)
         while not several:
             with suppress(Exception):  # of pages that Pillow cannot show; their tags have been read
                 image.seek(page)
@@ -189,8 +220,8 @@ def _check_single(image: Image.Image) -> None:
         image.seek(0)
     if several:
         raise _UnsuitableError(
-            "it holds several images, such as a stack or an animation; save each one that is to be read in a file of "
-            "its own"
+            "it holds several images, such as a stack, an animation or a thumbnail before an image; save each one that "
+            "is to be read in a file of its own"
         )
 
 
@@ -235,11 +266,11 @@ def load_image(path: str | os.PathLike[str], channels: int) -> Tensor:
     return read_file(Path(path), lambda image: pixels(image, channels))
 
 
-def read_file(path: Path, read: Callable[[Image.Image], T], whole: bool = True) -> T:
+def read_file(path: Path | bytes, read: Callable[[Image.Image], T], whole: bool = True) -> T:
     """What a function makes of an image file; of a PNG whose metadata Pillow refuses, without these.
 
     Args:
-        path: The file.
+        path: The file, or its content.
         read: The function.
         whole: Whether the file is to be checked for several images.
 
@@ -249,38 +280,51 @@ def read_file(path: Path, read: Callable[[Image.Image], T], whole: bool = True) 
     """
 
     def attempt(file: Path | BytesIO) -> T:
-        with Image.open(file) as image:
+        with _tiff_by_its_library(), Image.open(file) as image:
             if whole:
                 _check_single(image)
             return read(image)
 
+    name = "the file" if isinstance(path, bytes) else path
     try:
         try:
-            return attempt(path)
+            return attempt(BytesIO(path) if isinstance(path, bytes) else path)
         except (ValueError, SyntaxError, OSError):
-            return attempt(_png_without_metadata(path))
+            data = path if isinstance(path, bytes) else path.read_bytes()
+            if not data.startswith(_PNG):
+                raise
+            return attempt(_png_without_metadata(data))
     except _UnsuitableError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
     except (FileNotFoundError, MemoryError):
         raise
     except Image.DecompressionBombError as error:
         most = 2 * Image.MAX_IMAGE_PIXELS  # type: ignore[operator]
-        raise ValueError(f"{path} has more than {most:,} pixels, which Pillow refuses; cut it into tiles") from error
+        raise ValueError(f"{name} has more than {most:,} pixels, which Pillow refuses; cut it into tiles") from error
     except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
-        if path.stat().st_size == 0:
-            raise ValueError(f"{path} is not an image: the file is empty") from error
+        if not (path if isinstance(path, bytes) else path.stat().st_size):
+            raise ValueError(f"{name} is not an image: it is empty") from error
         way = "; save it with 8 or 16 bits in gray or color, or its bands in a .npz file"
-        way = way if path.suffix.lower() in (".tif", ".tiff") else ""
+        way = way if Path(str(name)).suffix.lower() in (".tif", ".tiff") else ""
         raise ValueError(
-            f"{path} is not an image that Pillow can read: {str(error) or type(error).__name__}{way}"
+            f"{name} is not an image that Pillow can read: {str(error) or type(error).__name__}{way}"
         ) from error
 
 
-def _png_without_metadata(path: Path) -> BytesIO:
-    """A PNG with only what its pixels depend on, and EXIF data that is intact; other files as they are."""
-    data = path.read_bytes()
-    if not data.startswith(_PNG):
-        return BytesIO(data)
+@contextmanager
+def _tiff_by_its_library() -> Iterator[None]:
+    """Lets libtiff read uncompressed TIFF files too: Pillow's own code misreads chroma at half the resolution, sparse
+    files, and planes whose bits come last first.
+    """
+    before, TiffImagePlugin.READ_LIBTIFF = TiffImagePlugin.READ_LIBTIFF, True
+    try:
+        yield
+    finally:
+        TiffImagePlugin.READ_LIBTIFF = before
+
+
+def _png_without_metadata(data: bytes) -> BytesIO:
+    """A PNG with only what its pixels depend on, and EXIF data that is intact."""
     kept, place = [_PNG], len(_PNG)
     while place < len(data):
         end = place + 12 + int.from_bytes(data[place : place + 4], "big")

@@ -43,6 +43,7 @@ from eqzoo.finetuning.plan import Plan
 from eqzoo.finetuning.rules import frozen_modules
 from eqzoo.hub import shipped_folder
 from tests.cli.commands import run
+from tests.data.tiffs import tiff
 from tests.finetuning.shapes import NAMES, arrays, save_shapes, shape, shapes
 
 
@@ -665,15 +666,27 @@ def test_data_sets_of_the_hub_by_name(tmp_path, monkeypatch):
     class Rows:
         features = kinds
 
+        def cast_column(self, key, images):
+            assert (key, images) == ("image", {"decode": False})
+            return self
+
         def __getitem__(self, key):
-            return [0, 1, 2] * 3 if key == "label" else {"image": Image.fromarray(shape(key % 3, key))}
+            if key == "label":
+                return [0, 1, 2] * 3
+            deep = shape(key % 3, key).astype(np.uint16)[..., None] * 257
+            (tmp_path / f"{key}.tif").write_bytes(tiff((deep, {"t262": [0], "t274": [1]})))  # where 0 is white
+            inside = {"bytes": (tmp_path / f"{key}.tif").read_bytes(), "path": None}
+            return {"image": inside if key % 2 else {"bytes": None, "path": str(tmp_path / f"{key}.tif")}}
 
     module = ModuleType("datasets")
+    module.Image = dict
     module.load_dataset = lambda name, cache_dir: {"train": Rows(), "validation": Rows()}
     monkeypatch.setitem(sys.modules, "datasets", module)
     splits = read_images("hf:some/shapes", 28, data_dir=tmp_path)
     assert {name: len(split) for name, split in splits.items()} == {"train": 9, "valid": 9}
     assert splits["valid"].classes == NAMES
+    assert splits["train"].shape == (1, 28, 28)
+    assert splits["train"].images.double().mean() > 128  # inverted, as the TIFF says
     monkeypatch.setitem(kinds, "coarse_label", kinds["label"])
     with pytest.raises(ValueError, match=r"one of type ClassLabel; it has .*'coarse_label': 'ClassLabel'"):
         read_images("hf:some/shapes", 28, data_dir=tmp_path)
