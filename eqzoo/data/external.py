@@ -41,20 +41,20 @@ class _Rows:
     key: int | str
     input_size: tuple[int, int, int]
 
-    def __call__(self, index: int) -> Tensor:
-        channels, height, width = self.input_size
+    def read(self, index: int, function: Callable[[Image.Image], T]) -> T:
+        """What a function makes of image i, or of its file as `datasets` holds it before it is decoded."""
         try:
-            values = _seen(self.rows[index][self.key], lambda image: pixels(image, channels))
+            value = self.rows[index][self.key]
+            if not isinstance(value, Mapping):
+                return function(value)
+            return read_file(Path(value["path"]) if value["bytes"] is None else value["bytes"], function)
         except Exception as error:  # each of Pillow's formats raises its own errors on corrupt files
             raise ValueError(f"image {index} of {self.source} cannot be read: {error}") from error
+
+    def __call__(self, index: int) -> Tensor:
+        channels, height, width = self.input_size
+        values = self.read(index, lambda image: pixels(image, channels))
         return preprocess(values, (height, width)).round().clamp(0, 255).to(torch.uint8)
-
-
-def _seen(value: Any, read: Callable[[Image.Image], T]) -> T:
-    """What a function makes of an image, or of its file as `datasets` holds it before it is decoded."""
-    if not isinstance(value, Mapping):
-        return read(value)
-    return read_file(Path(value["path"]) if value["bytes"] is None else value["bytes"], read)
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
         ValueError: If it has not one column of type Image and one of type ClassLabel, or no training split.
         OSError: If it cannot be downloaded or read.
     """
-    from datasets import Image as Images
+    from datasets import Image as HubImage
     from datasets import load_dataset
 
     loaded = load_dataset(name, cache_dir=str(data_dir))
@@ -152,7 +152,7 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
     columns = dict(zip(types, features, strict=True))
     labels = columns["ClassLabel"]
     # Decoded by `datasets`, images would have lost what a TIFF says of its numbers, and all of its pages but the first.
-    files = {part: rows.cast_column(columns["Image"], Images(decode=False)) for part, rows in parts.items()}
+    files = {part: rows.cast_column(columns["Image"], HubImage(decode=False)) for part, rows in parts.items()}
     found = {part: (rows, list(rows[labels])) for part, rows in files.items()}
     return _read(name, found, columns["Image"], tuple(features[labels].names), side, channels)
 
@@ -175,7 +175,8 @@ def _read(
         labels = torch.tensor([*map(operator.index, values)])  # no numbers such as a size
         count = len(labels)
         if channels is None:
-            channels = 1 if all(_seen(rows[i][key], is_grayscale) for i in range(min(count, _LOOKED_AT))) else 3
+            some = _Rows(source, rows, key, (3, side, side))
+            channels = 1 if all(some.read(i, is_grayscale) for i in range(min(count, _LOOKED_AT))) else 3
         reader = _Rows(source, rows, key, (channels, side, side))
         if count * torch.Size(reader.input_size).numel() <= MEMORY_LIMIT:
             splits[part] = Split(torch.stack([reader(i) for i in range(count)]), labels, classes)

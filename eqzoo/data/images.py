@@ -3,8 +3,8 @@
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
@@ -24,15 +24,20 @@ _FRACTION = 2.0  # the largest value of images in 0 to 1, with what interpolatio
 _UNKNOWN_RANGE = "and the values of black and white are unknown; save it with 8 or 16 bits, without a sign"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _PNG_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT")  # what pixels depend on
+_JPEG2000_HEADER = 65_536  # bytes in which its codestream begins
 _MISREAD_APART = ("LA", "PA", "LAB", "YCbCr")  # with the bands of a TIFF one behind the other
 # Tags of a TIFF and some of their values.
 _SUBFILE, _REDUCED, _MASK = 254, 1, 4
-_ORIENTATION, _ON_ITS_SIDE = 274, (5, 6, 7, 8)
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _UNCOMPRESSED = 256, 257, 258, 259, 1
-_PHOTOMETRIC, _WHITE_IS_ZERO, _RGB, _PALETTE = 262, 0, 2, 3
+_WIDTH, _HEIGHT, _BITS = 256, 257, 258
+_PHOTOMETRIC, _WHITE_IS_ZERO, _PALETTE = 262, 0, 3
 _BANDS, _PLANES, _APART, _SIGN, _SIGNED, _EXTRA, _COLORS = 277, 284, 2, 339, 2, 338, 320
 _DESCRIPTION, _INNER_PAGES, _DEPTH = 270, 330, 32997
 _STACK = re.compile(r'^ImageJ=.*^images=([2-9]|\d\d)|"truncated": true', re.MULTILINE | re.DOTALL)  # pages without tags
+
+
+# For all of the process, uncompressed TIFF files are read by libtiff, as Pillow reads compressed ones: its own code
+# scrambles those that lie on their side, have chroma at half resolution, or planes whose bits come last first.
+TiffImagePlugin.READ_LIBTIFF = True
 
 
 def normalize(
@@ -122,8 +127,6 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
     white_is_zero = _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
     bits = _tag(image, _BITS)
     check_header(image, channels)
-    if _tag(image, _ORIENTATION) in _ON_ITS_SIDE:  # Pillow 13 maps such a file into memory in rows of the wrong length
-        image.filename = ""  # type: ignore[attr-defined]
     with suppress(SyntaxError):  # EXIF data that is damaged says nothing of the orientation
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -137,11 +140,11 @@ def pixels(image: Image.Image, channels: int) -> Tensor:
         return (gray * (opacity / 255)).expand(channels, -1, -1).contiguous()
     if image.mode == "La":  # gray times opacity, which Pillow converts to this alone
         image = image.convert("LA")
-    if channels < 4 and (image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info):
+    if channels < 4 and (image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info):
         seen = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", seen.size, (0, 0, 0, 255)), seen)
     if image.mode not in ("1", "L", "P", "RGB", "RGBA"):  # Pillow converts all others by way of RGB
-        image = image.convert("RGB" if image.mode not in ("LA", "La", "PA", "RGBa") else "RGBA")
+        image = image.convert("RGB" if image.mode not in ("LA", "PA", "RGBa") else "RGBA")
     values = np.array(image.convert(MODES[channels]))
     planes = torch.from_numpy(values.reshape(*values.shape[:2], channels)).permute(2, 0, 1)
     return planes.contiguous().float()  # in this order large images take less memory
@@ -169,9 +172,8 @@ def _misread(image: Image.Image) -> str | None:
         )
     if _tag(image, _SIGN) == _SIGNED:
         return f"its pixels are {bits}-bit numbers with a sign, {_UNKNOWN_RANGE}"
-    deep = bits > 8 and _tag(image, _COMPRESSION) == _UNCOMPRESSED
     unknown_fourth = image.mode == "RGBA" and _tag(image, _EXTRA) is None
-    if _tag(image, _PLANES) == _APART and (deep or unknown_fourth or image.mode in _MISREAD_APART):
+    if _tag(image, _PLANES) == _APART and (unknown_fourth or image.mode in _MISREAD_APART):
         return (
             f"its bands of {bits} bits lie one behind the other, which Pillow misreads; save it with the numbers of a "
             "pixel side by side (gdal_translate -co INTERLEAVE=PIXEL), or in color with 8 bits"
@@ -180,23 +182,24 @@ def _misread(image: Image.Image) -> str | None:
         return "the colors of its palette have 8 bits instead of 16, which Pillow reads as black; save it in color"
     if image.format == "FITS":
         return "Pillow leaves out the scale, the sign and further planes of FITS; put its numbers into a .npz file"
-    if image.format == "JPEG2000" and not image.mode.startswith("I;16") and (bits := _jpeg2000_bits(image)) != 8:
-        return f"of JPEG 2000 with {bits} bits Pillow reads white as another value; save it as PNG or TIFF"
+    if image.format == "JPEG2000" and not image.mode.startswith("I;16") and (depth := _jpeg2000_bits(image)) != 8:
+        return f"of JPEG 2000 with {depth or 'unknown'} bits Pillow can read white as black; save it as PNG or TIFF"
     tile = getattr(image, "tile", ()) if (image.format, image.mode) == ("BMP", "1") else ()
     if tile and tile[0].args[1] != (image.width + 31) // 32 * 4:
         return "Pillow reads a bit for each byte of a BMP with a palette of two colors; save it as PNG"
     return None
 
 
-def _jpeg2000_bits(image: Image.Image) -> int:
-    """The bits of a number in a JPEG 2000, from the header of its codestream, marked by SOC and SIZ."""
+def _jpeg2000_bits(image: Image.Image) -> int | None:
+    """The bits of a number in a JPEG 2000, from the SIZ marker segment; None where they are unknown."""
     if (file := getattr(image, "fp", None)) is None:  # closed, as its pixels have been read
-        return 8
+        return None
     place = file.tell()
     file.seek(0)
-    data = file.read()
+    data = file.read(_JPEG2000_HEADER)
     file.seek(place)
-    return int(data[data.find(b"\xff\x4f\xff\x51") + 42] & 0x7F) + 1
+    start = data.find(b"\xff\x4f\xff\x51")
+    return None if start < 0 or start + 42 >= len(data) else (data[start + 42] & 0x7F) + 1
 
 
 def _check_single(image: Image.Image) -> None:
@@ -205,10 +208,10 @@ def _check_single(image: Image.Image) -> None:
         several = image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1
     else:
         (width, height), page = image.size, 1
-        within = image.tag_v2  # type: ignore[attr-defined]
-        small = within.get(_SUBFILE, 0) & _REDUCED and _INNER_PAGES in within  # of a raw image of a camera
-        stack = within.get(_DEPTH, 1) > 1 or _STACK.search(str(within.get(_DESCRIPTION, "")))
-        several = bool(small or stack)
+        first = image.tag_v2  # type: ignore[attr-defined]
+        thumbnail = first.get(_SUBFILE, 0) & _REDUCED and _INNER_PAGES in first  # of a raw image of a camera
+        stack = first.get(_DEPTH, 1) > 1 or _STACK.search(str(first.get(_DESCRIPTION, "")))
+        several = bool(thumbnail or stack)
         while not several:
             with suppress(Exception):  # of pages that Pillow cannot show; their tags have been read
                 image.seek(page)
@@ -280,7 +283,7 @@ def read_file(path: Path | bytes, read: Callable[[Image.Image], T], whole: bool 
     """
 
     def attempt(file: Path | BytesIO) -> T:
-        with _tiff_by_its_library(), Image.open(file) as image:
+        with Image.open(file) as image:
             if whole:
                 _check_single(image)
             return read(image)
@@ -290,10 +293,14 @@ def read_file(path: Path | bytes, read: Callable[[Image.Image], T], whole: bool 
         try:
             return attempt(BytesIO(path) if isinstance(path, bytes) else path)
         except (ValueError, SyntaxError, OSError):
-            data = path if isinstance(path, bytes) else path.read_bytes()
-            if not data.startswith(_PNG):
+            if isinstance(path, Path):
+                with path.open("rb") as file:
+                    if file.read(len(_PNG)) != _PNG:
+                        raise
+                path = path.read_bytes()
+            if not path.startswith(_PNG):
                 raise
-            return attempt(_png_without_metadata(data))
+            return attempt(_png_without_metadata(path))
     except _UnsuitableError as error:
         raise ValueError(f"{name}: {error}") from error
     except (FileNotFoundError, MemoryError):
@@ -309,18 +316,6 @@ def read_file(path: Path | bytes, read: Callable[[Image.Image], T], whole: bool 
         raise ValueError(
             f"{name} is not an image that Pillow can read: {str(error) or type(error).__name__}{way}"
         ) from error
-
-
-@contextmanager
-def _tiff_by_its_library() -> Iterator[None]:
-    """Lets libtiff read uncompressed TIFF files too: Pillow's own code misreads chroma at half the resolution, sparse
-    files, and planes whose bits come last first.
-    """
-    before, TiffImagePlugin.READ_LIBTIFF = TiffImagePlugin.READ_LIBTIFF, True
-    try:
-        yield
-    finally:
-        TiffImagePlugin.READ_LIBTIFF = before
 
 
 def _png_without_metadata(data: bytes) -> BytesIO:
