@@ -30,7 +30,7 @@ let order = { key: "added", descending: false };
 // --- Workers ---
 
 const queue = [], workers = [];
-let payload = null, code = null, most = WORKERS, started = false, failure = "";
+let payload = null, code = null, possible = WORKERS, started = false, failure = "";
 
 async function load() {
   const unzipped = (id) => {
@@ -53,8 +53,8 @@ function startWorker() {
     if (!error) { tell(); return; }
     state.worker.terminate();
     workers.splice(workers.indexOf(state), 1);
-    most = workers.length; // others would fail too, as where memory is short
-    if (!most) fail(error);
+    possible = workers.length; // others would fail too, as where memory is short
+    if (!possible) fail(error);
   };
   workers.push(state);
   state.worker.postMessage(payload);
@@ -81,7 +81,7 @@ function next() {
     state.answer = resolve;
     state.worker.postMessage(job);
   }
-  if (queue.length > 2 * workers.length && workers.length && workers.length < most) startWorker();
+  if (queue.length > 2 * workers.length && workers.length && workers.length < possible) startWorker();
 }
 
 function softmax(logits) {
@@ -127,10 +127,10 @@ function add(files) {
       judge(item);
       const first = items.find((each) => !each.error);
       if (!current && first?.probabilities) inspect(first);
-      update();
+      updateLater();
     });
   }
-  if (items.length || leftOut || trouble) update();
+  if (items.length || leftOut || trouble) updateLater();
 }
 
 /** Gives an image its class by each network, under the present thresholds. */
@@ -180,18 +180,22 @@ function fillRow(item) {
   }
 }
 
-let planned = false, pause = 200;
-/** Fills the table a few times a second, however many images are answered meanwhile, and seldom where that takes long. */
-function update() {
-  if (planned) return;
-  planned = true;
-  setTimeout(() => {
-    planned = false;
+let planned = 0, pause = 200;
+/** Fills the table soon; after the answer of a worker a few times a second, and seldom where that takes long. */
+function update(delay = 0) {
+  clearTimeout(planned);
+  planned = setTimeout(() => {
+    planned = 0;
     const start = performance.now();
     fillTable();
     tell();
     pause = Math.max(200, 5 * (performance.now() - start));
-  }, pause);
+  }, delay);
+}
+
+/** Fills the table after a pause, also if others ask for it meanwhile. */
+function updateLater() {
+  if (!planned) update(pause);
 }
 
 function fillTable() {
@@ -221,7 +225,7 @@ function fillTable() {
   }
 }
 
-/** Moves only the rows that have to move, so that a click or the focus on another one is not lost. */
+/** Reorders the rows; those in order stay in the document, so that a click or the focus on them is not lost. */
 function placeRows() {
   const rows = element("rows");
   const wanted = new Set(shown.map((item) => item.row));
@@ -243,7 +247,7 @@ function tell() {
   for (const id of ["results", "detail"]) element(id).hidden = id === "results" ? !items.length : !current;
   element("csv").disabled = Boolean(waiting) || !done;
   for (const [id, step] of STEPS) element(id).setAttribute("aria-disabled", String(!neighbor(step)));
-  const also = [broken && `${broken} cannot be read`, leftOut && `${leftOut} files of other formats were left out`].filter(Boolean);
+  const also = [broken && `${broken} cannot be read`, leftOut && `files of other formats left out: ${leftOut}`].filter(Boolean);
   const text = [items.length ? `${done} of ${items.length} images classified` : "Ready: drop, paste or choose images", ...also].join("; ");
   element("count").textContent = `${text}.`;
   const rest = started ? `${text}.` : "The network is starting …";
@@ -297,11 +301,12 @@ function inspect(item, focus = false) {
 }
 
 function showDetail() {
+  if (!current) return;
   const now = Number(element("angle").value) / STEP, angle = ANGLES[now];
   element("detail-title").textContent = current.name;
   element("angle-text").textContent = `${angle}°`;
   element("angle").setAttribute("aria-valuetext", `${angle} degrees`);
-  element("sentence").textContent = current.unseen ? `This image cannot be read: ${current.unseen}.` : "";
+  element("sentence").textContent = current.unseen ? `This image cannot be read: ${current.unseen.replace(/\.$/, "")}.` : "";
   const view = current.views[OF_ANGLE[now]];
   if (!view || !current.views[0]) {
     if (current.row || current.unseen) clearDetail(); // a drawing is answered at once
@@ -389,7 +394,7 @@ function listen() {
   document.addEventListener("drop", async (event) => {
     event.preventDefault();
     const answers = await Promise.allSettled([...event.dataTransfer.items].map(dropped));
-    trouble = answers.map(({ reason }) => reason && `What was dropped cannot be read: ${reason.message}`).find(Boolean) ?? "";
+    trouble = answers.map(({ reason }) => reason && `What was dropped cannot be read: ${reason.message.replace(/\.$/, "")}.`).find(Boolean) ?? "";
     add(answers.flatMap(({ value }) => value ?? []));
   });
   for (const heading of document.querySelectorAll("#table [data-sort]")) {
@@ -426,7 +431,7 @@ function listen() {
     update();
     if (current) showDetail();
   });
-  change("thresholds", ({ target }) => target.reportValidity());
+  change("thresholds", () => element("thresholds").querySelector("input:invalid")?.reportValidity());
   new ResizeObserver(() => { if (current) showDetail(); }).observe(element("chart"));
 }
 

@@ -10,7 +10,7 @@ function roundEven(value) {
   return Math.abs(value % 1) === 0.5 && nearest % 2 ? nearest - 1 : nearest;
 }
 
-// How an image is turned for each orientation of EXIF, 1 to 8: as the arguments of `symmetric`.
+// Rotation and reflection of an image for each orientation of EXIF, 1 to 8: as the arguments of `symmetric`.
 const ORIENTATIONS = [[0, false], [0, true], [2, false], [2, true], [1, true], [3, false], [3, true], [1, false]];
 
 const latin = (bytes, first, count) => String.fromCharCode(...bytes.subarray(first, first + count));
@@ -21,6 +21,7 @@ async function decode(blob, channels) {
   if (kind === "II*\0" || kind === "MM\0*") return decodeTiff(bytes.buffer, channels);
   if (kind === "II+\0" || kind === "MM\0+") throw Error("it is a BigTIFF: save it as a TIFF of less than 4 GB");
   const { frames, orientation, deep } = described(bytes, kind);
+  if (!frames) throw Error("the file is cut off");
   if (frames !== 1) throw Error(`it is an animation of ${frames} images`);
   const image = deep ? decodeDeepPng(bytes, channels) : await decodeInBrowser(new Blob([bytes], { type: blob.type }), channels);
   return symmetric(image, ...(ORIENTATIONS[orientation - 1] ?? ORIENTATIONS[0]));
@@ -167,11 +168,14 @@ function decodeTiff(buffer, channels) {
   const tag = (number, otherwise) => tagOf(page, number, otherwise), area = (each) => each.t256[0] * each.t257[0];
   const copyOrMask = (each) => tagOf(each, 254, 0) & 5 || area(each) < area(page);
   if (pages.some((each, i) => i && !copyOrMask(each))) throw Error(`it is a stack of ${pages.length} images`);
+  const thumbnail = tag(254, 0) & 1 && page.t330; // a thumbnail before the image of a camera
+  if (tag(32997, 1) > 1 || thumbnail || /^ImageJ=[^]*^images=([2-9]|\d\d)|"truncated": true/m.test(tag(270, ""))) throw Error("it is a stack, or a thumbnail before an image");
   const bits = tag(258, 1), samples = tag(277, 1), meaning = tag(262, 1), compression = tag(259, 1);
   const known = [8, 16].includes(bits) && TIFF_COMPRESSIONS.includes(compression);
   const plain = tag(284, 1) === 1 && tag(339, 1) === 1 && tag(266, 1) === 1; // bands side by side, no sign, first bit first
   const apart = samples < 4 || tag(338, 2) === 2; // else colors times opacity, or a band of another meaning
-  if (!known || !plain || !apart || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) throw unsupported();
+  const colors = meaning !== 3 || Math.max(...page.t320 ?? [0]) > 255; // of a palette, with 16 bits
+  if (!known || !plain || !apart || !colors || meaning > 3 || samples !== (meaning === 2 ? Math.max(3, Math.min(samples, 4)) : 1)) throw unsupported();
   const [width, height] = [tag(256), tag(257)], tiled = Boolean(page.t324), rows = tiled ? tag(323) : Math.min(tag(278, height), height);
   const offsets = page.t324 ?? page.t273 ?? [], counts = tiled ? "t325" : "t279";
   const needed = offsets.map((_, i) => (tiled ? tag(322) * rows : width * Math.min(rows, height - i * rows)) * samples * bits / 8);
@@ -196,6 +200,7 @@ function decodeTiff(buffer, channels) {
 
 /** An error if the directories of a TIFF refer to one another in a circle, which the library would follow forever. */
 function checkDirectories(data) {
+  if (data.byteLength < 8) throw Error("the file is cut off");
   const little = data.getUint8(0) === 73, seen = new Set();
   for (let at = data.getUint32(4, little); at && at + 2 <= data.byteLength;) {
     if (seen.has(at)) throw Error("the file is damaged: its pages refer to one another in a circle");

@@ -71,9 +71,9 @@ let last = Promise.resolve();
 onmessage = ({ data: job }) => {
   last = last.then(async () => {
     try {
-      postMessage({ id: job.id, ...(job.networks ? await start(job) : await classify(job)) });
+      postMessage({ ...(job.networks ? await start(job) : await classify(job)) });
     } catch (error) {
-      postMessage({ id: job.id, error: error.message || String(error) });
+      postMessage({ error: error.message || String(error) });
     }
   });
 };

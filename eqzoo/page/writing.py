@@ -25,7 +25,7 @@ from ..groups import P4M
 from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
 from ..models.load import load_network
 
-# Packages of npm and the SHA-256 of their archives. TIFF files, which browsers do not read, are read by the last two.
+# Packages of npm and the SHA-256 of their archives. UTIF reads TIFF files; pako inflates them and gray PNG of 16 bits.
 _RUNTIME = ("onnxruntime-web", "1.30.0", "d2228df7e4616bc3348bf504ee888f3bec43789a273f0a63f3e68d203ce3bf71")
 _INFLATE = ("pako", "1.0.11", "0d4028dc0352a740c30cbfd772917f2744986d42bfa0b06ec7642bffe7ad3941")
 _TIFF = ("utif2", "4.1.0", "4156ccd1164f1418af3632b40f0e7992d47a9a622956e85b00b8c605065e8e35")
@@ -44,7 +44,7 @@ def write_page(
 
     The page runs the ONNX file of the network in ONNX Runtime Web, which is downloaded once from the npm registry. Its
     content security policy forbids every connection, so that images stay in the browser. Pixels are those of
-    `eqzoo.data.preprocess` and `eqzoo.rotate`; browsers decode images with 8 bits a channel.
+    `eqzoo.data.preprocess` and `eqzoo.rotate`.
 
     Args:
         source: A checkpoint, as `eqzoo.create_model` takes it as a name, or an .onnx file that `eqzoo.export_onnx` or
@@ -138,7 +138,7 @@ def _network(source: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes, str
         folders = [each for each in folders if _sha256_in(each) == network.metadata.get("weights_sha256", "")]
     rows |= dict(_described(folders[0])) if folders else {}
     if "accuracy" in rows and "quantized" in network.metadata:
-        rows["accuracy"] += " before its numbers were rounded to 8 bits"
+        rows["accuracy"] += " (in float32, before quantization)"
     rows["images"] = " x ".join(map(str, network.input_size)) + " (channels, height, width)"
     text = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in rows.items())
     return entry, onnx, f"<dl>{text}</dl>"
