@@ -18,6 +18,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli.main import main
 from eqzoo.data import load_image, preprocess
+from eqzoo.data.brightness import unlike_training
 from eqzoo.hub import fetch_npm
 from eqzoo.page import write_page, writing
 from tests import forks
@@ -274,6 +275,26 @@ def test_images_come_by_dropping_and_pasting(browser, classified, tmp_path):
     assert browser.run("return leftOut") == 1
     browser.run(f"for (const item of items.splice({before})) names.delete(item.name); leftOut = 0; update()")
     browser.wait(DONE)
+
+
+def test_brightness_is_told_as_predict_tells_it(browser):
+    script = """
+    const [images, mean, std] = arguments;
+    const more = "onmessage = ({ data: [images, mean, std] }) => postMessage(images.map((planes) => "
+      + "brightness({ planes: planes.map((plane) => Float32Array.from(plane)) }, mean, std)));";
+    const worker = new Worker(URL.createObjectURL(new Blob([element("worker").textContent, "\\n", more])));
+    return new Promise((resolve) => {
+      worker.onmessage = ({ data }) => { worker.terminate(); resolve(data); };
+      worker.postMessage([images, mean, std]);
+    });"""
+    torch.manual_seed(0)
+    largest = torch.tensor([0.0, 5, 20, 31, 32, 40, 100, 200, 255])[:, None, None, None]
+    images = torch.cat([torch.rand(9, 3, 40, 40) * largest, 255 - torch.rand(9, 3, 40, 40) * largest])
+    images[::4, :, 0, 0] = 255  # single pixels that are saturated
+    for mean, std in (((0.5, 0.4, 0.6), (0.2, 0.2, 0.2)), ((0.05, 0.06, 0.08), (0.05, 0.05, 0.05))):
+        expected = unlike_training(images, mean, std)
+        assert {*expected.tolist()} == {-1, 0, 1} or mean[0] == 0.5
+        assert browser.run(script, images.flatten(2).tolist(), mean, std) == expected.tolist()
 
 
 def test_images_of_12_bits_in_16_are_told(browser, classified, tmp_path):
