@@ -100,8 +100,9 @@ def _use(checkpoint: Checkpoint, repo_id: str | None) -> str:
     cfg = config["pretrained_cfg"]
     hub, local = f"hf-hub:{repo_id}", f"local-dir:{folder}"
     best = name if checkpoint.zoo else hub if repo_id else local
-    here = "" if checkpoint.zoo or repo_id else ", in the folder of this card"
-    doors = [(hub, "from the Hub")] * bool(repo_id) + [(local, "from a folder that holds this repo")]
+    here = not (checkpoint.zoo or repo_id)
+    doors = [(hub, "from the Hub")] * bool(repo_id)
+    doors += [(local, "from this folder" if here else "from a folder that holds this repo")]
     timm_lines = "\n".join(
         f"# {note}\nmodel = timm.create_model({_quoted(door)}, pretrained=True).eval()" for door, note in doors
     )
@@ -135,7 +136,7 @@ model = torch.hub.load("eqzoo/eqzoo", "create_model", {_quoted(best)}, pretraine
     with_own = f", and the module {own}, which defines the network and is not part of eqzoo" if own else ""
     return f"""## Use
 
-With [eqzoo](https://github.com/eqzoo/eqzoo) installed{with_own}{here}:
+With [eqzoo](https://github.com/eqzoo/eqzoo) installed{with_own}{", in the folder of this card" if here else ""}:
 
 ```python
 {line}{_read(best, channels, height, width)}

@@ -34,9 +34,8 @@ _BANDS, _PLANES, _APART, _SIGN, _SIGNED, _EXTRA, _COLORS = 277, 284, 2, 339, 2, 
 _DESCRIPTION, _INNER_PAGES, _DEPTH = 270, 330, 32997
 _STACK = re.compile(r'^ImageJ=.*^images=([2-9]|\d\d)|"truncated": true', re.MULTILINE | re.DOTALL)  # pages without tags
 
-
 # For all of the process, uncompressed TIFF files are read by libtiff, as Pillow reads compressed ones: its own code
-# scrambles those that lie on their side, have chroma at half resolution, or planes whose bits come last first.
+# scrambles those of orientation 5 to 8, with subsampled chroma, or with planes of FillOrder 2.
 TiffImagePlugin.READ_LIBTIFF = True
 
 

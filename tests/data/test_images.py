@@ -206,14 +206,14 @@ def test_pages_behind_an_image_that_are_its_copies_or_mask(tmp_path):
 @pytest.mark.parametrize("compression", [None, "tiff_lzw"])
 def test_orientations_of_tiff_files(tmp_path, compression):
     values = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
-    turned = (
+    moves = (
         lambda x: x, np.fliplr, lambda x: np.rot90(x, 2), np.flipud, np.transpose, lambda x: np.rot90(x, 3),
         lambda x: np.rot90(x, 2).T, np.rot90,
     )  # fmt: skip
-    for orientation, turn in enumerate(turned, 1):
+    for orientation, move in enumerate(moves, 1):
         for deep in (values, values.astype(np.uint16) * 257, np.stack([values] * 3, -1)):
             Image.fromarray(deep).save(tmp_path / "a.tif", tiffinfo={274: orientation}, compression=compression)
-            expected = torch.from_numpy(turn(values).copy()).double()[None]
+            expected = torch.from_numpy(move(values).copy()).double()[None]
             with Image.open(tmp_path / "a.tif") as image:
                 for found in (pixels(image, 1), load_image(tmp_path / "a.tif", 1)):
                     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
@@ -228,9 +228,9 @@ JPEG_2000_OF_12_BITS = (  # a white image of 2 x 2 pixels
 def test_files_that_pillow_alone_misreads(tmp_path):
     values = np.random.default_rng(0).integers(0, 256, (6, 8, 3)).astype(np.uint8)
     gray = values[..., :1]
-    turned = np.packbits(np.unpackbits(values[..., None], axis=3, bitorder="little"), axis=3)[..., 0]  # bits last first
+    reversed_bits = np.packbits(np.unpackbits(values[..., None], axis=3, bitorder="little"), axis=3)[..., 0]
     opaque = np.concatenate([gray, np.full_like(gray, 255)], 2)
-    for page, expected in (((turned, {"planar": True, "t266": [2]}), values), ((opaque, {"extra": 1}), gray)):
+    for page, expected in (((reversed_bits, {"planar": True, "t266": [2]}), values), ((opaque, {"extra": 1}), gray)):
         (tmp_path / "a.tif").write_bytes(tiff(page))
         found = load_image(tmp_path / "a.tif", expected.shape[2])
         assert torch.equal(found, torch.from_numpy(expected).permute(2, 0, 1).float())

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 
@@ -113,8 +114,8 @@ def masked(image):
 def image_files(smooth, folder):
     """Files of the formats that pages read, by name, and the largest difference of a pixel from eqzoo.data."""
     deep = smooth[..., 0].astype(np.uint16) * 257 // 4 + 90
-    turned = [Image.Exif() for _ in range(9)]
-    for number, exif in enumerate(turned):
+    oriented = [Image.Exif() for _ in range(9)]
+    for number, exif in enumerate(oriented):
         exif[274] = number
     color, gray, sixteen = Image.fromarray(smooth[..., :3]), Image.fromarray(smooth[..., 1]), Image.fromarray(deep)
     saved = {
@@ -123,11 +124,11 @@ def image_files(smooth, folder):
         "palette.png": (color.quantize(64), {}, 0),
         "sixteen.png": (sixteen, {}, 1e-4),
         "clear.png": (sixteen, {"transparency": int(deep[20, 30])}, 1e-4),
-        "turned.png": (sixteen, {"exif": turned[5]}, 1e-4),
-        "rotated.png": (color, {"exif": turned[7]}, 0),
-        "rotated.jpg": (color, {"exif": turned[6]}, 0),
-        "rotated.webp": (color, {"exif": turned[8], "lossless": True}, 0),
-        **{f"turned{number}.tif": (gray, {"tiffinfo": {274: number}}, 0) for number in range(2, 9)},
+        "oriented.png": (sixteen, {"exif": oriented[5]}, 1e-4),
+        "rotated.png": (color, {"exif": oriented[7]}, 0),
+        "rotated.jpg": (color, {"exif": oriented[6]}, 0),
+        "rotated.webp": (color, {"exif": oriented[8], "lossless": True}, 0),
+        **{f"oriented{number}.tif": (gray, {"tiffinfo": {274: number}}, 0) for number in range(2, 9)},
         "gray.jpg": (gray, {}, 0),
         "lossy.webp": (color, {}, 0),
         "color.tif": (color, {"compression": "tiff_lzw"}, 0),
@@ -187,6 +188,8 @@ def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
     (tmp_path / "cut.png").write_bytes((tmp_path / "sixteen.png").read_bytes()[:-1000])
     for kind in ("png", "gif", "webp"):
         color.save(tmp_path / f"moving.{kind}", save_all=True, append_images=[opacity.convert("RGB").rotate(90)])
+    color.save(tmp_path / "apart.png", save_all=True, default_image=True, append_images=[color.rotate(90)])
+    (tmp_path / "long.tif").write_bytes(tiff((smooth[..., :3], {"deflate": True, "t257": [50], "t278": [50]})))
     Image.new("L", (70_000, 20), 200).save(tmp_path / "wide.png")
     (tmp_path / "text.png").write_text("no image")
     refused = {
@@ -194,6 +197,7 @@ def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
         "other.tif": "not supported", "multiplied.tif": "not supported",
         "colors.tif": "not supported", "deep.tif": "a stack", "imagej.tif": "a stack", "small.tif": "thumbnail",
         "circle.tif": "in a circle", "damaged.tif": "damaged", "large.tif": "BigTIFF", "cut.png": "cut off",
+        "apart.png": "animation of 2", "long.tif": "damaged",
         "moving.png": "animation of 2", "moving.gif": "animation of 2", "moving.webp": "animation of 2",
         "wide.png": "more pixels", "text.png": "",
     }  # fmt: skip
@@ -203,6 +207,14 @@ def test_files_that_would_be_read_wrongly_are_errors(browser, smooth, tmp_path):
     still = tmp_path / "still.gif"
     color.save(still)
     assert probe(browser, still, 3).shape == (3, 57, 83)
+    color.save(tmp_path / "counts.tif", tiffinfo={278: 10})
+    data = bytearray((tmp_path / "counts.tif").read_bytes())
+    entry = data.index(struct.pack("<HHI", 279, 4, 6))  # of the bytes of each strip
+    (place,) = struct.unpack_from("<I", data, entry + 8)
+    data[place : place + 24] = bytes(24)
+    (tmp_path / "counts.tif").write_bytes(data)
+    expected = torch.from_numpy(smooth[..., :3]).permute(2, 0, 1).double()
+    assert torch.equal(probe(browser, tmp_path / "counts.tif", 3), expected)
 
 
 @pytest.mark.parametrize("size", [(32, 32), (100, 100), (40, 60), (57, 83)], ids=str)
@@ -258,20 +270,21 @@ def test_predictions_are_those_of_eqzoo_predict(browser, classified, capsys):
 
 
 def test_images_come_by_dropping_and_pasting(browser, classified, tmp_path):
-    for name in ("a/0.png", "a/inner/1.png", "a/.2.png", "a/notes.txt"):
+    listed = ["a/0.png", "a/10.png", "a/inner/1.png", "a/z.png"]
+    for name in (*listed, "a/.2.png", "a/notes.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((classified / "digit000.png").read_bytes())
     before = browser.run("return items.length")
     browser.drop([classified / "digit000.png", tmp_path / "a"])
-    browser.wait(f"return items.length === {before} + 3")
+    browser.wait(f"return items.length === {before} + 5")
     browser.run(
         "const data = new DataTransfer(); data.items.add(new File([items[1].blob], 'image.png'));"
         "for (const _ of '12') document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }));"
     )
     browser.wait(DONE)
     names = browser.run(f"return items.slice({before}).map((item) => item.name)")
-    assert names == ["digit000.png (2)", "a/0.png", "a/inner/1.png", "image.png", "image.png (2)"]
-    assert browser.run(f"return items.slice({before}).map((item) => item.error ?? '')") == [""] * 5
+    assert names == ["digit000.png (2)", *listed, "image.png", "image.png (2)"]
+    assert browser.run(f"return items.slice({before}).map((item) => item.error ?? '')") == [""] * 7
     assert browser.run("return leftOut") == 1
     browser.run(f"for (const item of items.splice({before})) names.delete(item.name); leftOut = 0; update()")
     browser.wait(DONE)
@@ -433,6 +446,11 @@ def test_the_focus_stays_while_images_are_classified(browser, classified):
 
 
 def test_a_drawing_is_classified(browser, classified):
+    drawing = "{ key: 'drawing', name: 'Your drawing', blob: items[2].blob }"
+    shown = f"inspect({drawing}); return element('answer-0').querySelector('.share').textContent"
+    browser.run("inspect(items[1])")
+    browser.wait(SHOWN)
+    assert browser.run(shown) == ""  # not that of the other image
     browser.click("#erase")
     browser.draw("#pad", [(0, -80), (0, 80)])
     browser.wait("return current?.name === 'Your drawing'")
@@ -466,24 +484,21 @@ def test_networks_of_color_images_side_by_side(tmp_path, smooth, capsys):
     files = [str(tmp_path / f"{name}.onnx") for name in ("color", "opacity")]
     for channels, file in zip((3, 4), files, strict=True):
         model = eqzoo.create_model("p4_cnn", in_chans=channels, num_classes=3).float().eval()
-        model.pretrained_cfg["label_names"] = ("constructor", "\u00e4", "</script>")
+        model.pretrained_cfg["label_names"] = ("constructor", "a\u0308", "</script>")  # two letters for one
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.3)
         eqzoo.export_onnx(model, file)
     Image.fromarray(smooth).save(tmp_path / "image.png")
-    words = [
-        files[0],
-        str(tmp_path / "page.html"),
-        "--against",
-        files[1],
+    limits = [
         "--threshold",
         "constructor=0.001",
-        "--title",
-        "A <b>",
+        "--threshold",
+        "\u00e4=0.99",
     ]
+    words = [files[0], str(tmp_path / "page.html"), "--against", files[1], *limits, "--title", "A <b>"]
     assert main(["page", *words]) == 0
-    main(["predict", str(tmp_path / "image.png"), "--model", *files, "--threshold", "constructor=0.001", "--csv"])
+    main(["predict", str(tmp_path / "image.png"), "--model", *files, *limits, "--csv"])
     _, expected = csv.reader(io.StringIO(capsys.readouterr().out.partition("file,")[2]))
     assert expected[1] == "constructor"
     with browsing(tmp_path / "profile") as browser:
@@ -492,6 +507,7 @@ def test_networks_of_color_images_side_by_side(tmp_path, smooth, capsys):
         browser.wait(DONE)
         heading, found = csv.reader(io.StringIO(browser.run("return csv()")))
         assert browser.text("h1") == "A <b>"
+        assert browser.run("return [...THRESHOLDS.keys()]") == ["constructor", "a\u0308"]
     assert [name for name in heading if " " not in name] == ["file", "color.onnx", "opacity.onnx"]
     assert (found[1], found[5]) == (expected[1], expected[5])
     close(found[2:5] + found[6:], expected[2:5] + expected[6:])
@@ -508,14 +524,14 @@ def close(found, expected, bound=1e-4):
     assert max(abs(float(a) - float(b)) for a, b in zip(found, expected, strict=True)) < bound
 
 
-def test_a_network_that_does_not_start_is_told(demo_folder, tmp_path, classified):
+def test_a_network_that_does_not_start_is_told(demo_folder, tmp_path):
     page = (demo_folder / "index.html").read_text()
     broken = base64.b64encode(gzip.compress(b"no network")).decode()
     page = re.sub('(id="network-0">)[^<]*', lambda match: match[1] + broken, page)
     (tmp_path / "page.html").write_text(page)
     with browsing(tmp_path / "profile") as browser:
         browser.open((tmp_path / "page.html").as_uri())
-        browser.keys("#files", str(classified / "digit000.png"))
+        browser.keys("#files", str(ROOT / "examples" / "seven.png"))
         browser.wait("return failure && !planned")
         assert "did not start" in browser.text("#status")
         assert browser.run("return items.length === 1 && !items[0].error")

@@ -99,10 +99,9 @@ def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[st
     return family((model,), "cifar10", _CPU.format(**values) + more, **values)
 
 
-def _from(start: str, model: str, epochs: int, text: str = _GROWN) -> dict[str, Entry]:
-    start = f"{start}_resnet29.cifar10"
-    values: dict[str, Any] = {"start": start, "lr": 0.01, "channels_last": True}
-    return _on_a_cpu(model, epochs, text.format(start=start), **values)
+def _from(shallow: str, model: str, epochs: int, text: str = _GROWN) -> dict[str, Entry]:
+    start = f"{shallow}_resnet29.cifar10"
+    return _on_a_cpu(model, epochs, text.format(start=start), start=start, lr=0.01, channels_last=True)
 
 
 # That of the paper has the variant "paper".
