@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ._cifar10 import on_a_gpu
 from ._entry import MUON, Entry, family
-from ._gpu import on_a_gpu
 
 NETWORKS = ("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc")
 

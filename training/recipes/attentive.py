@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ._cifar10 import on_a_gpu
 from ._entry import Entry, family
-from ._gpu import on_a_gpu
 
 ALLCNN_AUG = ("p4_allcnn", "p4_alpha_f_allcnn", "p4m_allcnn", "p4m_alpha_f_allcnn")
 ALLCNN_TRAINED = ("p4_allcnn", "p4_alpha_f_allcnn")  # by our recipe

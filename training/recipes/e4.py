@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ._cifar10 import on_a_gpu
 from ._entry import Entry, family
-from ._gpu import on_a_gpu
 
 RESNETS = ("z2_resnet18", "p4_resnet18", "p4m_resnet18", "p4_e4_resnet18", "p4m_e4_resnet18")
 TRAINED = ("p4_e4_resnet18", "p4m_e4_resnet18")  # by our recipe
