@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ._cifar10 import on_a_gpu
-from ._entry import MUON, Entry, family
+from ._cifar10 import on_a_cpu, on_a_gpu
+from ._entry import Entry, family
 
 NETWORKS = ("z2", "z2_se", "z2_sasa", "z2_simple_asc", "z2_asc", "z2_asc_se", "p4", "p4_se", "p4_asc")
 
@@ -29,26 +29,13 @@ _MNIST_VALUES: dict[str, Any] = {
     "warmup_epochs": 1,
     "augment": "rotations",
 }
-_CPU = (
-    "Our recipe, for one core of a CPU: {epochs} epochs in bfloat16 with Muon, batch size 64, a cosine learning rate "
-    "schedule from {lr:g} (0.3 times that for parameters that are not matrices), weight decay 1e-2, label smoothing "
-    "0.1, a moving average of the weights, and augmentation by flips and by shifts of up to 4 pixels. 5,000 of the "
-    "50,000 training images, drawn with a fixed seed, select the epoch. The paper uses SGD and 100 epochs."
-)
+_PAPER = "The paper uses SGD and 100 epochs."
 _HALF = " In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _GROWN = (
     " The run started from the weights of {start}: of each stage the first three bottlenecks are its own, the "
     "other six begin as the identity."
 )
 _GATED = " The run started from the weights of {start}; only the layers of squeeze-and-excitation are new."
-_CPU_VALUES: dict[str, Any] = MUON | {
-    "batch_size": 64,
-    "lr": 0.03,
-    "augment": "standard",
-    "ema_decay": 0.999,
-    "precision": "bfloat16",
-    "valid_size": 5_000,
-}
 _HALF_VALUES: dict[str, Any] = {"channels_last": True, "half_size_epochs": 4}
 
 _SAME = (
@@ -95,8 +82,7 @@ _OF_TAUGHT: dict[str, Any] = _OF_ALL | {
 
 
 def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[str, Entry]:
-    values = _CPU_VALUES | {"epochs": epochs} | values
-    return family((model,), "cifar10", _CPU.format(**values) + more, **values)
+    return on_a_cpu(model, "", _PAPER + more, epochs=epochs, **values)
 
 
 def _from(shallow: str, model: str, epochs: int, text: str = _GROWN) -> dict[str, Entry]:
