@@ -85,9 +85,9 @@ def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[st
     return on_a_cpu(model, "", _PAPER + more, epochs=epochs, **values)
 
 
-def _from(shallow: str, model: str, epochs: int, text: str = _GROWN) -> dict[str, Entry]:
+def _from(shallow: str, model: str, epochs: int, text: str = _GROWN, lr: float = 0.01) -> dict[str, Entry]:
     start = f"{shallow}_resnet29.cifar10"
-    return _on_a_cpu(model, epochs, text.format(start=start), start=start, lr=0.01, channels_last=True)
+    return _on_a_cpu(model, epochs, text.format(start=start), start=start, lr=lr, channels_last=True)
 
 
 # That of the paper has the variant "paper".
@@ -103,8 +103,8 @@ OURS: dict[str, Entry] = {
     **_from("z2_simple_asc", "z2_simple_asc_resnet83", 3),
     **_from("z2_asc", "z2_asc_resnet83", 3),
     **_from("z2_asc_se", "z2_asc_se_resnet83", 3),
-    **_from("p4", "p4_resnet83", 2),
-    **_from("p4_se", "p4_se_resnet83", 2),
+    **_from("p4", "p4_resnet83", 2, lr=0.003),
+    **_from("p4_se", "p4_se_resnet83", 2, lr=0.003),
     **on_a_gpu(("z2_resnet29",), "", _Z2, **_OF_ALL),
     **on_a_gpu(("p4_resnet29",), "", _P4, **_OF_ALL),
     **on_a_gpu(("p4_se_resnet29",), "", _SE, **_OF_ALL),
@@ -134,8 +134,8 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 RECIPES: dict[str, Entry] = {
     **OURS,
     **on_a_gpu(("p4m_resnet29",), "", _P4M, **_OF_ALL),
-    **_from("p4m", "p4m_se_resnet29", 3, _GATED),
-    **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED),
+    **_from("p4m", "p4m_se_resnet29", 3, _GATED, lr=0.003),
+    **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED, lr=0.003),
     **on_a_gpu(("p4m_asc_resnet29",), "", _P4M_ASC, **_OF_TAUGHT),
     **_rows(29, "cifar10", 100, (50, 75)),
     **_rows(29, "cifar100", 100, (50, 75)),
