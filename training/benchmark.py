@@ -11,7 +11,6 @@ so that other load on the machine slows both; the result is the ratio of the med
 import argparse
 import copy
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from benchmark_cases import FILES, MEMORY, MODELS, TWINS, Case, Subject
@@ -34,6 +32,7 @@ from torch import Tensor, nn
 import eqzoo
 from eqzoo._common import interleaved_times, write_json
 from eqzoo.analysis import instructions, machine
+from eqzoo.analysis.cost import versions
 from eqzoo.engine.allocator import keep_freed_memory
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.ops import use_backend
@@ -104,8 +103,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "machine": machine(torch.device(args.device)),
         "instructions": instructions() if args.device == "cpu" else "",
         "threads": torch.get_num_threads(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "timm": timm.__version__}
-        | {"eqzoo": eqzoo.__version__},
+        "versions": versions() | {"eqzoo": eqzoo.__version__},
         "rounds": args.rounds,
         "dtype": args.dtype,
         "channels_last": args.channels_last,

@@ -4,29 +4,24 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import timm.optim.muon as muon_of_timm
 import torch
 
 from .._common import usable_cores
-
-_CPU_INFO = Path("/proc/cpuinfo")
-_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # Intel and AMD; bf16 is Arm's
+from ..ops._compile import cpu_flags, multiplies_bfloat16
 
 
 def has_bfloat16(device: torch.device) -> bool:
     """Whether a device multiplies bfloat16 numbers in hardware; other processors emulate them, slower than float32."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
+    return multiplies_bfloat16()
 
 
 def emulates_bfloat16(device: torch.device) -> bool:
     """Whether a device is a processor that is known not to multiply bfloat16; False where its flags cannot be read."""
-    return device.type == "cpu" and _CPU_INFO.is_file() and not has_bfloat16(device)
+    return device.type == "cpu" and bool(cpu_flags()) and not multiplies_bfloat16()
 
 
 @contextmanager

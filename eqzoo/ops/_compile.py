@@ -66,13 +66,13 @@ def cpu_function(
 @torch.compiler.assume_constant_result
 def multiplies_bfloat16() -> bool:
     """Whether the processor has instructions that multiply bfloat16 (AVX512-BF16, AMX, Arm's), which oneDNN uses."""
-    return "bf16" in _cpu()
+    return "bf16" in cpu_flags()
 
 
 @torch.compiler.assume_constant_result
 def has_avx2_alone() -> bool:
     """Whether the processor has AVX2 (vectors of eight float32 numbers) and not AVX-512; False if it does not say."""
-    flags = _cpu().split()
+    flags = cpu_flags().split()
     return "avx2" in flags and "avx512f" not in flags
 
 
@@ -102,9 +102,11 @@ def _library(source: str, scalar: str) -> ctypes.CDLL | None:
         _log.info("EQZOO_NATIVE=0: eqzoo.ops runs in eager torch")
         return None
     files = [_SOURCES / f"{source}.cpp", *sorted(_SOURCES.rglob("*.h"))]
-    flags = [*_FLAGS, f"-DEQZOO_{scalar.upper()}", *(["-mprefer-vector-width=512"] if "avx512f" in _cpu() else [])]
+    flags = [*_FLAGS, f"-DEQZOO_{scalar.upper()}", *(["-mprefer-vector-width=512"] if "avx512f" in cpu_flags() else [])]
     sources = [f.read_text(encoding="utf-8") for f in files]
-    name = f"{source.replace('/', '-')}-{scalar}-{_hashed(_cpu(), *flags, *sources)}"
+    # What machine code depends on, as home folders may be shared by machines with different processors.
+    cpu = f"{platform.machine()} {platform.processor()} {cpu_flags()}"
+    name = f"{source.replace('/', '-')}-{scalar}-{_hashed(cpu, *flags, *sources)}"
     try:
         compiler = _compiler()
         if compiler:
@@ -218,11 +220,10 @@ def _temporary_folder() -> Path:
 
 
 @functools.cache
-def _cpu() -> str:
-    """What machine code depends on: home folders may be shared by machines with different processors."""
+def cpu_flags() -> str:
+    """The line of the processor's instruction sets; empty where it cannot be read."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.machine()} {platform.processor()} {flags}"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

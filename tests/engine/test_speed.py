@@ -12,6 +12,7 @@ from eqzoo import _common
 from eqzoo.data import Split, Streamed
 from eqzoo.engine import device, loop, speed
 from eqzoo.engine.recipe import Recipe
+from eqzoo.ops import _compile
 from tests.finetuning.shapes import shapes
 
 RECIPE = Recipe("p4_cnn", "own", epochs=1, batch_size=8, model_args={"num_classes": 3})
@@ -133,19 +134,18 @@ def test_subnormal_numbers_are_zero_while_training_alone():
 
 
 def test_processors(tmp_path, monkeypatch):
-    monkeypatch.setattr(device, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(_common, "_CPU_LIMIT", tmp_path / "cpu.max")
     cpu = torch.device("cpu")
-    assert not device.has_bfloat16(cpu)  # no such file
-    assert not device.emulates_bfloat16(cpu)
-    for line, expected in (
-        ("flags\t\t: fpu avx2 avx512f", False),
-        ("flags\t\t: fpu avx512_bf16 avx512f", True),
-        ("flags\t\t: amx_bf16", True),
-        ("Features\t: fp asimd bf16", True),
+    for line, multiplies, emulates in (
+        ("", False, False),  # unknown
+        ("flags\t\t: fpu avx2 avx512f", False, True),
+        ("flags\t\t: fpu avx512_bf16 avx512f", True, False),
+        ("flags\t\t: amx_bf16", True, False),
+        ("Features\t: fp asimd bf16", True, False),
     ):
-        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
-        assert (device.has_bfloat16(cpu), device.emulates_bfloat16(cpu)) == (expected, not expected), line
+        for module in (device, _compile):
+            monkeypatch.setattr(module, "cpu_flags", lambda line=line: line)
+        assert (device.has_bfloat16(cpu), device.emulates_bfloat16(cpu)) == (multiplies, emulates), line
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     assert _common.usable_cores() == 16
     for text, expected in (

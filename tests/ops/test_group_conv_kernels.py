@@ -234,7 +234,7 @@ def test_some_backends_expand_every_group_convolution(backend):
     ("flags", "pays"), [("avx avx2", True), ("avx", False), ("avx avx2 avx512f", False), ("asimd", False), ("", False)]
 )
 def test_irreps_of_few_fields_pay_with_avx2(monkeypatch, flags, pays):
-    monkeypatch.setattr(_compile, "_cpu", lambda: f"flags : {flags}")
+    monkeypatch.setattr(_compile, "cpu_flags", lambda: f"flags : {flags}")
     assert CHOICE.faster(P4, 8, 8, 3, 32 * 32, True) is pays
     assert CHOICE.faster(P4, 48, 12, 1, 56 * 56, False, trains=False) is pays
     assert CHOICE.faster(P4M, 24, 6, 1, 56 * 56, False, trains=False) is pays
