@@ -40,7 +40,7 @@ NETWORKS = {
     "p4m_asc_resnet29": "the same, invariant to reflections",
     "p4_allcnn": "convolutions only",
     "p4_e4_resnet18": "thousands of color images and a GPU",
-    "p4m_densenet": "cells, patches of tissue",
+    "p4m_densenet": "cells; MIT weights",
     "p4m_convnext_atto": "larger images; no weights",
     "p4m_octic_vit_large_patch16_224": "[weights of ImageNet](imagenet.md)",
 }
