@@ -197,15 +197,20 @@ def images_below(folder: Path) -> list[Path]:
 def _below(folder: Path) -> Iterator[Path]:
     """All files in a folder and the folders in it, also behind links, without hidden ones.
 
-    A link that leads nowhere is a file, which then cannot be read. Folders that cannot be read are an error.
+    A link that leads nowhere is a file, which then cannot be read; one to a folder that it is in is left out. Folders
+    that cannot be read are an error.
     """
 
     def fail(error: OSError) -> None:
         raise error
 
     for root, folders, files in os.walk(folder, followlinks=True, onerror=fail):
-        folders[:] = [name for name in folders if not _hidden(name)]
+        folders[:] = [name for name in folders if not _hidden(name) and not _leads_back(Path(root, name))]
         yield from (Path(root, name) for name in files if not _hidden(name))
+
+
+def _leads_back(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:

@@ -311,6 +311,16 @@ def test_too_little_memory_is_no_fault_of_the_files(tmp_path, monkeypatch):
         read_images(tmp_path / "mine", 8)
 
 
+def test_links_to_a_folder_around_them_add_no_images(tmp_path):
+    save_folder(tmp_path / "mine")
+    other = (tmp_path / "mine" / "train").rename(tmp_path / "elsewhere")
+    (tmp_path / "mine" / "train").symlink_to(other)  # one that leads elsewhere is read
+    (other / "class 0" / "all").symlink_to(tmp_path)
+    (other / "class 0" / "own").symlink_to(other / "class 0")
+    splits = read_images(tmp_path / "mine", 8)
+    assert {name: len(split) for name, split in splits.items()} == {"train": 18, "valid": 6, "test": 6}
+
+
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
 def test_files_that_cannot_be_read_are_named(tmp_path, monkeypatch, limit):
     monkeypatch.setattr("eqzoo.data.folder.MEMORY_LIMIT", limit)
