@@ -59,6 +59,10 @@ def atomic(path: Path, write: Callable[[Path], T]) -> T:
     try:
         result = write(temporary)
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # as of a full disk
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     return result

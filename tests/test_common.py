@@ -1,11 +1,12 @@
-"""Small helpers: JSON, settings from the command line, and interleaved timing."""
+"""Small helpers: files, JSON, settings from the command line, and interleaved timing."""
 
+import errno
 import json
 import time
 
 import pytest
 
-from eqzoo._common import interleaved_times, json_text, parse_settings
+from eqzoo._common import atomic, interleaved_times, json_text, parse_settings
 
 
 def test_functions_are_timed_in_turn_and_the_warm_up_is_left_out():
@@ -41,3 +42,12 @@ def test_json_has_a_list_of_numbers_on_one_line_and_keeps_what_is_written():
     text = json_text(values)
     assert json.loads(text) == values
     assert text.splitlines()[2:4] == ["    [1, 2],", "    [-3.5, null]"]
+
+
+def test_a_full_disk_is_said_with_the_file(tmp_path):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left.*state\.pt"):
+        atomic(tmp_path / "state.pt", full)
+    assert not [*tmp_path.iterdir()]
