@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cards import Checkpoint, read_checkpoint
+from ..cards import CARD_NAME, Checkpoint, read_checkpoint
 from ..data.user_data import FOLDERS
 from ..evaluation.metrics import scores
 from .write import PREDICTIONS_NAME
@@ -70,6 +70,11 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _read(folder: Path, results: Mapping[str, Any]) -> _Predictions:
     """The predictions for the split that the results are of."""
     part = FOLDERS[results["evaluated_on"]]
+    if not (folder / PREDICTIONS_NAME).is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {PREDICTIONS_NAME}, whose predictions are compared: a fine-tuning writes it, publishing "
+            f"leaves it out. Where it was deleted, remove {CARD_NAME} too and give the command of the run again"
+        )
     with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
     current, columns = [row["name"] for row in results["classes"]], [*rows[0]][4:]

@@ -60,3 +60,6 @@ def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
     (other / "predictions.csv").write_text(text.replace("test,bar/", "test,new/"))
     with pytest.raises(ValueError, match="other images or classes"):
         compare(tmp_path / "p4_cnn", other)
+    (other / "predictions.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"other has no predictions\.csv"):
+        compare(tmp_path / "p4_cnn", other)
