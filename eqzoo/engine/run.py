@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from .._common import atomic, write_json
-from ..data.hashes import split_differences
+from ..data.hashes import TRAINED_NAME, split_differences
 from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .recipe import Recipe, best_row, is_finished
@@ -30,8 +30,8 @@ class RunDirectory:
 
     ``training.json`` has the recipe and digests of the images, ``log.jsonl`` a line for each epoch,
     ``model.safetensors`` and ``config.json`` the weights of the best epoch so far and their network, and ``state.pt``
-    what an interrupted run goes on from, with ``teachers.npy`` where teachers predict each image once. All are written
-    atomically, but for log.jsonl, which grows by a line.
+    what an interrupted run goes on from, with ``teachers.npy`` where teachers predict each image once. A fine-tuning
+    also has ``trained_on.npy``, hashes of its training images. All are written atomically.
 
     Args:
         path: The folder; it need not exist.
@@ -42,6 +42,7 @@ class RunDirectory:
         self.training, self.log, self.state = path / TRAINING_NAME, path / LOG_NAME, path / STATE_NAME
         self.weights, self.config = path / WEIGHTS_NAME, path / CONFIG_NAME
         self.taught = path / TAUGHT_NAME  # what teachers predict for each training image, (n, classes)
+        self.trained_on = path / TRAINED_NAME
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -134,7 +135,7 @@ class RunDirectory:
     def release(self) -> None:
         """Removes what `start` wrote if no epoch was finished, so that the folder is free for another recipe."""
         if not self.state.exists() and not self.log.exists():
-            for path in (self.training, self.config, self.taught):
+            for path in (self.training, self.config, self.taught, self.trained_on):
                 path.unlink(missing_ok=True)
 
     def finish(self) -> None:
@@ -157,10 +158,9 @@ class RunDirectory:
                     raise ValueError(f"line {number} of {self.log} is not JSON ({error})") from error
         return rows
 
-    def append_row(self, row: Mapping[str, Any]) -> None:
+    def append_row(self, row: dict[str, Any]) -> None:
         """Adds an epoch to log.jsonl."""
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._write_rows([*self.rows(), row])
 
     def save_weights(self, data: bytes) -> None:
         """Writes model.safetensors, whose content `weights_file` gives."""
@@ -227,7 +227,7 @@ class RunDirectory:
         except Exception as error:  # damaged files raise errors of many kinds
             raise self.resume_error(error) from error
         if main_process:
-            self._write(self.log, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+            self._write_rows(rows)
         return state, rows
 
     def has_ended(self) -> bool:
@@ -254,10 +254,13 @@ class RunDirectory:
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a run that ended before its first epoch."""
-        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME, TAUGHT_NAME}
+        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME, TAUGHT_NAME, TRAINED_NAME}
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []
+
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
+        self._write(self.log, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
     def _write(self, path: Path, data: bytes | memoryview) -> None:
         atomic(path, lambda temporary: temporary.write_bytes(data))

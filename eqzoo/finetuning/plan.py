@@ -19,7 +19,7 @@ from ..engine import Recipe, RunDirectory
 from ..engine.speed import AUTOMATIC, Speed, measure
 from ..engine.state import freeze as freeze_modules
 from ..evaluation.predictor import check_device
-from ..hub import WeightsNotFoundError, base_model, sha256_of
+from ..hub import WEIGHTS_NAME, WeightsNotFoundError, base_model, sha256_of
 from ..models.any_network import orbit_source
 from ..models.load import ModelSource, instantiate, resolve
 from ..models.sizes import blank as blank_copy
@@ -262,11 +262,13 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
         blank, train, started=bool(start), frozen=bool(request.freeze), workers=request.workers
     )
     weights = None if request.weights is None else Path(request.weights)
+    own = Path(source.name) / WEIGHTS_NAME if Path(source.name).is_dir() else None  # may be those of another run later
+    file = (weights or own) if start else None
     return {
         "name": name,
         "start": weights.name if weights and start else start,
         "base_model": base_model(source.timm_name, cfg.get("hf_hub_id")) if start and not weights else None,
-        **({"weights_sha256": sha256_of(weights)} if weights else {}),
+        **({"weights_sha256": sha256_of(file)} if file and file.is_file() else {}),
         "data": before.get("data") or data_label(request.data),  # a run that is resumed keeps its name
         "data_sha256": {part: split_digest(split) for part, split in images.splits.items()},
         "input_size": list(train.shape),

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..cards import CARD_NAME
 from ..data import AnySplit, files_left_out
-from ..data.hashes import TRAINED_NAME, image_codes, settings_differences
+from ..data.hashes import image_codes, settings_differences
 from ..engine import RunDirectory, is_finished, train
 from ..engine.device import limited_threads
 from ..hub import RESULTS_NAME, sha256_of
@@ -125,9 +125,10 @@ def finetune(
         directory.check(plan.recipe)
         advice = [*advice_before(plan), *advice_on_time(plan), *plan.images.colors, *files_left_out(data)]
         _say(*summary(plan), *plan.images.source_lines, *_start_lines(plan), *advice)
+        if not (directory.rows() and directory.trained_on.is_file()):  # before there are weights that have seen them
+            codes = np.union1d(image_codes(plan.splits["train"]), plan.trained_before)
+            directory.save_array(directory.trained_on, codes)
         model = train_plan(plan)
-        codes = np.union1d(image_codes(plan.splits["train"]), plan.trained_before)
-        directory.save_array(directory.path / TRAINED_NAME, codes)
         results = _written(directory) or write_checkpoint(plan, model, advice)
     return FineTuned(model, results, directory.path)
 

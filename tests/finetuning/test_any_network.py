@@ -190,5 +190,8 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
         scores[penalty] = hits, -torch.nn.functional.cross_entropy(logits, labels).item()
     assert row["penalty"] in sorted(scores, key=scores.__getitem__)[-2:]
     assert len(set(scores.values())) == len(_PENALTIES) > 4
+    log = tmp_path / "frozen" / "log.jsonl"
+    log.write_text(log.read_text()[:57])  # as of a process that was killed while it wrote
     again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
     assert again.results["accuracy"] == result.results["accuracy"]
+    assert json.loads(log.read_text())["penalty"] == row["penalty"]

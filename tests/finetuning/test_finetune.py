@@ -33,7 +33,7 @@ from eqzoo.data import (
     read_images,
     stratified,
 )
-from eqzoo.data.hashes import settings_differences
+from eqzoo.data.hashes import image_codes, settings_differences, trained_images
 from eqzoo.engine.run import RunDirectory
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.finetuning import frozen, write
@@ -289,6 +289,18 @@ def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tu
         eqzoo.finetune(tmp_path / "second", tuned.images, tmp_path / "fourth", **call)
 
 
+def test_a_run_is_not_resumed_from_a_start_that_was_trained_anew(tuned, tmp_path):
+    call = {"epochs": 1, "device": "cpu", "augment": "none"}
+    start = shutil.copytree(tuned.folder, tmp_path / "start")
+    run = eqzoo.finetune(start, tuned.images, tmp_path / "run", **call).folder
+    shutil.rmtree(start)
+    eqzoo.finetune("p4_cnn", tuned.images, start, seed=1, **call)
+    seen = (run / "trained_on.npy").read_bytes()
+    with pytest.raises(ValueError, match="weights_sha256 was"):
+        eqzoo.finetune(start, tuned.images, run, **call)
+    assert (run / "trained_on.npy").read_bytes() == seen
+
+
 def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
     args = ["finetune", "p4_cnn", tuned.images, "--output", tmp_path / "o", "--set", "optimizer=sgd", "lr=1e30"]
     code, _, err = run(capsys, *args, "--device", "cpu", "--epochs", "3")
@@ -349,6 +361,8 @@ def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
     assert not (tmp_path / "stopped" / "results.json").exists()
+    codes = image_codes(complete_splits(splits, 0.2, 0.2)["train"])
+    assert set(trained_images(tmp_path / "stopped")) == set(codes)  # its weights have seen them
     again = eqzoo.finetune("z2_cnn", splits, tmp_path / "stopped", **call)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name]), name
