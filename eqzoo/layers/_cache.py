@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..ops._dispatch import is_observed
 
@@ -39,9 +40,10 @@ class CachesFilters(nn.Module):
     """Base class of layers that build filter banks from their parameters.
 
     In evaluation mode without gradients, the result of a method marked `cached` is reused until a parameter of the
-    module is another tensor, of another version or in other memory. A forward pass with gradients, `train`, `eval`,
-    ``.to()`` and its like drop it. A write through ``.data`` changes no version: call `eval` after one. Pruned and
-    parametrized modules cache nothing, nor do graphs that are compiled, exported or traced.
+    module is another tensor, of another version or in other memory. A forward pass with gradients, a step of a
+    fused optimizer, `train`, `eval`, ``.to()`` and its like drop it. A write through ``.data`` changes no version:
+    call `eval` after one. Pruned and parametrized modules cache nothing, nor do graphs that are compiled, exported
+    or traced.
     """
 
     def train(self, mode: bool = True) -> Self:
@@ -62,7 +64,7 @@ def cached(method: _Method) -> _Method:
             return method(self)  # a graph would hold the cached tensors as constants
         parameters = [p for p in self._parameters.values() if p is not None]
         if not _may_cache(self, parameters):
-            _CACHE.pop(self, None)  # fused optimizers change parameters, and no version
+            _CACHE.pop(self, None)  # an optimizer may change parameters, and no version
             return method(self)
         entries = _CACHE.setdefault(self, {})
         entry = entries.get(method.__name__)
@@ -75,6 +77,20 @@ def cached(method: _Method) -> _Method:
         return entry.result
 
     return cast(_Method, build_or_reuse)
+
+
+@torch.compiler.disable
+def _drop_changed(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Drops what was built from parameters that a fused optimizer has changed, as it leaves their versions alone."""
+    if not any(group.get("fused") for group in optimizer.param_groups):
+        return
+    changed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    for module in [*_CACHE]:
+        if not changed.isdisjoint(module._parameters.values()):
+            _CACHE.pop(module, None)
+
+
+register_optimizer_step_post_hook(_drop_changed)  # compiled forward passes run no Python that could drop it
 
 
 def _may_cache(module: nn.Module, parameters: list[nn.Parameter]) -> bool:

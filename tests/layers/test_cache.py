@@ -260,6 +260,30 @@ def test_compiled_and_exported_graphs_build_their_own():
         torch.testing.assert_close(traced(x), 2 * before)
 
 
+@pytest.mark.parametrize("route", ["compiled forward", "compiled step", "given gradients"])
+def test_steps_of_fused_optimizers_are_followed(route, built):
+    """They change parameters but not their versions, and none of these routes runs the layer's forward pass."""
+    torch._dynamo.reset()
+    layer, teacher, x = GroupConv2d(P4, 6, 4, 3).eval(), GroupConv2d(P4, 6, 4, 3).eval(), field()
+    optimizer = torch.optim.AdamW(layer.parameters(), 1e-2, fused=True)
+    forward = layer if route == "given gradients" else torch.compile(layer, backend="eager")
+    step = torch.compile(optimizer.step, backend="eager") if route == "compiled step" else optimizer.step
+    with torch.no_grad():
+        before = layer(x), teacher(x)
+    if route == "given gradients":
+        for parameter in layer.parameters():
+            parameter.grad = torch.randn_like(parameter)
+    else:
+        forward(x).square().sum().backward()
+    step()
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected(layer, x), rtol=1e-12, atol=1e-12)
+        count = len(built)
+        assert torch.equal(teacher(x), before[1])
+    assert len(built) == count  # what others have built stays
+    assert (layer(x) - before[0]).abs().max() > 1e-3
+
+
 def test_a_parameter_without_memory_of_its_own():
     conv, x = GroupConv2d(P4, 6, 4, 1).eval(), field()
     conv.weight = nn.Parameter(torch.ones(1, 1, 1, 1).expand(4, 24, 1, 1))
