@@ -214,7 +214,8 @@ def _checked(
         state = filter_fn(state, model) if filter_fn else state
         if not getattr(model, "num_classes", True):  # timm leaves out the classifier, here what belongs to it too
             state = {name: value for name, value in state.items() if not name.startswith("head.")}
-        own, given = ({name for name in names if not name.startswith(heads)} for names in (model.state_dict(), state))
+        new = heads if any(name.startswith("head.") for name in state) else ("head.",)  # those of a trunk have none
+        own, given = ({name for name in names if not name.startswith(new)} for names in (model.state_dict(), state))
         faults = [
             f"{kind} key(s) in state_dict: {', '.join(map(repr, sorted(names)))}"
             for kind, names in (("Missing", own - given), ("Unexpected", given - own))

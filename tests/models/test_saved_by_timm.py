@@ -147,6 +147,20 @@ def test_activations_of_each_block_are_recomputed(name, monkeypatch):
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.parametrize("name", ["p4_cnn", "p4_allcnn", "p4m_densenet"])
+def test_a_network_without_classifier_gets_a_new_one(name, tmp_path):
+    trunk = eqzoo.create_model(name, num_classes=0)
+    timm.models.save_for_hf(trunk, tmp_path, safe_serialization=True)
+    found = eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=5)
+    state = found.state_dict()
+    assert {key for key in state if not key.startswith("head.")} == trunk.state_dict().keys()
+    assert all(torch.equal(value, state[key]) for key, value in trunk.state_dict().items())
+    key = next(iter(trunk.state_dict()))
+    save_file({k: v for k, v in trunk.state_dict().items() if k != key}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"Missing key.*{key}"):
+        eqzoo.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=5)
+
+
 def test_numbers_are_no_classes_to_predict(tmp_path, capsys):
     timm.models.save_for_hf(eqzoo.create_model("p4_cnn", num_classes=1), tmp_path / "size", safe_serialization=True)
     assert command_line.main(["predict", str(IMAGE), "--model", str(tmp_path / "size")]) == 2
