@@ -45,6 +45,8 @@ def orbitnet(
         cache_dir: Where timm keeps its files.
         **kwargs: ``num_classes``, ``in_chans`` and the arguments of the network's class.
     """
+    if kwargs.get("features_only"):
+        raise ValueError("an OrbitNet has pooled features, the mean over the copies, and no features_only=True")
     wrap = partial(_wrapped, network, group, copies, train_copies)
     if pretrained_cfg:
         model: OrbitNet = build_model_with_cfg(
@@ -59,7 +61,8 @@ def orbitnet(
         return model
     overlay = None if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
     model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay, cache_dir=cache_dir, **kwargs)
-    cfg = _own_cfg(model.network, kwargs.get("in_chans", 3), kwargs.get("img_size"))
+    channels = kwargs.get("in_chans") or model.network.pretrained_cfg["input_size"][0]
+    cfg = _own_cfg(model.network, channels, kwargs.get("img_size"))
     model.pretrained_cfg = cfg
     return model
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..groups import Group, transform
 from ..layers._layout import is_channels_last
+from ..ops._dispatch import is_observed, is_transformed
 
 _LARGEST_LEVEL = 2**15  # of a pixel; levels of 8-bit images are 0 to 255
 
@@ -82,7 +83,8 @@ def take_copies(x: Tensor, group: Group, elements: Tensor | None = None) -> Tens
 
 def needs_graph(x: Tensor) -> bool:
     """Whether operations are recorded, or have no numbers, so that none may depend on the numbers of images."""
-    return torch.compiler.is_compiling() or x.is_meta or type(x) is not Tensor
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing() or is_observed()  # type: ignore[attr-defined]
+    return recorded or is_transformed() or x.is_meta or type(x) is not Tensor
 
 
 def _levels(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -143,9 +143,23 @@ class OrbitNet(nn.Module):
         classifier: nn.Module = self.network.get_classifier()
         return classifier
 
-    def reset_classifier(self, num_classes: int, *args: Any, **kwargs: Any) -> None:
-        """Replaces the network's classifier; with no classes the output is the mean of the pooled features."""
-        self.network.reset_classifier(num_classes, *args, **kwargs)
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None, **kwargs: Any) -> None:
+        """Replaces the network's classifier, with classes without names.
+
+        Args:
+            num_classes: The number of classes; with 0 the output is the mean of the pooled features.
+            global_pool: Another pooling, as far as the network has it; None keeps the present.
+            **kwargs: What else the network's own method takes.
+        """
+        pool = {} if global_pool is None else {"global_pool": global_pool}
+        before = getattr(self.network, "_model_args", {})
+        self.network.reset_classifier(num_classes, **pool, **kwargs)
+        changes = {k: v for k, v in getattr(self.network, "_model_args", {}).items() if before.get(k) != v}
+        args: dict[str, Any] | None = getattr(self, "_model_args", None)
+        if args is not None:  # timm built it, and saves its arguments with it
+            self._model_args = args | changes | pool
+        if (cfg := getattr(self, "pretrained_cfg", None)) and cfg.get("label_names"):
+            cfg["label_names"] = None  # they name the classes of the weights
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """The network's regular expressions by which timm groups parameters by depth."""

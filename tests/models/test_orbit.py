@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from timm.models import group_parameters, save_for_hf
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import eqzoo
 from eqzoo.data import Split, normalize
@@ -346,6 +347,42 @@ def test_a_folder_rebuilds_the_network(tmp_path):
     assert (other.num_classes, other.group) == (7, eqzoo.P4)
     kept = network.state_dict().keys() - {"network.classifier.weight", "network.classifier.bias"}
     assert all(torch.equal(other.state_dict()[key], network.state_dict()[key]) for key in kept)
+
+
+@pytest.mark.parametrize("network", ["p4_resnet29.eurosat", "test_vit", "test_resnet"])
+def test_another_pooling_is_saved_with_it(network, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    given = {"img_size": 32} if network == "test_vit" else {}
+    model = timm.create_model("orbitnet", network=network, group="z2m", pretrained=network.startswith("p4"), **given)
+    named = model.pretrained_cfg.get("label_names")
+    assert bool(named) == network.startswith("p4")
+    model.reset_classifier(10, "avg" if network == "test_vit" else "max")
+    save_for_hf(model, tmp_path, safe_serialization=True)
+    found = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    assert same(found, model)
+    assert model.pretrained_cfg.get("label_names") is found.pretrained_cfg.get("label_names") is None
+
+
+def test_it_takes_the_channels_of_its_network():
+    torch.set_default_dtype(torch.float32)
+    model = timm.create_model("orbitnet", network="p4_cnn.rotmnist", group="p4m", pretrained=True)
+    assert timm.data.resolve_data_config({}, model=model)["input_size"] == model.input_size == (1, 28, 28)
+    with pytest.raises(ValueError, match="features_only"):
+        timm.create_model("orbitnet", network="test_resnet", group="p4m", features_only=True)
+
+
+@pytest.mark.parametrize("copies", [None, 1, 2])
+def test_recorded_operations_do_not_depend_on_the_images(copies):
+    model, x = OrbitNet(plain(), P4M, copies=copies).eval(), images().repeat(2, 1, 1, 1)
+    x[2:] = x[:2].rot90(1, (2, 3))
+    with torch.no_grad():
+        wanted = model(x)
+        for found in (
+            torch.jit.trace(model, x[:1])(x),
+            torch.func.vmap(model)(x[:, None])[:, 0],
+            make_fx(model)(x[1:2].repeat(4, 1, 1, 1))(x),
+        ):
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
