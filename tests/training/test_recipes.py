@@ -93,8 +93,8 @@ def test_networks_are_built_for_their_data_set():
     model = build_network(load_recipe("z2_resnet29.cifar100"))
     assert model.num_classes == 100
     assert model.pretrained_cfg["mean"] == (0.5071, 0.4865, 0.4409)
-    assert input_size("p4_alpha_f_densenet", {}) == (3, 96, 96)
-    assert input_size("p4_alpha_f_densenet", {"in_chans": 1}) == (1, 96, 96)
+    assert input_size("r4_gsanet_s", {}) == (3, 96, 96)
+    assert input_size("r4_gsanet_s", {"in_chans": 1}) == (1, 96, 96)
 
 
 BAD = {
