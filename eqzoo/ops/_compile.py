@@ -64,6 +64,12 @@ def cpu_function(
 
 
 @torch.compiler.assume_constant_result
+def is_built(source: str, function: str) -> bool:
+    """Whether there is the C++ function in single precision: what a graph that is compiled decides by."""
+    return cpu_function(source, function, torch.empty(0, dtype=torch.float32)) is not None
+
+
+@torch.compiler.assume_constant_result
 def multiplies_bfloat16() -> bool:
     """Whether the processor has instructions that multiply bfloat16 (AVX512-BF16, AMX, Arm's), which oneDNN uses."""
     return "bf16" in cpu_flags()

@@ -53,15 +53,10 @@ def _has_kernel(x: Tensor) -> bool:
     if not x.is_cpu or x.dtype not in WITH_BFLOAT16:
         return False
     if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting() and _is_built()
+        return not torch.compiler.is_exporting() and _compile.is_built("drop/cpu", "dropout")
     if type(x) is not Tensor or plain() or is_transformed():
         return False
     return _compile.cpu_function("drop/cpu", "dropout", x, scalars=WITH_BFLOAT16) is not None
-
-
-@torch.compiler.assume_constant_result
-def _is_built() -> bool:
-    return _compile.cpu_function("drop/cpu", "dropout", torch.empty(0, dtype=torch.float32)) is not None
 
 
 def _is_dense(x: Tensor) -> bool:
