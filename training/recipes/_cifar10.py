@@ -6,7 +6,7 @@ from typing import Any
 from ._entry import MUON, Entry, family
 
 _CPU = (
-    "Our recipe, for one core of a CPU: {epochs} epochs in bfloat16 with Muon, batch size 64, a cosine learning rate "
+    "Our recipe, for one core of a CPU: {length} in bfloat16 with Muon, batch size 64, a cosine learning rate "
     "schedule from {lr:g} (0.3 times that for parameters that are not matrices), weight decay 1e-2, label smoothing "
     "0.1, a moving average of the weights, and augmentation by flips and by shifts of up to 4 pixels. 5,000 of the "
     "50,000 training images, drawn with a fixed seed, select the epoch. {more}"
@@ -43,7 +43,11 @@ _GPU_VALUES: dict[str, Any] = MUON | {
 def on_a_cpu(model: str, variant: str, more: str, **values: Any) -> dict[str, Entry]:
     """The recipe for a network; ``more`` says what the paper does."""
     values = _CPU_VALUES | values
-    return family((model,), "cifar10", _CPU.format(more=more, **values), variant, **values)
+    length = "one epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"
+    text = _CPU.format(more=more, length=length, **values)
+    if half := values.get("half_size_epochs"):
+        text += f" In the first {half} epochs the images have half their side, 16 x 16, and no epoch is selected."
+    return family((model,), "cifar10", text, variant, **values)
 
 
 def on_a_gpu(models: Iterable[str], variant: str, more: str, **values: Any) -> dict[str, Entry]:

@@ -30,13 +30,12 @@ _MNIST_VALUES: dict[str, Any] = {
     "augment": "rotations",
 }
 _PAPER = "The paper uses SGD and 100 epochs."
-_HALF = " In the first four epochs the images have half their side, 16 x 16, and no epoch is selected."
 _GROWN = (
     " The run started from the weights of {start}: of each stage the first three bottlenecks are its own, the "
     "other six begin as the identity."
 )
 _GATED = " The run started from the weights of {start}; only the layers of squeeze-and-excitation are new."
-_HALF_VALUES: dict[str, Any] = {"channels_last": True, "half_size_epochs": 4}
+_HALF: dict[str, Any] = {"channels_last": True, "half_size_epochs": 4}
 
 _SAME = (
     "It is the recipe of z2_resnet29, p4_resnet29, p4_se_resnet29 and p4m_resnet29 on CIFAR-10, so that they can be "
@@ -93,10 +92,10 @@ def _from(shallow: str, model: str, epochs: int, text: str = _GROWN, lr: float =
 # That of the paper has the variant "paper".
 OURS: dict[str, Entry] = {
     **_on_a_cpu("z2_se_resnet29", 16, channels_last=True),
-    **_on_a_cpu("z2_sasa_resnet29", 12, _HALF, **_HALF_VALUES),
+    **_on_a_cpu("z2_sasa_resnet29", 12, **_HALF),
     **_on_a_cpu("z2_asc_resnet29", 16),
     **_on_a_cpu("z2_simple_asc_resnet29", 11),
-    **_on_a_cpu("z2_asc_se_resnet29", 12, _HALF, **_HALF_VALUES),
+    **_on_a_cpu("z2_asc_se_resnet29", 12, **_HALF),
     **_from("z2", "z2_resnet83", 3),
     **_from("z2_se", "z2_se_resnet83", 3),
     **_from("z2_sasa", "z2_sasa_resnet83", 3),
@@ -105,6 +104,7 @@ OURS: dict[str, Entry] = {
     **_from("z2_asc_se", "z2_asc_se_resnet83", 3),
     **_from("p4", "p4_resnet83", 2, lr=0.003),
     **_from("p4_se", "p4_se_resnet83", 2, lr=0.003),
+    **_from("p4_asc", "p4_asc_resnet83", 1, lr=0.003),
     **on_a_gpu(("z2_resnet29",), "", _Z2, **_OF_ALL),
     **on_a_gpu(("p4_resnet29",), "", _P4, **_OF_ALL),
     **on_a_gpu(("p4_se_resnet29",), "", _SE, **_OF_ALL),
@@ -134,6 +134,7 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 RECIPES: dict[str, Entry] = {
     **OURS,
     **on_a_gpu(("p4m_resnet29",), "", _P4M, **_OF_ALL),
+    **_on_a_cpu("p4_simple_asc_resnet29", 11, channels_last=True, half_size_epochs=8),
     **_from("p4m", "p4m_se_resnet29", 3, _GATED, lr=0.003),
     **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED, lr=0.003),
     **on_a_gpu(("p4m_asc_resnet29",), "", _P4M_ASC, **_OF_TAUGHT),

@@ -38,14 +38,11 @@ _GPU = (
     "{minutes} minutes on an H200 beside other trainings."
 )
 
-_CPU = (
-    "The paper has SGD, a batch size of 128, {paper} epochs{more} and 40,000 images for training. In the first {half} "
-    "epochs the images have half their side, 16 x 16, and no epoch is selected."
-)
+_CPU = "The paper has SGD, a batch size of 128, {} epochs{} and 40,000 images for training."
 
 
 def _on_a_cpu(model: str, epochs: int, half: int, paper: int, more: str = "") -> dict[str, Entry]:
-    text = _CPU.format(half=half, paper=paper, more=more)
+    text = _CPU.format(paper, more)
     return on_a_cpu(model, "aug", text, epochs=epochs, half_size_epochs=half, channels_last=True)
 
 
