@@ -29,7 +29,7 @@ _MNIST_VALUES: dict[str, Any] = {
     "warmup_epochs": 1,
     "augment": "rotations",
 }
-_PAPER = "The paper uses SGD and 100 epochs."
+_PAPER = "The paper uses SGD and {} epochs."
 _GROWN = (
     " The run started from the weights of {start}: of each stage the first three bottlenecks are its own, the "
     "other six begin as the identity."
@@ -81,7 +81,7 @@ _OF_TAUGHT: dict[str, Any] = _OF_ALL | {
 
 
 def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[str, Entry]:
-    return on_a_cpu(model, "", _PAPER + more, epochs=epochs, **values)
+    return on_a_cpu(model, "", _PAPER.format(200 if model.endswith("83") else 100) + more, epochs=epochs, **values)
 
 
 def _from(shallow: str, model: str, epochs: int, text: str = _GROWN, lr: float = 0.01) -> dict[str, Entry]:
