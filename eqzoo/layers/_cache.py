@@ -82,11 +82,12 @@ def cached(method: _Method) -> _Method:
 @torch.compiler.disable
 def _drop_changed(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Drops what was built from parameters that a fused optimizer has changed, as it leaves their versions alone."""
-    if not any(group.get("fused") for group in optimizer.param_groups):
+    if not _CACHE or not any(group.get("fused") for group in optimizer.param_groups):
         return
     changed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    for module in [*_CACHE]:
-        if not changed.isdisjoint(module._parameters.values()):
+    for reference in _CACHE.keyrefs():  # a list: other threads may add modules
+        module = reference()
+        if module is not None and not changed.isdisjoint(module._parameters.values()):
             _CACHE.pop(module, None)
 
 
