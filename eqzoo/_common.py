@@ -60,7 +60,7 @@ def atomic(path: Path, write: Callable[[Path], T]) -> T:
         result = write(temporary)
         temporary.replace(path)
     except OSError as error:
-        if error.filename is None:  # as of a full disk
+        if error.errno is not None and error.filename is None:  # as of a full disk
             error.filename = str(path)
         raise
     finally:

@@ -48,6 +48,11 @@ def test_a_full_disk_is_said_with_the_file(tmp_path):
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def wrong(_):
+        raise OSError("cannot write mode RGBA as JPEG")
+
     with pytest.raises(OSError, match=r"No space left.*state\.pt"):
         atomic(tmp_path / "state.pt", full)
+    with pytest.raises(OSError, match="mode RGBA"):
+        atomic(tmp_path / "figure.jpg", wrong)
     assert not [*tmp_path.iterdir()]
