@@ -46,14 +46,14 @@ def settings_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> I
     """What differs between the settings of two fine-tunings, in words.
 
     Images that were scaled to another size, read with other channels or split by another source cannot be compared; how
-    they were split matters only where the splits differ.
+    they were split matters only where the splits differ, and the weights of the start only where their hash is there.
     """
     if there.get("data_sha256") == here.get("data_sha256"):
         there = {**there, "split_by": here.get("split_by")}
     other = any(there.get(key) != here.get(key) for key in ("input_size", "split_by"))
     for key in here:
         before, now = there.get(key), here[key]
-        if other and key in ("data_sha256", "mean", "std"):
+        if (other and key in ("data_sha256", "mean", "std")) or (key == "weights_sha256" and before is None):
             continue
         if key == "data_sha256":
             yield from split_differences(before or {}, now)

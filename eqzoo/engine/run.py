@@ -31,7 +31,8 @@ class RunDirectory:
     ``training.json`` has the recipe and digests of the images, ``log.jsonl`` a line for each epoch,
     ``model.safetensors`` and ``config.json`` the weights of the best epoch so far and their network, and ``state.pt``
     what an interrupted run goes on from, with ``teachers.npy`` where teachers predict each image once. A fine-tuning
-    also has ``trained_on.npy``, hashes of its training images. All are written atomically.
+    also has ``trained_on.npy``, hashes of its training images. All are written atomically, but for log.jsonl, which
+    grows by a line.
 
     Args:
         path: The folder; it need not exist.
@@ -158,9 +159,12 @@ class RunDirectory:
                     raise ValueError(f"line {number} of {self.log} is not JSON ({error})") from error
         return rows
 
-    def append_row(self, row: dict[str, Any]) -> None:
+    def append_row(self, row: Mapping[str, Any]) -> None:
         """Adds an epoch to log.jsonl."""
-        self._write_rows([*self.rows(), row])
+        if self.log.is_file() and not self.log.read_bytes().endswith(b"\n"):  # killed while it wrote a line
+            self._write_rows(self.rows())
+        with self.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def save_weights(self, data: bytes) -> None:
         """Writes model.safetensors, whose content `weights_file` gives."""

@@ -262,8 +262,8 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
         blank, train, started=bool(start), frozen=bool(request.freeze), workers=request.workers
     )
     weights = None if request.weights is None else Path(request.weights)
-    own = Path(source.name) / WEIGHTS_NAME if Path(source.name).is_dir() else None  # may be those of another run later
-    file = (weights or own) if start else None
+    folder = source.folder if source.config else None  # whose weights may be those of another run later
+    file = weights or source.weights or (folder and folder / WEIGHTS_NAME) if start else None
     return {
         "name": name,
         "start": weights.name if weights and start else start,

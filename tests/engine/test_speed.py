@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import timm
@@ -133,19 +134,28 @@ def test_subnormal_numbers_are_zero_while_training_alone():
     assert torch.all(small * 1 > 0)
 
 
-def test_processors(tmp_path, monkeypatch):
-    monkeypatch.setattr(_common, "_CPU_LIMIT", tmp_path / "cpu.max")
-    cpu = torch.device("cpu")
-    for line, multiplies, emulates in (
+@pytest.mark.parametrize(
+    ("line", "multiplies", "emulates"),
+    [
         ("", False, False),  # unknown
         ("flags\t\t: fpu avx2 avx512f", False, True),
         ("flags\t\t: fpu avx512_bf16 avx512f", True, False),
         ("flags\t\t: amx_bf16", True, False),
         ("Features\t: fp asimd bf16", True, False),
-    ):
-        for module in (device, _compile):
-            monkeypatch.setattr(module, "cpu_flags", lambda line=line: line)
-        assert (device.has_bfloat16(cpu), device.emulates_bfloat16(cpu)) == (multiplies, emulates), line
+    ],
+)
+def test_processors_that_multiply_bfloat16(monkeypatch, line, multiplies, emulates):
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor : 0\n{line}\n")
+    _compile.cpu_flags.cache_clear()
+    try:
+        assert (device.has_bfloat16(cpu), device.emulates_bfloat16(cpu)) == (multiplies, emulates)
+    finally:
+        _compile.cpu_flags.cache_clear()
+
+
+def test_cores_that_may_be_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(_common, "_CPU_LIMIT", tmp_path / "cpu.max")
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     assert _common.usable_cores() == 16
     for text, expected in (

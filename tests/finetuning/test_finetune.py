@@ -292,13 +292,27 @@ def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tu
 def test_a_run_is_not_resumed_from_a_start_that_was_trained_anew(tuned, tmp_path):
     call = {"epochs": 1, "device": "cpu", "augment": "none"}
     start = shutil.copytree(tuned.folder, tmp_path / "start")
-    run = eqzoo.finetune(start, tuned.images, tmp_path / "run", **call).folder
+    names = {"folder": start, "prefix": f"local-dir:{start}", "file": start / "model.safetensors"}
+    runs = {kind: eqzoo.finetune(name, tuned.images, tmp_path / kind, **call).folder for kind, name in names.items()}
+    seen = (runs["folder"] / "trained_on.npy").read_bytes()
     shutil.rmtree(start)
     eqzoo.finetune("p4_cnn", tuned.images, start, seed=1, **call)
-    seen = (run / "trained_on.npy").read_bytes()
-    with pytest.raises(ValueError, match="weights_sha256 was"):
-        eqzoo.finetune(start, tuned.images, run, **call)
-    assert (run / "trained_on.npy").read_bytes() == seen
+    for kind, name in names.items():
+        with pytest.raises(ValueError, match="weights_sha256 was"):
+            eqzoo.finetune(name, tuned.images, runs[kind], **call)
+    assert (runs["folder"] / "trained_on.npy").read_bytes() == seen
+    path = runs["folder"] / "training.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "weights_sha256"}))
+    eqzoo.finetune(start, tuned.images, runs["folder"], **call)  # of a version that did not record it
+
+
+def test_a_run_in_a_folder_called_like_its_network_goes_on(tuned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = {"epochs": 1, "device": "cpu", "augment": "none"}
+    first = eqzoo.finetune("p4_cnn", tuned.images, "p4_cnn", **call)
+    with pytest.warns(UserWarning, match="is the registered network"):
+        assert eqzoo.finetune("p4_cnn", tuned.images, "p4_cnn", **call).results == first.results
+    assert "weights_sha256" not in json.loads(Path("p4_cnn/training.json").read_text())
 
 
 def test_a_loss_that_explodes_is_an_error_that_one_can_mend(tuned, tmp_path, capsys):
