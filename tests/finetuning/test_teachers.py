@@ -55,7 +55,7 @@ def test_a_student_learns_what_the_teacher_predicts_at_its_own_size(taught, tmp_
     monkeypatch.setattr(RunDirectory, "save_array", lambda self, path, found: kept.append(torch.from_numpy(found)))
     options = {"teachers": [str(taught / "teacher")], "teacher_weight": 0.7}
     result = student(taught, tmp_path / "student", **options)
-    found, _ = kept  # and the codes of the training images
+    _, found = kept  # behind the codes of the training images
     teacher = eqzoo.evaluation.load_predictor(taught / "teacher", "cpu")
     expected = {
         side: teacher.logits(complete_splits(read_images(taught / "images", side), None, 0.2)["train"]).softmax(1)
