@@ -120,7 +120,8 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         nargs="*",
         action="extend",
         metavar="MODULE",
-        help="modules to freeze (without names: all but the classifier, fitted at once unless --epochs are given)",
+        help="modules to freeze (without names: all but the classifier; a linear one is fitted at once unless "
+        "--epochs are given)",
     )
     sub.add_argument("--epochs", type=int, help="the number of epochs (default: by the number of images)")
     sub.add_argument(
