@@ -263,7 +263,7 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
     )
     weights = None if request.weights is None else Path(request.weights)
     folder = source.folder if source.config else None  # whose weights may be those of another run later
-    file = weights or source.weights or (folder and folder / WEIGHTS_NAME) if start else None
+    file = (source.weights or (folder and folder / WEIGHTS_NAME)) if start else None
     return {
         "name": name,
         "start": weights.name if weights and start else start,

@@ -152,7 +152,7 @@ class OrbitNet(nn.Module):
             **kwargs: What else the network's own method takes.
         """
         pool = {} if global_pool is None else {"global_pool": global_pool}
-        before = getattr(self.network, "_model_args", {})
+        before = dict(getattr(self.network, "_model_args", {}))
         self.network.reset_classifier(num_classes, **pool, **kwargs)
         changes = {k: v for k, v in getattr(self.network, "_model_args", {}).items() if before.get(k) != v}
         args: dict[str, Any] | None = getattr(self, "_model_args", None)

@@ -81,7 +81,7 @@ _OF_TAUGHT: dict[str, Any] = _OF_ALL | {
 
 
 def _on_a_cpu(model: str, epochs: int, more: str = "", **values: Any) -> dict[str, Entry]:
-    return on_a_cpu(model, "", _PAPER.format(200 if model.endswith("83") else 100) + more, epochs=epochs, **values)
+    return on_a_cpu(model, _PAPER.format(200 if model.endswith("83") else 100) + more, epochs=epochs, **values)
 
 
 def _from(shallow: str, model: str, epochs: int, text: str = _GROWN, lr: float = 0.01) -> dict[str, Entry]:
@@ -134,7 +134,7 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 RECIPES: dict[str, Entry] = {
     **OURS,
     **on_a_gpu(("p4m_resnet29",), "", _P4M, **_OF_ALL),
-    **_on_a_cpu("p4_simple_asc_resnet29", 11, channels_last=True, half_size_epochs=8),
+    **_on_a_cpu("p4_simple_asc_resnet29", 12, **_HALF),
     **_from("p4m", "p4m_se_resnet29", 3, _GATED, lr=0.003),
     **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED, lr=0.003),
     **on_a_gpu(("p4m_asc_resnet29",), "", _P4M_ASC, **_OF_TAUGHT),
