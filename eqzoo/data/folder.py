@@ -205,16 +205,13 @@ def _below(folder: Path) -> Iterator[Path]:
         raise error
 
     for root, folders, files in os.walk(folder, followlinks=True, onerror=fail):
-        folders[:] = [name for name in folders if not _hidden(name) and not _leads_back(Path(root, name), folder)]
+        folders[:] = [name for name in folders if not _hidden(name) and not _leads_back(Path(root, name))]
         yield from (Path(root, name) for name in files if not _hidden(name))
 
 
-def _leads_back(folder: Path, start: Path) -> bool:
-    """Whether a folder is a link to one that the way from ``start`` to it has passed, or to one around these."""
-    if not folder.is_symlink():
-        return False
-    passed = [parent for parent in folder.parents if parent.is_relative_to(start)]
-    return any(parent.resolve().is_relative_to(folder.resolve()) for parent in passed)
+def _leads_back(folder: Path) -> bool:
+    """Whether a folder is a link to one of those in its path, as they are named or linked, or to one around these."""
+    return folder.is_symlink() and any(up.resolve().is_relative_to(folder.resolve()) for up in folder.parents)
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:

@@ -317,7 +317,7 @@ def test_links_to_a_folder_around_them_add_no_images(tmp_path):
     (tmp_path / "mine" / "train").symlink_to(other)  # one that leads elsewhere is read
     (other / "class 0" / "all").symlink_to(tmp_path)
     (other / "class 0" / "own").symlink_to(other / "class 0")
-    (other / "class 0" / "around").symlink_to(tmp_path / "mine" / "train")
+    (other / "class 0" / "around").symlink_to(tmp_path / "mine")  # around its link, not around itself
     splits = read_images(tmp_path / "mine", 8)
     assert {name: len(split) for name, split in splits.items()} == {"train": 18, "valid": 6, "test": 6}
 
