@@ -4,7 +4,7 @@ from .arrays import npz, unlabeled_images
 from .augmentation import AUGMENTATIONS, augment, draw
 from .catalog import CATALOG, IMAGENET, DataSet, dataset
 from .datasets import load_splits
-from .folder import channels_found, files_left_out, folders_in_classes, image_folder
+from .folder import channels_found, files_left_out, folders_in_classes, image_folder, other_formats
 from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
@@ -39,6 +39,7 @@ __all__ = [
     "normalize",
     "npz",
     "num_classes",
+    "other_formats",
     "per_class",
     "pixels",
     "preprocess",

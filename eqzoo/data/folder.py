@@ -215,7 +215,24 @@ def _leads_back(folder: Path) -> bool:
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
-    """A line on image files of a folder, or of its part ``part``, that are not read; none for data of another kind."""
+    """Lines on image files of a folder, or of its part ``part``, that `image_folder` leaves out.
+
+    None for data of another kind.
+    """
+    lines, folder = other_formats(data, part), folder_of(data, part)
+    if folder and (found := sorted({*images_below(folder)} - {*_files(Path(str(data)), part)})):
+        lines.append(
+            NamingLine(
+                f"images in {folder.name or folder} that are in none of its class folders are not read ({len(found):,}",
+                f", such as {found[0].relative_to(folder).as_posix()!r}",
+                "): if they have a class, move them into its folder",
+            )
+        )
+    return lines
+
+
+def other_formats(data: object, part: str | None = None) -> list[str]:
+    """A line on files of image formats that are not read in a folder, or in its part ``part``."""
     folder = folder_of(data, part)
     found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES] if folder else []
     if not folder or not found:

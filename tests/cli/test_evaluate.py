@@ -15,7 +15,8 @@ from PIL import Image
 
 import eqzoo
 from eqzoo.cli._metrics import confusion_rows
-from eqzoo.data import Split
+from eqzoo.data import Split, files_left_out
+from eqzoo.data.folder import images_below
 from eqzoo.evaluation.metrics import scores
 from eqzoo.hub import shipped_folder
 from tests.cli.commands import IMAGE, run
@@ -243,6 +244,24 @@ def test_image_files_of_other_kinds_are_told(capsys, digits):
     found = eqzoo.evaluate("p4_cnn", digits, rotated=0, predictions=True)
     assert found["notes"] == []
     assert found["predictions"][0]["file"] == "test/7/seven0.png"
+
+
+def test_images_that_are_in_no_class_are_told(capsys, digits, tmp_path):
+    shutil.copy(digits / "7" / "seven0.png", digits / "loose.png")
+    (digits / "empty").mkdir()
+    said = f"images in {digits.name} that are in none of its class folders are not read (1, such as 'loose.png')"
+    assert [note[: len(said)] for note in eqzoo.evaluate("p4_cnn", digits, rotated=0)["notes"]] == [said]
+    assert "class folders" not in run(capsys, "predict", digits, "--model", "p4_cnn")[2]
+    (digits / "loose.png").unlink()
+    splits = tmp_path / "splits"
+    for part in ("train", "test"):
+        shutil.copytree(digits, splits / part)
+    shutil.copytree(digits, splits / "unlabeled")
+    shutil.copy(digits / "7" / "seven0.png", splits / "train" / "loose.png")
+    assert eqzoo.evaluate("p4_cnn", splits, rotated=0)["notes"] == []  # of images that are not evaluated
+    told = files_left_out(splits)
+    assert len(told) == 1
+    assert f"({1 + len(images_below(digits))}, such as 'train/loose.png')" in told[0]
 
 
 def test_no_image_is_rotated_if_none_is_to_be(capsys, digits):
