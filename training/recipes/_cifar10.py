@@ -40,14 +40,14 @@ _GPU_VALUES: dict[str, Any] = MUON | {
 }
 
 
-def on_a_cpu(model: str, more: str, **values: Any) -> dict[str, Entry]:
+def on_a_cpu(model: str, more: str, variant: str = "", **values: Any) -> dict[str, Entry]:
     """The recipe for a network; ``more`` says what the paper does."""
     values = _CPU_VALUES | values
     length = "one epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"
     text = _CPU.format(more=more, length=length, **values)
     if half := values.get("half_size_epochs"):
         text += f" In the first {half} epochs the images have half their side, 16 x 16, and no epoch is selected."
-    return family((model,), "cifar10", text, **values)
+    return family((model,), "cifar10", text, variant, **values)
 
 
 def on_a_gpu(models: Iterable[str], variant: str, more: str, **values: Any) -> dict[str, Entry]:
