@@ -120,6 +120,14 @@ def test_a_fused_and_an_exported_network_give_the_same(tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), net(x.float()), rtol=1e-4, atol=1e-5)
 
 
+def test_a_network_of_the_meta_device_takes_weights():
+    whole, x = network().eval(), torch.randn(2, 3, 8, 8)
+    with torch.device("meta"):
+        empty = network().eval()
+    empty.load_state_dict(whole.state_dict(), assign=True)
+    torch.testing.assert_close(empty(x), whole(x))
+
+
 def test_layout_and_gradients():
     x = torch.randn(2, 5, 7, 8, 6).permute(0, 4, 3, 1, 2).requires_grad_()
     assert is_channels_last(x)
