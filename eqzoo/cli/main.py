@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     command = ""
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 has no ± or ‖
+            # A terminal that is not UTF-8 has no ± or ‖; names of files may be bytes that are no text.
+            sys.stdout.reconfigure(errors="surrogateescape" if _in_unicode() and os.name == "posix" else "replace")
         whole = parser()
         args = whole.parse_args(argv, argparse.Namespace(parser=whole))
         command = args.command
@@ -76,9 +77,13 @@ def _complain(command: str, error: str) -> None:
 
 
 def _json(data: Any) -> str:
-    """Strict JSON, without NaN, in letters that the output has."""
-    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    return json.dumps(data, indent=2, ensure_ascii=not unicode, allow_nan=False)
+    """Strict JSON, without NaN, in letters that the output has; bytes that are no text are escaped."""
+    text = json.dumps(data, indent=2, ensure_ascii=not _in_unicode(), allow_nan=False)
+    return text if text.encode(errors="replace").decode() == text else json.dumps(data, indent=2)
+
+
+def _in_unicode() -> bool:
+    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -433,6 +433,19 @@ def test_an_output_that_is_not_utf_8_gets_what_it_can_show(monkeypatch, option):
         assert said == "error ± ?x?\n"
 
 
+def test_names_of_files_that_are_no_text_are_kept(monkeypatch):
+    names = [os.fsdecode(b"caf\xe8.png"), os.fsdecode(b"caf\xe9.png"), "é"]
+    answer = Answer("\n".join(names), {"files": names})
+    monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", lambda args: answer)
+    for option in ([], ["--json"]):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert command_line.main(["list", *option]) == 0
+        said = terminal.buffer.getvalue()
+        found = json.loads(said)["files"] if option else os.fsdecode(said).splitlines()
+        assert found == names
+
+
 @pytest.fixture
 def digits_folder(tmp_path):
     """A folder with images in two formats, one of them in a folder of its own, and a text file."""
