@@ -103,6 +103,7 @@ def labeled_images(
     file = stand_in(str(data).lower(), data_dir) if not path.is_dir() and str(data).lower() in CATALOG else path
     if file and is_npz(file):
         splits = npz(file, needs_train=False)
+        there = [name for name in _PARTS if part and _PARTS[name] in splits]
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
     if splits.keys() - {"train"}:

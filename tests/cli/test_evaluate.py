@@ -134,6 +134,9 @@ def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path
         code, _, err = run(capsys, "evaluate", "p4_cnn", data, "--split", "val")
         assert code == 2
         assert f"{data} has no val images, {said}" in err
+    np.savez(tmp_path / "train.npz", x_train=images, y_train=np.arange(2))
+    for options in ((), ("--split", "train")):
+        assert run(capsys, "evaluate", "p4_cnn", tmp_path / "train.npz", "--rotated", 0, *options)[0] == 0
 
 
 def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
