@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError
 from timm.models import DefaultCfg, PretrainedCfg, build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 from timm.models._features import feature_take_indices
@@ -233,6 +234,7 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
     """Names the file of weights in errors of reading it, and says in one line what does not fit.
 
     Raises:
+        ConnectionError: If the weights are on the Hub alone, and it cannot be reached.
         ValueError: If the file cannot be read, or does not fit.
         WeightsNotFoundError: If timm has no weights.
     """
@@ -240,6 +242,10 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
         yield
     except (SafetensorError, EOFError) as error:
         raise ValueError(f"{file} has no readable weights ({str(error) or 'it is empty'}); fetch it again") from error
+    except LocalEntryNotFoundError as error:
+        raise ConnectionError(
+            f"the weights of {subject} are not on this machine, and the Hub, which has them, cannot be reached: {error}"
+        ) from error
     except RuntimeError as error:
         if "No pretrained weights" in str(error):
             raise WeightsNotFoundError(f"there are no weights for {subject}") from error

@@ -155,3 +155,9 @@ def test_arguments_of_a_checkpoint_stand_in_its_entry(monkeypatch):
     assert (cfg.default.num_classes, cfg.is_pretrained, list(cfg.tags)) == (3, True, ["second", "first"])
     assert cfg.default.model_args == {"width": 3}
     assert "model_args" not in cfg.default.to_dict()
+
+
+def test_weights_of_others_say_whose_they_are_without_the_hub(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError, match=r"the weights of resnet10t\.c3_in1k are not on this machine"):
+        eqzoo.create_model("resnet10t.c3_in1k", pretrained=True, cache_dir=tmp_path)
