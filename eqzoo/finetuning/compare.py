@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cards import CARD_NAME, Checkpoint, read_checkpoint
+from ..cards import Checkpoint, read_checkpoint
 from ..data.user_data import FOLDERS
 from ..evaluation.metrics import scores
 from .write import PREDICTIONS_NAME
@@ -54,7 +54,10 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     paths = [Path(folder) for folder in folders]
     checkpoints = [read_checkpoint(path) for path in paths]
-    found = [_read(path, checkpoint.results) for path, checkpoint in zip(paths, checkpoints, strict=True)]
+    classes = [[str(row["name"]) for row in checkpoint.results["classes"]] for checkpoint in checkpoints]
+    named = next((names for names in classes if not _numbered(names)), [])  # those of others may be numbers yet
+    classes = [named if _numbered(names) and len(names) == len(named) else names for names in classes]
+    found = [_read(*each) for each in zip(paths, checkpoints, classes, strict=True)]
     first = found[0]
     for path, other in zip(paths, found, strict=True):
         if (other.files, other.names) != (first.files, first.names) or not torch.equal(other.labels, first.labels):
@@ -67,19 +70,23 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read(folder: Path, results: Mapping[str, Any]) -> _Predictions:
-    """The predictions for the split that the results are of."""
-    part = FOLDERS[results["evaluated_on"]]
+def _numbered(names: Sequence[str]) -> bool:
+    """Whether the names of classes are numbers, which names may be given to later."""
+    return all(map(str.isdecimal, names))
+
+
+def _read(folder: Path, checkpoint: Checkpoint, current: Sequence[str]) -> _Predictions:
+    """The predictions for the split that the results are of, with these names of the classes in their order."""
+    part = FOLDERS[checkpoint.results["evaluated_on"]]
     if not (folder / PREDICTIONS_NAME).is_file():
         raise FileNotFoundError(
             f"{folder} has no {PREDICTIONS_NAME}, whose predictions are compared: a fine-tuning writes it, publishing "
-            f"leaves it out. Where it was deleted, remove {CARD_NAME} too and give the command of the run again"
+            "leaves it out. Where it was deleted, the command of the run writes it again"
         )
     with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = sorted((row for row in csv.DictReader(file) if row["split"] == part), key=lambda row: row["file"])
-    current, columns = [row["name"] for row in results["classes"]], [*rows[0]][4:]
-    names = sorted(current)
-    written = columns if all(map(str.isdecimal, columns)) else current  # numbers may have been given names since
+    columns, names = [*rows[0]][4:], sorted(current)
+    written = columns if _numbered(columns) else current  # numbers may have been given names since
     numbers = {name: names.index(now) for name, now in zip(written, current, strict=True)}
     labels, predicted = (torch.tensor([numbers[row[key]] for row in rows]) for key in ("class", "prediction"))
     return _Predictions([row["file"] for row in rows], names, labels, predicted)

@@ -16,12 +16,13 @@ from ..data import AnySplit, files_left_out
 from ..data.hashes import image_codes, settings_differences
 from ..engine import RunDirectory, is_finished, train
 from ..engine.device import limited_threads
+from ..evaluation import Predictor
 from ..hub import RESULTS_NAME, sha256_of
 from ..models.load import list_pretrained
 from .advice import advice_before, advice_on_time, summary
 from .frozen import train_classifier
 from .plan import Plan, Request, make_plan, with_speed
-from .write import write_checkpoint
+from .write import PREDICTIONS_NAME, write_checkpoint, write_predictions_file
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,11 @@ def finetune(
             codes = np.union1d(image_codes(plan.splits["train"]), plan.trained_before)
             directory.save_array(directory.trained_on, codes)
         model = train_plan(plan)
-        results = _written(directory) or write_checkpoint(plan, model, advice)
+        results = _written(directory)
+        if results is None:
+            results = write_checkpoint(plan, model, advice)
+        elif not (directory.path / PREDICTIONS_NAME).is_file():
+            write_predictions_file(plan, Predictor.of(model, plan.recipe.channels_last))
     return FineTuned(model, results, directory.path)
 
 

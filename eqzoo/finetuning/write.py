@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..data.hashes import SPLIT_NAMES
 from ..data.splits import part_of
 from ..data.user_data import FOLDERS
 from ..engine.speed import AUTOMATIC
-from ..evaluation import Predictor, Results, measure, sample, top1
+from ..evaluation import Predictor, measure, sample, top1
 from ..evaluation.metrics import DIGITS
 from ..evaluation.predictions_file import each_prediction, write_predictions
 from ..evaluation.progress import counting
@@ -76,7 +76,7 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
     }
     published = [getattr(line, "published", line) for line in results["advice"]]
     _write_config(plan, model, results["weights_sha256"])
-    _write_predictions(plan, predictor, found)
+    write_predictions_file(plan, predictor, {plan.evaluated_on: found.logits})
     write_json(folder / RESULTS_NAME, results | {"advice": published})
     write_figures(folder)
     write_card(folder)
@@ -110,10 +110,16 @@ def _write_config(plan: Plan, model: nn.Module, weights_sha256: str) -> None:
     write_json(plan.directory.path / CONFIG_NAME, config)
 
 
-def _write_predictions(plan: Plan, predictor: Predictor, found: Results) -> None:
-    """Writes a line for each validation and test image, or for each training image if there are no others."""
+def write_predictions_file(plan: Plan, predictor: Predictor, known: Mapping[str, Tensor] | None = None) -> None:
+    """Writes a line for each validation and test image, or for each training image if there are no others.
+
+    Args:
+        plan: The plan of the run.
+        predictor: The network.
+        known: The logits of splits that are computed already.
+    """
     parts = {name: part for name, part in plan.splits.items() if name != "train"} or {"train": plan.splits["train"]}
-    logits = {plan.evaluated_on: found.logits}
+    logits = dict(known or {})
     for name in parts.keys() - logits.keys():
         with counting(predictor.network, "predictions", len(parts[name])):
             logits[name] = predictor.logits(parts[name], plan.request.workers)
