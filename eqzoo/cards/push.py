@@ -12,6 +12,7 @@ from ..hub import CONFIG_NAME, RESULTS_NAME, WEIGHTS_NAME, push
 from ..models.load import load_network
 from .card import render_card
 from .checkpoint import CARD_NAME, FIGURES, Checkpoint, check_name, read_checkpoint
+from .figures import write_figures
 
 ONNX_NAME = "model.onnx"
 # Without predictions.csv and trained_on.npy, which tell of the user's images.
@@ -27,8 +28,9 @@ def edited_card(folder: Path, checkpoint: Checkpoint) -> str | None:
     """The card of a folder if it is not the one that was rendered; None if it is, or without one."""
     path = folder / CARD_NAME
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    named = re.search(r"hf-hub:([\w.-]+/[\w.-]+)", text)
-    return None if text in ("", render_card(checkpoint, named[1] if named else None)) else text
+    # The repo that it was written for, if any, and one that the training started from may both be named.
+    named = dict.fromkeys(re.findall(r"hf-hub:([\w.-]+/[\w.-]+)", text))
+    return None if not text or any(text == render_card(checkpoint, each) for each in (None, *named)) else text
 
 
 def restate(
@@ -73,6 +75,8 @@ def restate(
         config["label_names"] = list(label_names)
     write_json(folder / CONFIG_NAME, config)
     write_json(folder / RESULTS_NAME, results)
+    if checkpoint or label_names:
+        write_figures(folder)
     if edited is None:
         write_card(folder)
 

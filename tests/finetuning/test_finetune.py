@@ -19,8 +19,8 @@ from PIL import Image, ImageOps
 
 import eqzoo
 from eqzoo import equivariance
-from eqzoo._common import parse_settings
-from eqzoo.cards import REPO_FILES, read_checkpoint, render_card
+from eqzoo._common import parse_settings, write_json
+from eqzoo.cards import REPO_FILES, read_checkpoint, render_card, write_card
 from eqzoo.cli import main as command_line
 from eqzoo.data import (
     Split,
@@ -116,6 +116,14 @@ def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, cap
         (shipped_folder() / "p4_cnn.rotmnist",),
     ):
         assert run(capsys, "publish", *words)[0] == 2, words
+    results = json.loads((folder / "results.json").read_text())
+    write_json(folder / "results.json", results | {"start": "hf-hub:own/p4_cnn.first"})
+    write_card(folder)
+    assert "hf-hub:own/p4_cnn.first" in (folder / "README.md").read_text()
+    assert run(capsys, "publish", folder, "--checkpoint", "p4_cnn.rotmnist")[0] == 0
+    card = (folder / "README.md").read_text()
+    assert "# p4_cnn.rotmnist" in card  # which is not another edit
+    assert "paper's number" not in card  # for other images
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"0")
     assert run(capsys, "publish", folder)[0] == 2
 
@@ -127,9 +135,19 @@ def test_numbered_classes_are_given_names(tmp_path, capsys):
     assert run(capsys, "publish", folder, "--label-names", "a", "b")[0] == 2
     assert run(capsys, "publish", folder, "--label-names", "a", "b", "b")[0] == 2
     names = NAMES[::-1]  # in another order than sorted
+    plain, axes = shutil.copytree(folder, tmp_path / "plain"), (folder / "confusion.png").read_bytes()
     assert run(capsys, "publish", folder, "--label-names", *names)[0] == 0
+    assert (folder / "confusion.png").read_bytes() != axes
     assert eqzoo.create_model(str(folder), pretrained=True).pretrained_cfg["label_names"] == list(names)
     assert json.loads(run(capsys, "compare", folder, folder, "--json")[1])["networks"] == before
+    for pair in ((folder, plain), (plain, folder)):
+        found = json.loads(run(capsys, "compare", *pair, "--json")[1])["networks"]
+        assert (found[1]["accuracy_difference"], found[1]["macro_f1_difference_interval"]) == (0, [0, 0])
+    # Predictions that were deleted are written again, and nothing else.
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "predictions.csv").unlink()
+    eqzoo.finetune("z2_cnn", splits, folder, epochs=1, pretrained=False, device="cpu")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
