@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data import load_image, other_formats, preprocess, unlabeled_images
+from ..data import lines_on_other_formats, load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.folder import images_below
 from ..evaluation import Predictor
@@ -71,7 +71,7 @@ def _images_of(path: str) -> Iterator[NamedImage]:
             yield NamedImage(f"{path}[{i}]", partial(_as_it_is, image, path), opacity=False)
         return
     files = [str(file) for file in images_below(Path(path))] if Path(path).is_dir() else [path]
-    for line in other_formats(path):
+    for line in lines_on_other_formats(path):
         print(f"eqzoo: {line}", file=sys.stderr)
     if not files:
         raise ValueError(f"no image in the folder {path}; images end in .png, .jpg, .tif, .webp and the like")

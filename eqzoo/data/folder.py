@@ -219,20 +219,28 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
 
     None for data of another kind.
     """
-    lines, folder = other_formats(data, part), folder_of(data, part)
-    if folder and (found := sorted({*images_below(folder)} - {*_files(Path(str(data)), part)})):
-        lines.append(
-            NamingLine(
-                f"images in {folder.name or folder} that are in none of its class folders are not read ({len(found):,}",
-                f", such as {found[0].relative_to(folder).as_posix()!r}",
-                "): if they have a class, move them into its folder",
+    lines, root, folder = lines_on_other_formats(data, part), folder_of(data), folder_of(data, part)
+    if not root or not folder:
+        return lines
+    splits = [split for name in _NAMES if (split := split_folder(folder, name))]
+    beside, loose = list[str](), list[str]()
+    for file in sorted({*images_below(folder)} - {*_files(root, part)}):
+        place = file.relative_to(folder)
+        is_beside = splits and len(place.parts) > 1 and folder / place.parts[0] not in splits
+        (beside if is_beside else loose).append(place.as_posix())
+    for files, where, what in (
+        (beside, f"folders of {folder.name} that are no splits", "those of splits are named train, val and test"),
+        (loose, f"{folder.name} that are in no class folder", "if they have a class, move them into its folder"),
+    ):
+        if files:
+            lines.append(
+                NamingLine(f"images in {where} are not read ({len(files):,}", f", such as {files[0]!r}", f"): {what}")
             )
-        )
     return lines
 
 
-def other_formats(data: object, part: str | None = None) -> list[str]:
-    """A line on files of image formats that are not read in a folder, or in its part ``part``."""
+def lines_on_other_formats(data: object, part: str | None = None) -> list[str]:
+    """At most one line, on files of image formats that are not read in a folder, or in its part ``part``."""
     folder = folder_of(data, part)
     found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES] if folder else []
     if not folder or not found:

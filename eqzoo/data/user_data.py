@@ -103,10 +103,9 @@ def labeled_images(
     file = stand_in(str(data).lower(), data_dir) if not path.is_dir() and str(data).lower() in CATALOG else path
     if file and is_npz(file):
         splits = npz(file, needs_train=False)
-        there = [name for name in _PARTS if part and _PARTS[name] in splits]
     elif not there:
         splits = read_images(data, side, channels, data_dir, download)
-    if splits.keys() - {"train"}:
+    if splits.keys() - {"train"} or (splits and part and not path.is_dir()):
         there = [name for name in _PARTS if _PARTS[name] in splits]
     if part is not None and part not in there:
         parts = f"only {' and '.join(there)}" if there else "they are not divided"

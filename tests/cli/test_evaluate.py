@@ -135,8 +135,8 @@ def test_the_test_images_are_taken_where_there_are_some(capsys, digits, tmp_path
         assert code == 2
         assert f"{data} has no val images, {said}" in err
     np.savez(tmp_path / "train.npz", x_train=images, y_train=np.arange(2))
-    for options in ((), ("--split", "train")):
-        assert run(capsys, "evaluate", "p4_cnn", tmp_path / "train.npz", "--rotated", 0, *options)[0] == 0
+    for split in (None, "train"):
+        assert eqzoo.evaluate("p4_cnn", tmp_path / "train.npz", split=split, rotated=0)["split"] == split
 
 
 def test_images_that_the_network_was_trained_on_are_counted(capsys, tmp_path):
@@ -252,9 +252,9 @@ def test_image_files_of_other_kinds_are_told(capsys, digits):
 def test_images_that_are_in_no_class_are_told(capsys, digits, tmp_path):
     shutil.copy(digits / "7" / "seven0.png", digits / "loose.png")
     (digits / "empty").mkdir()
-    said = f"images in {digits.name} that are in none of its class folders are not read (1, such as 'loose.png')"
+    said = f"images in {digits.name} that are in no class folder are not read (1, such as 'loose.png')"
     assert [note[: len(said)] for note in eqzoo.evaluate("p4_cnn", digits, rotated=0)["notes"]] == [said]
-    assert "class folders" not in run(capsys, "predict", digits, "--model", "p4_cnn")[2]
+    assert "class folder" not in run(capsys, "predict", digits, "--model", "p4_cnn")[2]
     (digits / "loose.png").unlink()
     splits = tmp_path / "splits"
     for part in ("train", "test"):
@@ -262,9 +262,9 @@ def test_images_that_are_in_no_class_are_told(capsys, digits, tmp_path):
     shutil.copytree(digits, splits / "unlabeled")
     shutil.copy(digits / "7" / "seven0.png", splits / "train" / "loose.png")
     assert eqzoo.evaluate("p4_cnn", splits, rotated=0)["notes"] == []  # of images that are not evaluated
-    told = files_left_out(splits)
-    assert len(told) == 1
-    assert f"({1 + len(images_below(digits))}, such as 'train/loose.png')" in told[0]
+    beside, loose = files_left_out(splits)
+    assert f"({len(images_below(digits))}, such as 'unlabeled/4/" in beside
+    assert "(1, such as 'train/loose.png')" in loose
 
 
 def test_no_image_is_rotated_if_none_is_to_be(capsys, digits):
