@@ -284,13 +284,13 @@ def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: b
     """The checkpoint to start from, or None for random weights."""
     if pretrained is False:
         return None
+    if not (pretrained or source.has_weights or (not source.config and "." in source.name)):  # nor asked for by a tag
+        print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
+        return None
     try:
         instantiate(source, pretrained=True)
     except WeightsNotFoundError as error:
         if pretrained:
             raise
-        if not source.config and "." in source.name:  # asked for by its tag
-            raise WeightsNotFoundError(f"{error}; --no-pretrained trains from random weights") from error
-        print(f"eqzoo: there are no weights for {name}; training from random ones", file=sys.stderr)
-        return None
+        raise WeightsNotFoundError(f"{error}; --no-pretrained trains from random weights") from error
     return name if source.config or not cfg.get("tag") else f"{cfg['architecture']}.{cfg['tag']}"

@@ -10,7 +10,7 @@ import timm
 from timm.models import build_model_with_cfg, register_model
 
 from ..groups import Group
-from .builder import per_channel
+from .builder import fits, per_channel
 from .load import ModelSource, is_own
 from .orbit import OrbitNet
 
@@ -100,7 +100,8 @@ def orbit_source(source: ModelSource, invariant: str | None, copies: int | None,
 
 
 def _wrapped(network: str, group: Group | str, copies: int | None, train_copies: int | None, **kwargs: Any) -> OrbitNet:
-    return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
+    with fits(None, network):
+        return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
 
 
 def _own_cfg(network: Any, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:

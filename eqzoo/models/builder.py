@@ -234,17 +234,16 @@ def fits(file: str | Path | None, subject: str) -> Iterator[None]:
     """Names the file of weights in errors of reading it, and says in one line what does not fit.
 
     Raises:
-        ConnectionError: If the weights are on the Hub alone, and it cannot be reached.
         ValueError: If the file cannot be read, or does not fit.
-        WeightsNotFoundError: If timm has no weights.
+        WeightsNotFoundError: If timm has no weights, or has them on the Hub, which cannot be reached.
     """
     try:
         yield
     except (SafetensorError, EOFError) as error:
         raise ValueError(f"{file} has no readable weights ({str(error) or 'it is empty'}); fetch it again") from error
     except LocalEntryNotFoundError as error:
-        raise ConnectionError(
-            f"the weights of {subject} are not on this machine, and the Hub, which has them, cannot be reached: {error}"
+        raise WeightsNotFoundError(
+            f"the weights of {subject} are not on this machine, and the Hub cannot be reached ({error})"
         ) from error
     except RuntimeError as error:
         if "No pretrained weights" in str(error):

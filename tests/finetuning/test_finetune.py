@@ -41,7 +41,7 @@ from eqzoo.finetuning import run as finetuning
 from eqzoo.finetuning.images import data_label
 from eqzoo.finetuning.plan import Plan
 from eqzoo.finetuning.rules import frozen_modules
-from eqzoo.hub import shipped_folder
+from eqzoo.hub import WeightsNotFoundError, shipped_folder
 from tests.cli.commands import run
 from tests.data.tiffs import tiff
 from tests.finetuning.shapes import NAMES, arrays, save_shapes, shape, shapes
@@ -639,6 +639,16 @@ def test_wrong_calls_are_errors_before_anything_is_written(tmp_path):
         with pytest.raises((ValueError, OSError), match=message):
             eqzoo.finetune(**call)
         assert not (tmp_path / "out").exists(), message
+
+
+def test_a_network_whose_weights_are_out_of_reach_is_not_trained_from_random_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("eqzoo.hub.shipped_folder", lambda: tmp_path)
+    for name in ("p4_cnn", "resnet10t"):
+        with pytest.raises(WeightsNotFoundError, match="; --no-pretrained trains from random weights"):
+            eqzoo.finetune(name, shapes(24), tmp_path / "out", device="cpu")
+        assert not (tmp_path / "out").exists()
 
 
 def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):

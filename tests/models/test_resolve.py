@@ -159,5 +159,7 @@ def test_arguments_of_a_checkpoint_stand_in_its_entry(monkeypatch):
 
 def test_weights_of_others_say_whose_they_are_without_the_hub(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConnectionError, match=r"the weights of resnet10t\.c3_in1k are not on this machine"):
-        eqzoo.create_model("resnet10t.c3_in1k", pretrained=True, cache_dir=tmp_path)
+    name = "resnet10t.c3_in1k"
+    for args in ({"model_name": name}, {"model_name": "orbitnet", "network": name, "group": "p4"}):
+        with pytest.raises(WeightsNotFoundError, match=rf"the weights of {name} are not on this machine"):
+            eqzoo.create_model(**args, pretrained=True, cache_dir=tmp_path)
