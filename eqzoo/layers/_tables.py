@@ -50,8 +50,8 @@ class KeepsTables(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         if local_metadata.get("assign_to_params_buffers"):
             of_layer = [value for key, value in state_dict.items() if key.startswith(prefix)]
-            device = next((x.device for x in (*of_layer, *state_dict.values()) if isinstance(x, Tensor)), None)
-            self.init_non_persistent_buffers(device)
+            shown = [x.device for x in (*of_layer, *state_dict.values()) if isinstance(x, Tensor)]
+            self.init_non_persistent_buffers(shown[0] if shown else torch.device("cpu"))
 
 
 def _buffer(values: np.ndarray[Any, Any], device: torch.device) -> Tensor:

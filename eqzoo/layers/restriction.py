@@ -59,7 +59,7 @@ class GroupRestriction(KeepsTables):
 
     def forward(self, x: Tensor) -> Tensor:
         check_field(self, x, None, self.source.order)
-        if self.poses.is_meta and not x.is_meta:  # load_state_dict(assign=True) shows it no tensor to follow
+        if self.poses.device != x.device:  # without weights of its own, load_state_dict(assign=True) moves it nowhere
             self.init_non_persistent_buffers(x.device)
         # The poses in the order of the cosets, each coset a field of its own.
         return laid_out_as(x, x.index_select(2, self.poses).unflatten(2, (-1, self.group.order)).flatten(1, 2))

@@ -125,6 +125,8 @@ def test_a_network_of_the_meta_device_takes_weights():
     with torch.device("meta"):
         empty = network().eval()
     empty.load_state_dict(whole.state_dict(), assign=True)
+    torch.testing.assert_close(empty.to("cpu")(x), whole(x))
+    empty[3].poses = empty[3].poses.to("meta")  # as of another device than the image
     torch.testing.assert_close(empty(x), whole(x))
 
 
