@@ -196,8 +196,9 @@ x = normalize(images, model.pretrained_cfg["mean"], model.pretrained_cfg["std"],
 
 def _results(checkpoint: Checkpoint) -> str:
     r, row = checkpoint.results, rows().get(checkpoint.name)
-    same = checkpoint.name.partition(".")[2].removesuffix("_aug") == r["data"]  # images of a user may have its name
-    row = row if row and same and row.error_text else None  # the paper prints no number of some networks
+    # A user may give a checkpoint any name, and the paper prints no number of some networks.
+    same = checkpoint.name.removesuffix("_aug") == f"{checkpoint.config['architecture']}.{r['data']}"
+    row = row if row and same and row.error_text else None
     table = [("", "here", "paper"), ("---",) * 3, *_accuracy_rows(checkpoint, row), *_rotation_rows(checkpoint)]
     table += _network_rows(checkpoint)
     columns = 2 if row is None else 3
