@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal that is not UTF-8 has no ± or ‖; names of files may be bytes that are no text.
-            sys.stdout.reconfigure(errors="surrogateescape" if _in_unicode() and os.name == "posix" else "replace")
+            bytes_are_kept = sys.stdout.encoding.lower().startswith("utf") and os.name == "posix"
+            sys.stdout.reconfigure(errors="surrogateescape" if bytes_are_kept else "replace")
         whole = parser()
         args = whole.parse_args(argv, argparse.Namespace(parser=whole))
         command = args.command
@@ -77,13 +78,13 @@ def _complain(command: str, error: str) -> None:
 
 
 def _json(data: Any) -> str:
-    """Strict JSON, without NaN, in letters that the output has; bytes that are no text are escaped."""
-    text = json.dumps(data, indent=2, ensure_ascii=not _in_unicode(), allow_nan=False)
-    return text if text.encode(errors="replace").decode() == text else json.dumps(data, indent=2)
-
-
-def _in_unicode() -> bool:
-    return (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    """Strict JSON, without NaN; in ASCII if the output has not all letters, or a file's name is no text."""
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(data, indent=2, allow_nan=False)
+    return text
 
 
 def parser() -> argparse.ArgumentParser:
