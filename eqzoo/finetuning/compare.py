@@ -55,7 +55,7 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
     paths = [Path(folder) for folder in folders]
     checkpoints = [read_checkpoint(path) for path in paths]
     classes = [[str(row["name"]) for row in checkpoint.results["classes"]] for checkpoint in checkpoints]
-    named = next((names for names in classes if not _numbered(names)), [])  # those of others may be numbers yet
+    named = next((names for names in classes if not _numbered(names)), [])  # those of others may still be numbers
     classes = [named if _numbered(names) and len(names) == len(named) else names for names in classes]
     found = [_read(*each) for each in zip(paths, checkpoints, classes, strict=True)]
     first = found[0]

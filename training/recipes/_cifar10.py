@@ -40,7 +40,7 @@ _GPU_VALUES: dict[str, Any] = MUON | {
 }
 
 
-def on_a_cpu(model: str, more: str, variant: str = "", **values: Any) -> dict[str, Entry]:
+def on_a_cpu(model: str, more: str, *, variant: str = "", **values: Any) -> dict[str, Entry]:
     """The recipe for a network; ``more`` says what the paper does."""
     values = _CPU_VALUES | values
     length = "one epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"

@@ -41,7 +41,7 @@ _CPU = (
     "The paper has SGD, a batch size of 128, 350 epochs, no augmentation, dropout of the image and of features, which "
     "is left out here, and 40,000 images for training."
 )
-_NO_DROPOUT = {"drop_rate": 0.0, "input_drop_rate": 0.0}
+_NO_DROPOUT = {"model_args": {"drop_rate": 0.0, "input_drop_rate": 0.0}}
 
 
 def _sgd(**values: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ RECIPES: dict[str, Entry] = {
     **family(("z2_allcnn", *ALLCNN_AUG), "cifar10", _ALLCNN, **_ALLCNN_VALUES),
     **on_a_gpu(("p4_allcnn",), "aug", _GPU.format(minutes=9.4), epochs=57, weight_decay=3e-2, channels_last=True),
     **on_a_gpu(("p4_alpha_f_allcnn",), "aug", _GPU.format(minutes=6.2), epochs=28, weight_decay=3e-2),
-    **on_a_cpu("z2_allcnn", _CPU, "aug", epochs=12, half_size_epochs=8, channels_last=True, model_args=_NO_DROPOUT),
+    **on_a_cpu("z2_allcnn", _CPU, variant="aug", epochs=12, half_size_epochs=8, channels_last=True, **_NO_DROPOUT),
     **family(ALLCNN_AUG[:2], "cifar10", _ALLCNN + _AUG, "aug_paper", augment="standard", **_ALLCNN_VALUES),
     **family(ALLCNN_AUG[2:], "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
     **family(("z2_resnet44", *RESNET_AUG), "cifar10", _RESNET, **_RESNET_VALUES),
