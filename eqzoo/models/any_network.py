@@ -59,8 +59,9 @@ def orbitnet(
             **kwargs,
         )
         return model
-    overlay = None if pretrained_cfg_overlay is None else dict(pretrained_cfg_overlay)
-    model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay, cache_dir=cache_dir, **kwargs)
+    overlay = dict(pretrained_cfg_overlay or {})
+    with fits(overlay.get("file"), network):
+        model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay or None, cache_dir=cache_dir, **kwargs)
     channels = kwargs.get("in_chans") or model.network.pretrained_cfg["input_size"][0]
     cfg = _own_cfg(model.network, channels, kwargs.get("img_size"))
     model.pretrained_cfg = cfg
@@ -100,8 +101,7 @@ def orbit_source(source: ModelSource, invariant: str | None, copies: int | None,
 
 
 def _wrapped(network: str, group: Group | str, copies: int | None, train_copies: int | None, **kwargs: Any) -> OrbitNet:
-    with fits(None, network):
-        return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
+    return OrbitNet(timm.create_model(network, **kwargs), group, copies, train_copies)
 
 
 def _own_cfg(network: Any, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:
