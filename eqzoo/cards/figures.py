@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def write_figures(folder: Path) -> None:
-    """Draws the figures of a checkpoint from its results.json and log.jsonl; none if matplotlib is missing."""
+    """Draws the figures of a checkpoint from its results.json and log.jsonl.
+
+    Without matplotlib none is drawn, and earlier ones that show the name or the classes, which may be others now, are
+    removed.
+    """
     results = json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8"))
     rows = RunDirectory(folder).rows()
     accuracies = {row["epoch"]: row["valid_accuracy"] for row in rows if not row.get("half_size")}
@@ -30,6 +34,8 @@ def write_figures(folder: Path) -> None:
             names = [row["name"] for row in results["classes"]]
             figures["confusion.png"] = plot_confusion(results["confusion"], names)
     except ImportError:
+        for name in ("rotation_curve.png", "confusion.png"):
+            (folder / name).unlink(missing_ok=True)
         return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # names of classes in any script

@@ -76,8 +76,6 @@ def restate(
     write_json(folder / CONFIG_NAME, config)
     write_json(folder / RESULTS_NAME, results)
     if checkpoint or label_names:
-        for figure in FIGURES:  # whose names are the old ones
-            (folder / figure).unlink(missing_ok=True)
         write_figures(folder)
     if edited is None:
         write_card(folder)

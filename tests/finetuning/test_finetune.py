@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -148,6 +149,12 @@ def test_numbered_classes_are_given_names(tmp_path, capsys):
     (folder / "predictions.csv").unlink()
     eqzoo.finetune("z2_cnn", splits, folder, epochs=1, pretrained=False, device="cpu")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+    # Figures of another name are not kept where they cannot be drawn anew.
+    with pytest.MonkeyPatch.context() as without_matplotlib:
+        without_matplotlib.setattr("eqzoo.cards.figures.plot_rotation_curve", Mock(side_effect=ImportError))
+        assert run(capsys, "publish", folder, "--checkpoint", "z2_cnn.other")[0] == 0
+    assert not (folder / "rotation_curve.png").exists()
+    assert "confusion.png" not in (folder / "README.md").read_text()
 
 
 def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
