@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..data import lines_on_other_formats, load_image, preprocess, unlabeled_images
+from ..data import load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
-from ..data.folder import images_below
+from ..data.folder import images_below, lines_on_other_formats
 from ..evaluation import Predictor
 from ..groups import Group, transform
 

@@ -4,7 +4,7 @@ from .arrays import npz, unlabeled_images
 from .augmentation import AUGMENTATIONS, augment, draw
 from .catalog import CATALOG, IMAGENET, DataSet, dataset
 from .datasets import load_splits
-from .folder import channels_found, files_left_out, folders_in_classes, image_folder, lines_on_other_formats
+from .folder import channels_found, files_left_out, folders_in_classes, image_folder
 from .held_out import check_apart, complete_splits, image_sources, source_counts
 from .images import load_image, normalize, pixels, preprocess
 from .rotated_mnist import rotmnist, rotmnist_from_amat
@@ -33,7 +33,6 @@ __all__ = [
     "image_folder",
     "image_sources",
     "labeled_images",
-    "lines_on_other_formats",
     "load_image",
     "load_splits",
     "native_sides",

@@ -215,10 +215,7 @@ def _leads_back(folder: Path) -> bool:
 
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
-    """Lines on image files of a folder, or of its part ``part``, that `image_folder` leaves out.
-
-    None for data of another kind.
-    """
+    """Lines on the images of a folder, or of its part ``part``, that `image_folder` leaves out; none for other data."""
     lines, root, folder = lines_on_other_formats(data, part), folder_of(data), folder_of(data, part)
     if not root or not folder:
         return lines
@@ -229,7 +226,7 @@ def files_left_out(data: object, part: str | None = None) -> list[str]:
         is_beside = splits and len(place.parts) > 1 and folder / place.parts[0] not in splits
         (beside if is_beside else loose).append(place.as_posix())
     for files, where, what in (
-        (beside, f"folders of {folder.name} that are no splits", "those of splits are named train, val and test"),
+        (beside, f"folders of {folder.name} beside its splits", "a split's folder is named train, val or test"),
         (loose, f"{folder.name} that are in no class folder", "if they have a class, move them into its folder"),
     ):
         if files:

@@ -42,7 +42,7 @@ class CachesFilters(nn.Module):
     In evaluation mode without gradients, the result of a method marked `cached` is reused until a parameter of the
     module is another tensor, of another version or in other memory. A forward pass with gradients, a step of a
     fused optimizer, `train`, `eval`, ``.to()`` and its like drop it. A write through ``.data`` changes no version, nor
-    does one to the vector whose parts `torch.nn.utils.vector_to_parameters` has made the parameters: call `eval` after
+    does one to a vector that `torch.nn.utils.vector_to_parameters` has made the parameters views of: call `eval` after
     one. Pruned and parametrized modules cache nothing, nor do graphs that are compiled, exported or traced.
     """
 
