@@ -115,7 +115,7 @@ def finetune(
         ValueError: If an image, a size, a class or a setting is invalid or without effect, the folder holds other
             files, or another command trains there.
         FileNotFoundError: If there are no such images.
-        WeightsNotFoundError: If weights are asked for and found nowhere.
+        WeightsNotFoundError: If weights are asked for and found nowhere, or there are some that cannot be fetched.
         ImportError: If the packages of the training loop are missing.
         OSError: If the folder cannot be written.
     """
