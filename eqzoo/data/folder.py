@@ -216,12 +216,12 @@ def _leads_back(folder: Path) -> bool:
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
     """Lines on the images of a folder, or of its part ``part``, that `image_folder` leaves out; none for other data."""
-    lines, root, folder = lines_on_other_formats(data, part), folder_of(data), folder_of(data, part)
-    if not root or not folder:
+    lines, folder = lines_on_other_formats(data, part), folder_of(data, part)
+    if not folder:
         return lines
     splits = [split for name in _NAMES if (split := split_folder(folder, name))]
     beside, loose = list[str](), list[str]()
-    for file in sorted({*images_below(folder)} - {*_files(root, part)}):
+    for file in sorted({*images_below(folder)} - {*_files(folder)}):
         place = file.relative_to(folder)
         is_beside = splits and len(place.parts) > 1 and folder / place.parts[0] not in splits
         (beside if is_beside else loose).append(place.as_posix())

@@ -434,16 +434,17 @@ def test_an_output_that_is_not_utf_8_gets_what_it_can_show(monkeypatch, option):
 
 
 def test_names_of_files_that_are_no_text_are_kept(monkeypatch):
-    names = [os.fsdecode(b"caf\xe8.png"), os.fsdecode(b"caf\xe9.png"), "é"]
-    answer = Answer("\n".join(names), {"files": names})
-    monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", lambda args: answer)
-    for option in ([], ["--json"]):
+    bytes_of = [os.fsdecode(b"caf\xe8.png"), os.fsdecode(b"caf\xe9.png"), "é"]
+    for names, option in ((bytes_of, []), (bytes_of, ["--json"]), (["é"], ["--json"])):
+        answer = Answer("\n".join(names), {"files": names})
+        monkeypatch.setattr(importlib.import_module("eqzoo.cli.list"), "run", lambda args, answer=answer: answer)
         terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         monkeypatch.setattr(sys, "stdout", terminal)
         assert command_line.main(["list", *option]) == 0
         said = terminal.buffer.getvalue()
         found = json.loads(said)["files"] if option else os.fsdecode(said).splitlines()
         assert found == names
+    assert "é".encode() in said  # JSON is in ASCII only where it has to be
 
 
 @pytest.fixture
