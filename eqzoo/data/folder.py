@@ -2,7 +2,7 @@
 
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
@@ -216,39 +216,36 @@ def _leads_back(folder: Path) -> bool:
 
 def files_left_out(data: object, part: str | None = None) -> list[str]:
     """Lines on the images of a folder, or of its part ``part``, that `image_folder` leaves out; none for other data."""
-    lines, folder = lines_on_other_formats(data, part), folder_of(data, part)
-    if not folder:
-        return lines
+    if not (folder := folder_of(data, part)):
+        return []
     splits = [split for name in _NAMES if (split := split_folder(folder, name))]
     beside, loose = list[str](), list[str]()
     for file in sorted({*images_below(folder)} - {*_files(folder)}):
         place = file.relative_to(folder)
         is_beside = splits and len(place.parts) > 1 and folder / place.parts[0] not in splits
         (beside if is_beside else loose).append(place.as_posix())
-    for files, where, what in (
-        (beside, f"folders of {folder.name} beside its splits", "a split's folder is named train, val or test"),
-        (loose, f"{folder.name} that are in no class folder", "if they have a class, move them into its folder"),
-    ):
-        if files:
-            lines.append(
-                NamingLine(f"images in {where} are not read ({len(files):,}", f", such as {files[0]!r}", f"): {what}")
-            )
-    return lines
+    name, move = folder.name or folder, "if they have a class, move them into its folder"
+    return [
+        *lines_on_other_formats(data, part),
+        *_unread(f"images in folders of {name} beside its splits", beside, "name a split's folder train, val or test"),
+        *_unread(f"images in {name} that are in no class folder", loose, move),
+    ]
 
 
 def lines_on_other_formats(data: object, part: str | None = None) -> list[str]:
     """At most one line, on files of image formats that are not read in a folder, or in its part ``part``."""
-    folder = folder_of(data, part)
-    found = [path for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES] if folder else []
-    if not folder or not found:
+    if not (folder := folder_of(data, part)):
         return []
-    return [
-        NamingLine(
-            f"files of other image formats in {folder.name or folder} are not read ({len(found):,}",
-            f", such as {found[0].name!r}",
-            "): convert what is to be among the images to .png, .jpg, .tif or .webp",
-        )
-    ]
+    found = [path.name for path in _below(folder) if path.suffix.lower() in _OTHER_IMAGES]
+    convert = "convert what is to be among the images to .png, .jpg, .tif or .webp"
+    return _unread(f"files of other image formats in {folder.name or folder}", found, convert)
+
+
+def _unread(subject: str, files: Sequence[str], advice: str) -> list[str]:
+    """A line on files that are not read, or none if there are none."""
+    if not files:
+        return []
+    return [NamingLine(f"{subject} are not read ({len(files):,}", f", such as {files[0]!r}", f"): {advice}")]
 
 
 def _hidden(name: str) -> bool:
