@@ -57,8 +57,9 @@ RECIPES: dict[str, Entry] = {
     **on_a_gpu(("p4_allcnn",), "aug", _GPU.format(minutes=9.4), epochs=57, weight_decay=3e-2, channels_last=True),
     **on_a_gpu(("p4_alpha_f_allcnn",), "aug", _GPU.format(minutes=6.2), epochs=28, weight_decay=3e-2),
     **on_a_cpu("z2_allcnn", _CPU, variant="aug", epochs=12, half_size_epochs=8, channels_last=True, **_NO_DROPOUT),
-    **family(ALLCNN_AUG[:2], "cifar10", _ALLCNN + _AUG, "aug_paper", augment="standard", **_ALLCNN_VALUES),
-    **family(ALLCNN_AUG[2:], "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
+    **on_a_cpu("p4m_allcnn", _CPU, variant="aug", epochs=12, half_size_epochs=8, channels_last=True, **_NO_DROPOUT),
+    **family(ALLCNN_AUG[:3], "cifar10", _ALLCNN + _AUG, "aug_paper", augment="standard", **_ALLCNN_VALUES),
+    **family(ALLCNN_AUG[3:], "cifar10", _ALLCNN + _AUG, "aug", augment="standard", **_ALLCNN_VALUES),
     **family(("z2_resnet44", *RESNET_AUG), "cifar10", _RESNET, **_RESNET_VALUES),
     **family(RESNET_AUG, "cifar10", _RESNET + _AUG, "aug", augment="standard", **_RESNET_VALUES),
     **family(
