@@ -2,9 +2,10 @@
 
 A row is a network on a data set: fine-tuned from its best start for some minutes of one core, and evaluated once on
 test images, also under all 8 rotations and reflections, and with the mean over these. The side of the images is the
-one that is best on validation images after the fewest minutes; rows of more minutes and further seeds keep it. Rows
-that `docs/benchmarks/real_sets.json` has are kept, so that a run goes on where another ended; `--only TEXT ...` makes
-those whose name has one of the texts. FILE holds the ImageNet weights of EfficientNet-Lite0 in timm's names.
+one that is best on validation images after the fewest minutes; rows of more minutes and further seeds keep it. Further
+seeds have as many epochs as the first, on any machine. Rows that `docs/benchmarks/real_sets.json` has are kept, so that
+a run goes on where another ended; `--only TEXT ...` makes those whose name has one of the texts. FILE holds the
+ImageNet weights of EfficientNet-Lite0 in timm's names.
 """
 
 import argparse
@@ -27,9 +28,11 @@ from eqzoo._common import write_json
 from eqzoo.cards import training_results
 from eqzoo.data import Split, load_splits
 from eqzoo.data.splits import part_of
+from eqzoo.engine.speed import AUTOMATIC
 from eqzoo.evaluation import Predictor, sample
 from eqzoo.evaluation.metrics import scores
 from eqzoo.finetuning.plan import Request, make_plan, with_speed
+from eqzoo.finetuning.rules import fine_tuning_recipe
 from eqzoo.finetuning.run import train_plan
 from eqzoo.groups import P4M
 
@@ -96,10 +99,14 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         name = "{}/{}/{:g} minutes/{} a class/seed {}".format(*key)
         if name in found or not any(text in name for text in args.only):
             continue
-        shortest = found.get(f"{key[0]}/{key[1]}/{min(args.minutes):g} minutes/{key[3]} a class/seed 0")
+        first, shortest = (
+            found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], minutes, key[3]))
+            for minutes in (key[2], min(args.minutes))
+        )
         sides = (shortest["side"],) if shortest else NETWORKS[key[1]][2]
+        epochs = first["epochs"] if first else None
         command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights, "--cache", cache]
-        command += ["--row", json.dumps([*key, sides])]
+        command += ["--row", json.dumps([*key, sides, epochs])]
         ran = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
         found[name] = json.loads(ran.stdout.splitlines()[-1])
         write_json(PAGE, {"rows": found})
@@ -118,7 +125,7 @@ def draw(minutes: float) -> None:
     for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):
         for network, sets in found.items():
             if data in sets:
-                cost = 1000 / mean_of(sets[data], "predictions_per_second")
+                cost = 1000 / sets[data][0]["predictions_per_second"]  # all on one machine
                 color = colors[network.removesuffix(", 8 copies")]
                 fill = "none" if network.endswith("8 copies") else "full"
                 marker = "o" if "_" in network else "^"
@@ -138,11 +145,15 @@ def row(
     images: int,
     seed: int,
     sides: Sequence[int],
+    epochs: int | None,
     folder: Path,
     weights: Path,
     cache: Path,
 ) -> dict[str, Any]:
-    """The results of a network on a data set, at the side that is best on validation images."""
+    """The results of a network on a data set, at the side that is best on validation images.
+
+    Without a number of epochs these are as many as fit into the minutes.
+    """
     torch.set_num_threads(1)
     start, options, _ = NETWORKS[network]
     kind = "land" if data in LAND else "cells" if data in CELLS else ""
@@ -156,17 +167,20 @@ def row(
         splits = read(data, folder, side, images, cache)
         test = splits.pop("test")
         with tempfile.TemporaryDirectory() as output:
-            trained.append((*tuned(Request(name, splits, Path(output) / "run", size=side, **settings)), test))
+            trained.append((*tuned(Request(name, splits, Path(output) / "run", size=side, **settings), epochs), test))
     model, found, test = max(trained, key=lambda each: each[1]["valid_accuracy"])
     return found | evaluated(model, test)
 
 
-def tuned(request: Request) -> tuple[nn.Module, dict[str, Any]]:
+def tuned(request: Request, epochs: int | None) -> tuple[nn.Module, dict[str, Any]]:
     """A fine-tuned network and its facts. Minutes are of processor time, which other work does not change."""
     began = time.process_time()
     plan = make_plan(request)
     with plan.directory.locked():
         plan = with_speed(plan, {}, time.process_time)
+        if epochs:
+            measured = {key: getattr(plan.recipe, key) for key in AUTOMATIC} | {"epochs": epochs}
+            plan = replace(plan, recipe=fine_tuning_recipe(plan, measured))
         model = train_plan(plan)
     found = training_results(plan.directory.rows(), model)
     return model, {
