@@ -17,6 +17,8 @@ from ._padding import PaddingMode, padded
 from ._plain import plain_conv2d
 from ._tables import KeepsTables
 
+_MOST_PARTS = 4  # that are convolved one by one; more of them are faster at once
+
 
 class _OrbitConv2d(KeepsTables, CachesFilters):
     """Base class of lifting, group and depthwise convolutions: parameters, filter bank and fusing."""
@@ -102,6 +104,15 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
 
     def _grouped(self, x: Tensor, padding: int) -> Tensor:
         """Each part of the fields for itself; the planes of a part are neighbors only where channels come first."""
+        if self.in_field == "regular" and self.groups <= _MOST_PARTS:
+            fields, weights = x.chunk(self.groups, 1), self.weight.chunk(self.groups)
+            if through_irreps(fields[0], weights[0], self.group):
+                biases = [None] * self.groups if self.bias is None else self.bias.chunk(self.groups)
+                parts = [
+                    group_conv2d(*part, self.group, self.stride, padding, self.dilation)
+                    for part in zip(fields, weights, biases, strict=True)
+                ]
+                return laid_out_as(x, torch.cat(parts, 1))
         planes = x.flatten(1, 2) if x.ndim == 5 else x
         y = F.conv2d(planes, self.filters(), self.expanded_bias(), self.stride, padding, self.dilation, self.groups)
         field = from_planes(y.contiguous(), self.out_channels, self.group.order, channels_last=False)
@@ -195,8 +206,8 @@ class GroupConv2d(_OrbitConv2d):
         bias: Whether to add a bias, one per field.
         exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
         groups: The number of equal parts of the fields, each of which gives as many of the output fields, as in
-            `torch.nn.Conv2d`; not to be mistaken for ``group``. Filters are always expanded then (see
-            `eqzoo.ops.group_conv2d`), and channels-last fields are copied.
+            `torch.nn.Conv2d`; not to be mistaken for ``group``. The filters of more than four parts are always
+            expanded (see `eqzoo.ops.group_conv2d`), and channels-last fields are copied.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
 
     Shape:

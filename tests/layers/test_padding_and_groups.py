@@ -11,6 +11,7 @@ import eqzoo
 from eqzoo.equivariance import equivariance_error
 from eqzoo.groups import P4, P4M, Z2M, cyclic
 from eqzoo.layers import DepthwiseGroupConv2d, GroupConv2d, GroupPool, LiftingConv2d
+from eqzoo.ops import use_backend
 from tests.layers import reference
 
 GROUPS = [Z2M, cyclic(2), P4, P4M]
@@ -56,8 +57,9 @@ def test_a_depthwise_layer_is_its_equation(group, stride, dilation, mode):
     torch.testing.assert_close(layer(x), torch.stack(columns, 1), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("backend", ["expanded", "irreps"])
 @pytest.mark.parametrize("last", [False, True])
-def test_each_part_of_the_fields_is_convolved_for_itself(last):
+def test_each_part_of_the_fields_is_convolved_for_itself(last, backend):
     conv = GroupConv2d(P4, 6, 9, 3, padding=1, groups=3)
     assert conv.weight.shape == (9, 2 * 4, 3, 3)
     x, parts = field(P4, 6, 8, 8, last=last), []
@@ -65,7 +67,9 @@ def test_each_part_of_the_fields_is_convolved_for_itself(last):
         alone = GroupConv2d(P4, 2, 3, 3, padding=1)
         alone.load_state_dict({"weight": conv.weight[3 * k : 3 * k + 3], "bias": conv.bias[3 * k : 3 * k + 3]})
         parts.append(alone(x[:, 2 * k : 2 * k + 2]))
-    y = conv(x)
+    with use_backend(backend), torch.profiler.profile() as profile:
+        y = conv(x)
+    assert sum(event.name == "eqzoo::group_conv2d" for event in profile.events()) == 3 * (backend == "irreps")
     torch.testing.assert_close(y, torch.cat(parts, 1), rtol=0, atol=1e-13)
     assert (y.stride(1) == 1) == last  # the layout stays
     assert conv.weight.abs().max() <= 1 / np.sqrt(2 * 4 * 9)
