@@ -40,10 +40,11 @@ class CachesFilters(nn.Module):
     """Base class of layers that build filter banks from their parameters.
 
     In evaluation mode without gradients, the result of a method marked `cached` is reused until a parameter of the
-    module is another tensor, of another version or in other memory. A forward pass with gradients, a step of a
-    fused optimizer, `train`, `eval`, ``.to()`` and its like drop it. A write through ``.data`` changes no version, nor
-    does one to a vector that `torch.nn.utils.vector_to_parameters` has made the parameters views of: call `eval` after
-    one. Pruned and parametrized modules cache nothing, nor do graphs that are compiled, exported or traced.
+    module is another tensor, of another version or in other memory. A forward pass with gradients, a step of any
+    optimizer, `train`, `eval`, ``.to()`` and its like drop it. A write through ``.data`` changes no version, nor does
+    one to a vector that `torch.nn.utils.vector_to_parameters` has made the parameters views of: call `eval` after one,
+    unless it follows a step of an optimizer, as that of a moving average does. Pruned and parametrized modules cache
+    nothing, nor do graphs that are compiled, exported, traced or captured.
     """
 
     def train(self, mode: bool = True) -> Self:
@@ -80,18 +81,16 @@ def cached(method: _Method) -> _Method:
 
 
 @torch.compiler.disable
-def _drop_changed(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Drops what was built from parameters that a fused optimizer has changed, as it leaves their versions alone."""
-    if not _CACHE or not any(group.get("fused") for group in optimizer.param_groups):
-        return
-    changed = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    for reference in _CACHE.keyrefs():  # a list: other threads may add modules
-        module = reference()
-        if module is not None and not changed.isdisjoint(module._parameters.values()):
-            _CACHE.pop(module, None)
+def _drop_all(*_: Any) -> None:
+    """Drops everything, behind a step of an optimizer.
+
+    Fused ones leave the versions of parameters alone, and so do moving averages that are updated through ``.data``
+    then, of networks in evaluation mode; compiled forward passes run no Python that could drop anything.
+    """
+    _CACHE.clear()
 
 
-register_optimizer_step_post_hook(_drop_changed)  # compiled forward passes run no Python that could drop it
+register_optimizer_step_post_hook(_drop_all)
 
 
 def _may_cache(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
@@ -101,6 +100,8 @@ def _may_cache(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
         return False  # in place of a parameter, as pruning and hypernetworks have it
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
+    if parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        return False  # the graph would read the memory of what is dropped later
     graph = torch.is_grad_enabled()
     return all(
         type(p) is nn.Parameter and not (graph and p.requires_grad) and not p.is_inference() and not p.is_meta

@@ -24,6 +24,24 @@ def test_networks_are_those_of_the_cpu(name):
     assert (found - expected).norm() < bound < 1e-2 * expected.norm()
 
 
+def test_a_recorded_network_outlives_the_training_of_another():
+    """The step of any optimizer drops the filters that are kept; a graph has its own."""
+    model, x = trained_like("p4_cnn")
+    model, x = model.cuda(), x.cuda()
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        expected = model(x)
+        with torch.cuda.graph(graph):
+            found = model(x)
+    other = torch.nn.Linear(2, 2).cuda()
+    other(torch.ones(1, 2, device="cuda")).sum().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+    torch.cuda.empty_cache()
+    torch.full((1 << 24,), torch.nan, device="cuda")
+    graph.replay()
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_gradients_are_those_of_the_cpu(name):
     model, x = trained_like(name)
