@@ -44,9 +44,9 @@ class PointwiseConv2d(nn.Conv2d):
             # Poses and columns are merged into one axis, a view: a 1 x 1 kernel does not cross its borders.
             y = with_channels_last(super().forward(group_last(x).flatten(3)))
             return y.unflatten(3, (-1, self.group.order)).permute(0, 1, 4, 2, 3)
-        # Poses and rows are merged into one axis, a view again.
-        y = super().forward(x.flatten(2, 3))
-        return y.unflatten(2, x.shape[2:4])
+        # Rows and columns are merged into one axis, a view again.
+        y = super().forward(x.flatten(3))
+        return y.unflatten(3, x.shape[3:])
 
     def extra_repr(self) -> str:
         return f"{self.group.name}, {super().extra_repr()}"

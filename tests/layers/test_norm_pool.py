@@ -16,6 +16,8 @@ from eqzoo.layers import (
     GroupBatchNorm2d,
     GroupPool,
     HalvingPool2d,
+    LiftingConv2d,
+    PointwiseConv2d,
     SpatialAdaptiveAvgPool2d,
     SpatialPool2d,
     Upsample2d,
@@ -146,9 +148,12 @@ def test_upsampling_is_exact_to_any_side(sides):
     assert torch.equal(layer(x, 9), layer(x, (9, 9)))
 
 
+@pytest.mark.parametrize("behind", ["nothing", "a pointwise convolution"])
 @pytest.mark.parametrize("reduce", ["max", "avg"])
-def test_halving_is_exported_for_sides_of_either_parity(reduce):
+def test_halving_is_exported_for_sides_of_either_parity(reduce, behind):
     pool, sides = HalvingPool2d(P4, reduce), {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
+    if behind != "nothing":
+        pool = nn.Sequential(LiftingConv2d(P4, 3, 4, 1), pool, PointwiseConv2d(P4, 4, 2)).eval()
     program = torch.export.export(pool, (torch.zeros(1, 3, 8, 8),), dynamic_shapes=(sides,))
     for height, width in ((8, 8), (7, 9), (5, 12), (10, 11)):
         x = torch.randn(1, 3, height, width)
