@@ -1,5 +1,6 @@
 """Checks of a layer's input: its shape, and the sizes at which strided windows are equivariant."""
 
+import operator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +26,17 @@ class SizeError(ValueError):
 
     def __str__(self) -> str:
         return ". ".join(part for part in (self.reason, self.remedy) if part)
+
+
+def check_arguments(group: Group, **numbers: int) -> None:
+    """Raises TypeError unless the group is one and the others, which are named in the error, are whole numbers."""
+    if not isinstance(group, Group):
+        raise TypeError(f"the first argument is a group, such as eqzoo.P4 or eqzoo.Group(4); got {group!r}")
+    for name, value in numbers.items():
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} is one whole number; got {value!r}") from None
 
 
 def check_field(layer: nn.Module, x: Tensor, channels: int | None, order: int | None) -> None:

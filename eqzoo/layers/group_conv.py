@@ -11,7 +11,7 @@ from ..groups import Field, Group, orbit_array
 from ..ops import expand_filters, group_conv2d
 from ..ops.group_conv import through_irreps
 from ._cache import CachesFilters, cached
-from ._checks import check_field, check_size, with_size_check
+from ._checks import check_arguments, check_field, check_size, with_size_check
 from ._layout import from_planes, is_channels_last, laid_out_as, to_planes
 from ._padding import PaddingMode, padded
 from ._plain import plain_conv2d
@@ -41,7 +41,10 @@ class _OrbitConv2d(KeepsTables, CachesFilters):
         padding_mode: PaddingMode = "zeros",
     ) -> None:
         super().__init__()
-        if in_channels % groups or out_channels % groups:  # it may divide the planes, and part the poses of a field
+        check_arguments(
+            group, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, groups=groups
+        )
+        if groups < 1 or in_channels % groups or out_channels % groups:  # what divides the planes may part poses
             raise ValueError(f"groups divides the channels, {in_channels} and {out_channels}; got {groups}")
         self.group = group
         self.in_channels = in_channels
@@ -215,6 +218,8 @@ class GroupConv2d(_OrbitConv2d):
         ``(C', C / groups · |H|, k, k)``, read as ``(C', C / groups, |H|, k, k)``.
 
     Raises:
+        TypeError: If ``group`` is no `Group`, or ``kernel_size``, ``stride``, ``padding``, ``dilation`` or ``groups``
+            no whole number.
         ValueError: If the group does not map the pixel grid onto itself, or ``groups`` does not divide the channels.
         SizeError: If the image is smaller than the window, or the stride samples other pixels of a rotated input:
             ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.

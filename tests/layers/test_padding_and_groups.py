@@ -1,6 +1,7 @@
 """Convolutions of parts of the fields, of one field each, and with other pixels than zeros around the image."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -121,10 +122,24 @@ def test_a_wrong_part_of_the_fields_breaks_equivariance():
     assert equivariance_error(ByPose(P4, 4, 4, 3, padding=1, groups=2, bias=False), field(P4, 4, 6, 6)) > 0.1
 
 
-@pytest.mark.parametrize(("channels", "groups"), [(6, 4), (2, 4)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("kernel_size", (3, 3)), ("padding", "same"), ("stride", 2.0), ("dilation", (1, 1))]
+)
+def test_torchs_other_forms_of_arguments_are_named(name, value):
+    options = {"kernel_size": np.int64(3), "padding": 1, name: value}
+    for kind, channels in ((GroupConv2d, (2, 2)), (LiftingConv2d, (2, 2)), (DepthwiseGroupConv2d, (2,))):
+        layer = partial(kind, P4, *channels)
+        layer(kernel_size=np.int64(3))
+        with pytest.raises(TypeError, match=name):
+            layer(**options)
+    with pytest.raises(TypeError, match="'p4'"):
+        GroupConv2d("p4", 2, 2, 3)
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(6, 4), (2, 4), (2, 0)])
 def test_groups_divide_the_fields(channels, groups):
     """Four groups divide the eight planes of two fields, and would part their poses."""
-    with pytest.raises(ValueError, match=f"groups divides the channels, 4 and {channels}; got 4"):
+    with pytest.raises(ValueError, match=f"groups divides the channels, 4 and {channels}; got {groups}"):
         GroupConv2d(P4, 4, channels, 3, groups=groups)
 
 
