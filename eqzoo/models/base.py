@@ -133,6 +133,8 @@ class EquivariantNet(nn.Module):
     ) -> list[int]:
         """Removes the blocks after the last requested feature, and the head; returns the indices of the features.
 
+        Call `forward_intermediates` then: where the head has layers of its own, `forward` fails.
+
         Args:
             indices: The features, as those of `forward_intermediates`.
             prune_norm: Whether to remove the final norm too, where there is one: no feature is behind it.
@@ -214,7 +216,10 @@ class EquivariantNet(nn.Module):
         return set()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recomputes the blocks in the backward pass, which saves memory and takes time."""
+        """Recomputes the blocks in the backward pass, which saves memory and takes time.
+
+        As in timm, batch norms there update their running statistics twice in a step.
+        """
         self.grad_checkpointing = enable
 
     def _checkpointed(self, blocks: Iterable[nn.Module], x: Any) -> Any:
