@@ -78,9 +78,12 @@ def orbit_source(source: ModelSource, invariant: str | None, copies: int | None,
         weights: A file of weights in timm's names to start from, .safetensors or .pth; None for timm's own.
 
     Raises:
+        FileNotFoundError: If there is no such file of weights.
         ValueError: If the network is that of a folder, whose config.json says what it is already, or there are copies
             without a group.
     """
+    if weights is not None and not weights.is_file():
+        raise FileNotFoundError(f"no file of weights at {weights}")
     own = source.architecture == "orbitnet" or is_own(source.architecture)
     if own and invariant is None and copies is None and weights is None:
         return source

@@ -122,6 +122,9 @@ def test_other_weights_are_another_run(trained, tmp_path):
 
 
 def test_a_finished_run_keeps_what_was_written_since(trained):
+    for network in ("test_efficientnet", "p4m_resnet_s"):
+        with pytest.raises(FileNotFoundError, match=r"nosuch\.pth"):
+            make_plan(Request(network, splits, tmp_path / "out", weights=tmp_path / "nosuch.pth"))
     found, splits = trained
     folder = found["plain"].folder
     card = folder / "README.md"
