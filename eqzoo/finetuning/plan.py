@@ -250,7 +250,9 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
     train = images.splits["train"]
     before = RunDirectory(Path(request.output)).saved()
     before = before if "data" in before else {}  # of another kind of run, which is refused later
-    name = source.timm_name if Path(source.name).is_dir() else source.name
+    name = _name(source)
+    if before.get("name") in (source.name, source.timm_name):
+        name = before["name"]  # earlier versions wrote the whole path
     start = before["start"] if before and request.pretrained is None else _start(source, name, cfg, request.pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(images.splits))))
     if len(classes) < 2:
@@ -278,6 +280,14 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
         "split_by": request.source_of_splits,
         "minutes": request.minutes,
     }
+
+
+def _name(source: ModelSource) -> str:
+    """What the run calls its start: of a path the last folder, as those around it may name persons."""
+    path = Path(source.name.removeprefix("local-dir:")).resolve()
+    if path.is_file():
+        return f"{path.parent.name}/{path.name}"
+    return f"local-dir:{path.name}" if path.is_dir() and source.config else source.name
 
 
 def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: bool | None) -> str | None:

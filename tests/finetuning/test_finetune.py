@@ -281,7 +281,10 @@ def test_a_folder_or_hub_set_with_the_name_of_a_public_data_set_is_another_set(t
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
     call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
     same = eqzoo.finetune(str(tuned.folder), tuned.images, tmp_path / "same", **call)
-    assert same.results["start"] == f"local-dir:{tuned.folder}"
+    assert same.results["start"] == f"local-dir:{tuned.folder.name}"
+    for name in REPO_FILES:  # which are uploaded, without the folders around
+        path = same.folder / name
+        assert not path.is_file() or str(tuned.folder.parent).encode() not in path.read_bytes(), name
     first = eqzoo.create_model(f"local-dir:{tuned.folder}", pretrained=True)
     torch.testing.assert_close(same.model.head.weight, first.head.weight)  # of the same classes, so it is kept
     (renamed := shutil.copytree(tuned.images, tmp_path / "renamed") / "bar").rename(renamed.with_name("stick"))
@@ -327,8 +330,12 @@ def test_a_run_is_not_resumed_from_a_start_that_was_trained_anew(tuned, tmp_path
             eqzoo.finetune(name, tuned.images, runs[kind], **call)
     assert (runs["folder"] / "trained_on.npy").read_bytes() == seen
     path = runs["folder"] / "training.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "weights_sha256"}))
-    eqzoo.finetune(start, tuned.images, runs["folder"], **call)  # of a version that did not record it
+    saved = json.loads(path.read_text())
+    assert saved["name"] == "local-dir:start"
+    old = {k: v for k, v in saved.items() if k != "weights_sha256"} | {"name": f"local-dir:{start}"}
+    path.write_text(json.dumps(old))
+    eqzoo.finetune(start, tuned.images, runs["folder"], **call)  # of a version that recorded the path instead
+    assert json.loads((runs["file"] / "training.json").read_text())["name"] == "start/model.safetensors"
 
 
 def test_a_run_in_a_folder_called_like_its_network_goes_on(tuned, tmp_path, monkeypatch):
