@@ -384,6 +384,8 @@ def load_network(
     found = resolve(text) if model is None else resolve(model, text)
     trained = model is not None or (found.has_weights if pretrained is None else pretrained)
     network = instantiate(found, trained) if model is None else create_model(model, checkpoint_path=text)
+    if trained and model is None and found.folder and (found.folder / "state.pt").is_file():
+        print(f"eqzoo: the training in {found.folder} has not ended, so its weights may change", file=sys.stderr)
     if not isinstance(network, EquivariantNet | OrbitNet):
         raise ValueError(f"{text} is a {type(network).__name__}, which is not a network of this package")
     return LoadedNetwork(network.eval(), found, trained)

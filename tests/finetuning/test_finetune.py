@@ -256,13 +256,17 @@ def test_what_config_json_says_yields_to_what_is_asked_and_is_of_one_network(tun
     assert (other.num_classes, other.pretrained_cfg["label_names"]) == (5, None)
 
 
-def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys):
+def test_info_of_a_checkpoint_has_its_own_results(tuned, capsys, tmp_path):
     results = json.loads((tuned.folder / "results.json").read_text())
     for name in (tuned.folder, f"local-dir:{tuned.folder}"):
         (entry,) = json.loads(run(capsys, "info", name, "--json")[1])["checkpoints"]
         assert (entry["name"], entry["classes"]) == (results["checkpoint"], list(NAMES))
         assert entry["results"] == results
         assert entry["where"] == str(tuned.folder / "model.safetensors")
+    assert "not ended" not in run(capsys, "check", tuned.folder)[2]
+    interrupted = shutil.copytree(tuned.folder, tmp_path / "interrupted")
+    (interrupted / "state.pt").touch()
+    assert "not ended" in run(capsys, "check", interrupted)[2]
     assert ", ".join(NAMES) in run(capsys, "info", tuned.folder)[1]
     assert run(capsys, "check", tuned.folder / "model.safetensors")[0] == 0
 
