@@ -18,8 +18,8 @@ def run(args: argparse.Namespace) -> Answer:
         ["accuracy, difference to the first", "", *(_difference(row, "accuracy") for row in rows[1:])],
         ["mean F1, difference to the first", "", *(_difference(row, "macro_f1") for row in rows[1:])],
         ["p-value of McNemar's test", "", *(f"{row['p_value']:.2g}" for row in rows[1:])],
-        ["same class at all 90° rotations", *(f"{row['same_class_at_all_quarter_rotations']:.2f} %" for row in rows)],
-        ["lowest accuracy over the angles", *(f"{row['lowest_over_angles']:.2f} %" for row in rows)],
+        ["same class at all 90° rotations", *(_of(row, "same_class_at_all_quarter_rotations") for row in rows)],
+        ["lowest accuracy over the angles", *(_of(row, "lowest_over_angles", "images_over_angles") for row in rows)],
         ["predictions a second", *(f"{row['images_per_second']:,.0f}" for row in rows)],
         ["weights", *(f"{row['megabytes']:g} MB" for row in rows)],
         ["training", *(f"{row['training_minutes']:g} minutes" for row in rows)],
@@ -30,6 +30,10 @@ def run(args: argparse.Namespace) -> Answer:
         if row["other_pixels"]
     ]
     return Answer("\n".join([table(lines), *notes]), {"networks": rows})
+
+
+def _of(row: dict[str, Any], key: str, count: str = "rotated_images") -> str:
+    return f"{row[key]:.2f} %, of {row[count]:,}"
 
 
 def _difference(row: dict[str, Any], key: str) -> str:

@@ -37,7 +37,8 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Returns:
         For each its ``folder``, ``checkpoint``, ``accuracy`` and ``macro_f1`` in percent,
-        ``same_class_at_all_quarter_rotations`` and ``lowest_over_angles`` in percent, ``images_per_second``,
+        ``same_class_at_all_quarter_rotations`` and ``lowest_over_angles`` in percent, of ``rotated_images`` and
+        ``images_over_angles`` of the test images; ``images_per_second``,
         ``multiply_adds``, ``megabytes`` and ``training_minutes``; and from the second one on the differences to the
         first, ``accuracy_difference`` and ``macro_f1_difference`` in points, each with a 95 % ``..._interval`` by
         resampling the images (paired bootstrap), and ``p_value``, that of McNemar's exact test: how likely so unequal
@@ -94,12 +95,13 @@ def _read(folder: Path, checkpoint: Checkpoint, current: Sequence[str]) -> _Pred
 
 def _facts(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     r = checkpoint.results
-    kept = ("accuracy", "macro_f1", "same_class_at_all_quarter_rotations", "multiply_adds")
+    kept = ("accuracy", "macro_f1", "same_class_at_all_quarter_rotations", "rotated_images", "multiply_adds")
     return {
         "folder": str(folder),
         "checkpoint": checkpoint.name,
         **{key: r[key] for key in kept},
         "lowest_over_angles": min(r["rotation_curve"]["accuracy"]),
+        "images_over_angles": r["rotation_curve"]["images"],
         "images_per_second": r["throughput"]["images_per_second"],
         "megabytes": round(checkpoint.size / 1e6, 2),
         "training_minutes": round(r["training_seconds"] / 60, 1),

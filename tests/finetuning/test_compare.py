@@ -46,6 +46,7 @@ def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
     assert command_line.main(["compare", str(tmp_path / "p4_cnn"), str(tmp_path / "z2_cnn"), "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["networks"]
     assert first["same_class_at_all_quarter_rotations"] == 100
+    assert first["rotated_images"] >= first["images_over_angles"] > 0
     assert second["accuracy_difference"] == pytest.approx(second["accuracy"] - first["accuracy"], abs=0.01)
     assert command_line.main(["compare", str(tmp_path / "p4_cnn"), str(tmp_path / "z2_cnn")]) == 0
     assert f"{second['accuracy_difference']:+.2f}" in capsys.readouterr().out
