@@ -164,13 +164,14 @@ def advice_after(
         return found
     gap = training_accuracy - valid_accuracy
     said = f"accuracy is {training_accuracy:.1f} % on training and {valid_accuracy:.1f} % on validation images"
-    if gap >= OVERFIT:
+    if training_accuracy < NOT_FITTED:
+        more = ", and add images if the difference stays" * (gap >= OVERFIT)
+        found.append(f"{said}: the network does not fit its images yet; {longer}{more}")
+        found += _reflected(recipe.model, reflections)
+    elif gap >= OVERFIT:
         more = "" if plan.fits_classifier else _STRONGER.get(recipe.augment, "affine")
         way = f", or, if that keeps their classes, augment them more with --augment {more}" if more else ""
         found.append(f"{said}: add images{way}")
-    elif training_accuracy < NOT_FITTED:
-        found.append(f"{said}: the network does not fit its images yet; {longer}")
-        found += _reflected(recipe.model, reflections)
     return found
 
 
@@ -304,7 +305,7 @@ def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
     if found.contradictory:
         one, other = found.contradictory[0]
         yield NamingLine(
-            f"{len(found.contradictory):,} pairs of copies are in two classes",
+            f"at least {len(found.contradictory):,} pairs of copies are in two classes",
             f", such as {named(one)} and {named(other)}",
             ": look at them, and keep each in its own class",
         )
