@@ -14,7 +14,7 @@ from ..data.catalog import DataSet
 from ..data.class_folders import ClassFolders
 from ..data.images import MODES
 from ..groups import Group
-from ..models.load import own_module
+from ..models.load import is_own, own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
 from .checkpoint import Checkpoint, counts_of, distilled, error_text, has_spread
 
@@ -77,13 +77,18 @@ def _opening(checkpoint: Checkpoint) -> str:
     base = r.get("base_model")
     tuned = f" It was fine-tuned from [{base}](https://huggingface.co/{base})." if base else ""
     text = checkpoint.data.text.format(**counts_of(r))
-    return wrapped(f"`{architecture}`{of} trained on {text}.{tuned} {_promise(r)}")
+    inside = checkpoint.config.get("model_args", {}).get("network") if architecture == "orbitnet" else None
+    named = f"`{architecture}`{of}"
+    if inside:
+        named = f"`{inside}`{' of timm' * (not is_own(inside.partition('.')[0]))}"
+        named += " as an `orbitnet`" * (r["group"] != "z2")
+    return wrapped(f"{named} trained on {text}.{tuned} {_promise(r)}")
 
 
 def _promise(r: Mapping[str, Any]) -> str:
     group = Group.from_name(r["group"])
     if group.name == "z2":
-        return "It is the baseline: equivariant to translations alone, not to rotations."
+        return "It is a plain network: neither rotations nor reflections are built in."
     if r["equivariance_error"] > EXACT:
         return f"It is approximately equivariant under {group.name}: the table of results has the error."
     degrees = 360 // group.of_grid.rotations
@@ -231,7 +236,8 @@ def _accuracy_rows(checkpoint: Checkpoint, row: Row | None) -> list[tuple[str, s
         if r.get(key) is not None:
             found.append((title, f"{r[key]:.2f} %", ""))
     if (valid := r.get("valid_accuracy")) is not None and "valid" in r["images"]:
-        kept = f"{valid:.2f} %, epoch {r['selected_epoch']} of {r['epochs']}"
+        which = f"penalty {r['penalty']:g}" if "penalty" in r else f"epoch {r['selected_epoch']} of {r['epochs']}"
+        kept = f"{valid:.2f} %, {which}"
         found.append((f"validation accuracy, {r['images']['valid']:,} {checkpoint.data.noun}", kept, ""))
     return found
 
@@ -275,9 +281,13 @@ def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:
         note += f"Distilled: the network also learned from the predictions of other networks{other}. "
     if r["weights_dtype"] != "float32":
         note += "The parameters were rounded to half precision before the evaluation. "
-    chosen = f"No {noun} were held out for validation: the weights are those of the last epoch."
+    last = "the weights are those of the last epoch"
+    if "penalty" in r:
+        last = "the penalty of the classifier, which alone was fitted, is the usual one"
+    chosen = f"No {noun} were held out for validation: {last}."
     if r["images"].get("valid"):
-        chosen = f"The epoch was chosen on the validation {noun}"
+        what = "The penalty of the classifier, which alone was fitted," if "penalty" in r else "The epoch"
+        chosen = f"{what} was chosen on the validation {noun}"
         chosen += f"; the test {noun} chose nothing." if r["evaluated_on"] == "test" else ", which are those evaluated."
     call = "model" if len(Group.from_name(r["group"]).grid_elements) > 1 else 'model, group="p4"'
     return (

@@ -40,7 +40,9 @@ def _text(results: dict[str, Any], folder: str) -> str:
     rows = [
         ["started from", results["start"] or "random weights"],
         ["images", ", ".join(f"{count:,} to {USES[name]}" for name, count in results["images"].items())],
-        ["epoch kept", f"{results['selected_epoch']} of {results['epochs']}"],
+        ["penalty of the fitted classifier", f"{results['penalty']:g}"]
+        if "penalty" in results
+        else ["epoch kept", f"{results['selected_epoch']} of {results['epochs']}"],
     ]
     if (valid := results["valid_accuracy"]) is not None:
         rows.append(["validation accuracy of it", f"{valid:.2f} %"])

@@ -10,7 +10,7 @@ import numpy as np
 from .splits import AnySplit, Split
 
 SPLIT_NAMES = {"train": "training", "valid": "validation", "test": "test"}
-USES = {"train": "train", "valid": "choose the epoch", "test": "test"}  # what the images of a split are for
+USES = {"train": "train", "valid": "validate", "test": "test"}  # what the images of a split are for
 TRAINED_NAME = "trained_on.npy"
 
 

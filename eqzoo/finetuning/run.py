@@ -190,7 +190,8 @@ def _start_lines(plan: Plan) -> list[str]:
     lines = []
     if not rows and start:
         if not plan.keeps_classifier:
-            lines.append(f"the classifier starts from random weights; that of {start} may be of other classes")
+            begins = "is fitted anew" if plan.fits_classifier else "starts from random weights"
+            lines.append(f"the classifier {begins}; that of {start} may be of other classes")
         name = plan.request.name
         others = [] if "." in str(name) else [found for found in list_pretrained(f"{name}.*") if found != start]
         if others:

@@ -196,7 +196,7 @@ def test_sources_in_several_folders_of_ones_own_are_an_error(folder, tmp_path, c
             for patient in patients:
                 (folder / kind / f"patient{patient}").rename(tmp_path / "own" / part / kind / f"patient{patient}")
     args = ["finetune", "p4_cnn", tmp_path / "own", "--output", tmp_path / "out", "--epochs", 1, "--split-by", "folder"]
-    assert "4 to train, 2 to choose the epoch, 2 to test" in run(capsys, *args)[2]
+    assert "4 to train, 2 to validate, 2 to test" in run(capsys, *args)[2]
     (tmp_path / "own" / "val" / "tumor" / "patient4").rename(tmp_path / "own" / "val" / "tumor" / "patient1")
     code, _, err = run(capsys, *args)
     assert (code, "'patient1' in train and val" in err) == (2, True)

@@ -67,6 +67,9 @@ def test_the_folder_says_what_it_is(trained):
     recipe = json.loads((found["one"].folder / "training.json").read_text())["recipe"]
     assert recipe["model_args"]["network"] == "test_efficientnet"
     assert recipe["layer_decay"] == 0.75
+    opening = {name: (run.folder / "README.md").read_text().partition("## Use")[0] for name, run in found.items()}
+    assert all("`test_efficientnet` of timm" in text for text in opening.values())
+    assert ["`orbitnet`" in opening[name] for name in ("plain", "mean", "one")] == [False, True, True]
 
 
 def test_training_starts_from_the_file(trained):
@@ -119,12 +122,12 @@ def test_other_weights_are_another_run(trained, tmp_path):
     assert (config["pretrained_cfg"].get("license"), results["start"], results["base_model"]) == (None, WEIGHTS, None)
     with pytest.raises(ValueError, match="weights_sha256 was"):
         eqzoo.finetune("test_efficientnet", splits, folder, weights=other, invariant="p4m", size=32, epochs=2)
-
-
-def test_a_finished_run_keeps_what_was_written_since(trained):
     for network in ("test_efficientnet", "p4m_resnet_s"):
         with pytest.raises(FileNotFoundError, match=r"nosuch\.pth"):
             make_plan(Request(network, splits, tmp_path / "out", weights=tmp_path / "nosuch.pth"))
+
+
+def test_a_finished_run_keeps_what_was_written_since(trained):
     found, splits = trained
     folder = found["plain"].folder
     card = folder / "README.md"
@@ -172,6 +175,7 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     assert row["valid_accuracy"] >= 60  # of three classes
     settings = (tmp_path / "frozen" / "README.md").read_text()
     assert f"| penalty | {row['penalty']:g} |" in settings
+    assert "epoch 1" not in settings  # none was chosen
     assert "| optimizer |" not in settings
     features = pooled_features(result.model, splits["train"])
     z = (features - features.mean(0)) / features.std(0)
