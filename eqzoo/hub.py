@@ -25,6 +25,7 @@ __all__ = [
     "CONFIG_NAME",
     "HUB_OWNER",
     "RESULTS_NAME",
+    "STATE_NAME",
     "WEIGHTS_NAME",
     "PushError",
     "WeightsNotFoundError",
@@ -45,6 +46,7 @@ HUB_OWNER = "eqzoo"
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 RESULTS_NAME = "results.json"
+STATE_NAME = "state.pt"  # of a training, until it has ended
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".npz", ".h5", ".msgpack")
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from .._common import atomic, write_json
 from ..data.hashes import TRAINED_NAME, split_differences
-from ..hub import CONFIG_NAME, WEIGHTS_NAME, sha256_of
+from ..hub import CONFIG_NAME, STATE_NAME, WEIGHTS_NAME, sha256_of
 from ..models.load import weights_file
 from .recipe import Recipe, best_row, is_finished
 
-TRAINING_NAME, LOG_NAME, STATE_NAME, LOCK_NAME = "training.json", "log.jsonl", "state.pt", ".lock"
+TRAINING_NAME, LOG_NAME, LOCK_NAME = "training.json", "log.jsonl", ".lock"
 TAUGHT_NAME = "teachers.npy"
 
 

@@ -18,7 +18,16 @@ from torch import Tensor, nn
 
 from ..data import CATALOG
 from ..groups import Group
-from ..hub import CONFIG_NAME, WEIGHTS_NAME, WeightsNotFoundError, fetch_config, find_weights, read_config, user_folder
+from ..hub import (
+    CONFIG_NAME,
+    STATE_NAME,
+    WEIGHTS_NAME,
+    WeightsNotFoundError,
+    fetch_config,
+    find_weights,
+    read_config,
+    user_folder,
+)
 from .base import EquivariantNet
 from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
 from .orbit import OrbitNet
@@ -384,8 +393,9 @@ def load_network(
     found = resolve(text) if model is None else resolve(model, text)
     trained = model is not None or (found.has_weights if pretrained is None else pretrained)
     network = instantiate(found, trained) if model is None else create_model(model, checkpoint_path=text)
-    if trained and model is None and found.folder and (found.folder / "state.pt").is_file():
-        print(f"eqzoo: the training in {found.folder} has not ended, so its weights may change", file=sys.stderr)
+    if trained and model is None and found.folder and (found.folder / STATE_NAME).is_file():
+        said = "these are its best weights so far; its command, run again, goes on"
+        print(f"eqzoo: the training in {found.folder} has not ended: {said}", file=sys.stderr)
     if not isinstance(network, EquivariantNet | OrbitNet):
         raise ValueError(f"{text} is a {type(network).__name__}, which is not a network of this package")
     return LoadedNetwork(network.eval(), found, trained)
