@@ -285,9 +285,9 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
 def _name(source: ModelSource) -> str:
     """What the run calls its start: of a path the last folder, as those around it may name persons."""
     path = Path(source.name.removeprefix("local-dir:")).resolve()
-    if path.is_file():
+    if source.config and path.is_file():
         return f"{path.parent.name}/{path.name}"
-    return f"local-dir:{path.name}" if path.is_dir() and source.config else source.name
+    return f"local-dir:{path.name}" if source.config and path.is_dir() else source.name
 
 
 def _start(source: ModelSource, name: str, cfg: Mapping[str, Any], pretrained: bool | None) -> str | None:

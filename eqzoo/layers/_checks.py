@@ -29,7 +29,7 @@ class SizeError(ValueError):
 
 
 def check_arguments(group: Group, **numbers: int) -> None:
-    """Raises TypeError unless the group is one and the others, which are named in the error, are whole numbers."""
+    """Raises TypeError unless ``group`` is a `Group` and the others, which the error names, are whole numbers."""
     if not isinstance(group, Group):
         raise TypeError(f"the first argument is a group, such as eqzoo.P4 or eqzoo.Group(4); got {group!r}")
     for name, value in numbers.items():

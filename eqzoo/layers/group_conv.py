@@ -173,6 +173,7 @@ class LiftingConv2d(_OrbitConv2d):
         ``(B, C, height, width)`` to ``(B, C', |H|, height', width')``; the weight is ``(C', C / groups, k, k)``.
 
     Raises:
+        TypeError: As `GroupConv2d`.
         ValueError: If the group does not map the pixel grid onto itself, or ``groups`` does not divide the channels.
         SizeError: If the image is smaller than the window, or the stride samples other pixels of a rotated input:
             ``(side + 2·padding − dilation·(k − 1) − 1) % stride`` must be 0.
