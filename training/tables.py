@@ -32,7 +32,7 @@ NETWORKS = {
     "p4_alpha_f_cnn": "attention on inputs; maps to look at: `p4_alpha_cnn`",
     "r4_gsanet_t": "attention without convolutions",
     "p4m_resnet_s": "color images from 32 x 32 pixels up: where to start",
-    "p4m_resnet_m": "the same, with more time; with much more, `p4m_resnet_l`",
+    "p4m_resnet_m": "scenes, with more time; with much more, `p4m_resnet_l`",
     "p4_resnet_m": "color images that a reflection changes",
     "p4_resnet29": "small color images",
     "p4m_resnet29": "the same, invariant to reflections",
