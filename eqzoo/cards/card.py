@@ -88,7 +88,7 @@ def _opening(checkpoint: Checkpoint) -> str:
 def _promise(r: Mapping[str, Any]) -> str:
     group = Group.from_name(r["group"])
     if group.name == "z2":
-        return "It is a plain network: neither rotations nor reflections are built in."
+        return "It is a plain network: equivariant to neither rotations nor reflections."
     if r["equivariance_error"] > EXACT:
         return f"It is approximately equivariant under {group.name}: the table of results has the error."
     degrees = 360 // group.of_grid.rotations

@@ -66,8 +66,8 @@ def list_pretrained(pattern: str = "*") -> list[str]:
 
 
 def is_own(model: str) -> bool:
-    """Whether a registered network, by its name without tag, has `configs`: one of this package or of its users."""
-    module = sys.modules[timm.model_entrypoint(model).__module__]
+    """Whether a network, by its name without tag, is registered by `configs`: by this package or by its users."""
+    module = sys.modules[timm.model_entrypoint(model).__module__] if timm.is_model(model) else None
     entries = getattr(module, "default_cfgs", {}).get(model)
     return isinstance(entries, DefaultCfg) and isinstance(entries.default, Checkpoint)
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import eqzoo
+from eqzoo.cards import read_checkpoint, render_card
 from eqzoo.cli.main import main
 from eqzoo.data import Split
 from eqzoo.finetuning.frozen import _PENALTIES, fit_classifier, pooled_features
@@ -70,6 +72,9 @@ def test_the_folder_says_what_it_is(trained):
     opening = {name: (run.folder / "README.md").read_text().partition("## Use")[0] for name, run in found.items()}
     assert all("`test_efficientnet` of timm" in text for text in opening.values())
     assert ["`orbitnet`" in opening[name] for name in ("plain", "mean", "one")] == [False, True, True]
+    checkpoint = read_checkpoint(found["mean"].folder)
+    config = checkpoint.config | {"model_args": config["model_args"] | {"network": "z2_cnn.rotmnist"}}
+    assert "of timm" not in render_card(replace(checkpoint, config=config)).partition("## Use")[0]
 
 
 def test_training_starts_from_the_file(trained):

@@ -125,7 +125,7 @@ def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("group", "promise"), [("z2", "plain network"), ("p4", "90° rotations"), ("p4m", "reflections")]
+    ("group", "promise"), [("z2", "neither rotations"), ("p4", "90° rotations"), ("p4m", "reflections")]
 )
 def test_a_card_promises_what_the_group_keeps(group, promise):
     assert promise in card._promise({"group": group, "equivariance_error": 1e-15})
