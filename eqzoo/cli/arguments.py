@@ -366,8 +366,8 @@ def _bench(sub: argparse.ArgumentParser) -> None:
 def _completion(sub: argparse.ArgumentParser) -> None:
     """Prints a script that completes commands, options and the names of networks in a shell.
 
-    bash: eval "$(eqzoo completion bash)" in ~/.bashrc. zsh: eqzoo completion zsh > a folder of $fpath/_eqzoo. fish:
-    eqzoo completion fish > ~/.config/fish/completions/eqzoo.fish.
+    Each shell reads it from a file: bash from ~/.local/share/bash-completion/completions/eqzoo, zsh from _eqzoo in a
+    folder of $fpath, fish from ~/.config/fish/completions/eqzoo.fish.
     """
     sub.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell")
 

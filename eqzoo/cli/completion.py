@@ -6,13 +6,13 @@ import io
 
 import shtab
 
+from ..models import list_models, list_pretrained
 from ._answer import Answer
-from ._names import network_names
 
 
 def run(args: argparse.Namespace) -> Answer:
     """Prints the script, which contains the names of networks: completing them starts no process."""
-    names = network_names()
+    names = [*list_models(), *list_pretrained()]
     (commands,) = args.parser._subparsers._group_actions
     for action in (action for sub in commands.choices.values() for action in sub._actions):
         if action.metavar == "NAME":

@@ -24,7 +24,6 @@ from eqzoo.cli import Answer
 from eqzoo.cli import main as command_line
 from eqzoo.cli._answer import table
 from eqzoo.cli._images import NamedImage
-from eqzoo.cli._names import network_names
 from eqzoo.cli.arguments import COMMANDS
 from eqzoo.evaluation.predictor import Predictor
 from eqzoo.layers._layout import is_channels_last
@@ -116,12 +115,12 @@ def test_tables_fit_the_terminal_and_break_no_word(monkeypatch):
     assert narrow.split() == [word for row in rows for cell in row for word in cell.split()]
 
 
-def test_help_and_completion_import_neither_torch_nor_timm():
-    """Which take seconds: help and completion have to answer at once."""
+def test_help_imports_neither_torch_nor_timm():
+    """Which take seconds: help has to answer at once."""
     script = """
 import sys; sys.argv[0] = 'eqzoo'; from eqzoo.cli import main as command_line
 from eqzoo.cli.arguments import COMMANDS
-for args in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["completion", "bash"]):
+for args in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
     try:
         assert command_line.main(args) == 0
     except SystemExit as done:
@@ -136,14 +135,6 @@ assert heavy & set(sys.modules)  # the check above can fail
     assert f"eqzoo {eqzoo.__version__}\n" in ran.stdout
     assert ran.stdout.count("--json") >= len(COMMANDS)
     assert "exit codes" in ran.stdout
-    assert "p4_cnn.rotmnist" in ran.stdout
-
-
-def test_completion_knows_the_names_of_the_registry(monkeypatch):
-    assert network_names() == [*eqzoo.list_models(), *eqzoo.list_pretrained()]
-    monkeypatch.setenv("EQZOO_NETWORKS", "json")  # a module that could register some
-    monkeypatch.setattr("eqzoo.models.list_models", lambda: ["p4_mine"])
-    assert network_names() == ["p4_mine", *eqzoo.list_pretrained()]
 
 
 def test_info_of_a_checkpoint_has_its_results(capsys):
