@@ -10,7 +10,7 @@ from .attentive import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttent
 from .depthwise import DepthwiseGroupConv2d
 from .dropout import Dropout
 from .e4 import E4Layer2d
-from .field_norm import FieldLayerNorm2d, FieldLayerScale2d, FieldResponseNorm2d
+from .field_norm import FieldLayerNorm2d, FieldLayerScale2d
 from .group_conv import GroupConv2d, LiftingConv2d
 from .gsa import GroupSelfAttention2d, LiftingSelfAttention2d
 from .irreps import Irreps, OcticLayer, channels_of, transform_irreps
@@ -33,7 +33,6 @@ __all__ = [
     "E4Layer2d",
     "FieldLayerNorm2d",
     "FieldLayerScale2d",
-    "FieldResponseNorm2d",
     "FusedSequential",
     "GlobalPool",
     "GroupBatchNorm2d",

@@ -1,9 +1,8 @@
-"""Normalization over fields and poses at each position, global response norm and layer scale."""
+"""Normalization over fields and poses at each position, and layer scale."""
 
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d, LayerScale2d
-from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor, nn
 
 from ..groups import Group
@@ -53,55 +52,6 @@ class FieldLayerNorm2d(nn.Module):
     def fuse(self) -> nn.Module:
         """The same map as timm's ``LayerNorm2d`` on planes, ``(B, C·|H|, height, width)``."""
         norm = LayerNorm2d(self.num_features * self.group.order, self.eps)
-        return written_out(norm, self, self.group.order, weight=self.weight, bias=self.bias)
-
-    def extra_repr(self) -> str:
-        return f"{self.group.name}, {self.num_features}, eps={self.eps}"
-
-
-class FieldResponseNorm2d(nn.Module):
-    """Global response normalization: maps compete by their norms.
-
-    ``y = x + γ (x · n) + β`` with ``n(c, h) = ‖x(c, h)‖ / (mean over c and h of ‖x(c, h)‖ + eps)``, norms over
-    space, and one γ and one β per field, 0 at first.
-
-    Args:
-        group: The point group H.
-        num_features: The number of regular fields, C.
-        eps: Added to the mean of the norms.
-
-    Shape:
-        ``(B, C, |H|, height, width)`` to the same; the parameters are ``(C,)``.
-
-    References:
-        ConvNeXt V2: Co-designing and Scaling ConvNets with Masked Autoencoders (Woo et al., 2023), section 3.2
-        https://arxiv.org/abs/2301.00808
-
-    Example:
-        >>> import torch
-        >>> from eqzoo.groups import P4
-        >>> FieldResponseNorm2d(P4, 16)(torch.randn(2, 16, 4, 8, 8)).shape
-        torch.Size([2, 16, 4, 8, 8])
-    """
-
-    def __init__(self, group: Group, num_features: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.group = group
-        self.num_features = num_features
-        self.eps = eps
-        self.weight = nn.Parameter(torch.zeros(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
-
-    def forward(self, x: Tensor) -> Tensor:
-        check_field(self, x, self.num_features, self.group.order)
-        norms = x.norm(dim=(3, 4), keepdim=True)
-        shape = (-1, 1, 1, 1)
-        scaled = x * (norms / (norms.mean((1, 2), keepdim=True) + self.eps))
-        return x + torch.addcmul(self.bias.view(shape), self.weight.view(shape), scaled)
-
-    def fuse(self) -> nn.Module:
-        """The same map as timm's ``GlobalResponseNorm`` on planes, ``(B, C·|H|, height, width)``."""
-        norm = GlobalResponseNorm(self.num_features * self.group.order, self.eps, channels_last=False)
         return written_out(norm, self, self.group.order, weight=self.weight, bias=self.bias)
 
     def extra_repr(self) -> str:

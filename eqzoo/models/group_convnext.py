@@ -20,8 +20,6 @@ twins; the weights of the pointwise layers are shared |H| times.
 
 References:
     A ConvNet for the 2020s (Liu et al., 2022), section 2, https://arxiv.org/abs/2201.03545
-    ConvNeXt V2: Co-designing and Scaling ConvNets with Masked Autoencoders (Woo et al., 2023), for ``use_grn``
-    https://arxiv.org/abs/2301.00808
 """
 
 from collections import OrderedDict
@@ -38,7 +36,6 @@ from ..layers import (
     DepthwiseGroupConv2d,
     FieldLayerNorm2d,
     FieldLayerScale2d,
-    FieldResponseNorm2d,
     GroupConv2d,
     GroupPool,
     LiftingConv2d,
@@ -58,7 +55,6 @@ class ConvNeXt(EquivariantNet):
         patch_size: The side of the stem's patches, in pixels; 2 for images of 64 x 64 and less.
         kernel_size: The side of the depthwise filters, in pixels, odd.
         mlp_ratio: How many times as many fields the hidden layer of a block has.
-        use_grn: Whether blocks are those of ConvNeXt V2: global response norm behind GELU, no layer scale.
         layer_scale_init_value: The first value of layer scale; 0 or None for none (`timm.create_model` takes None for
             the default).
         num_classes: The number of classes; 0 for pooled features.
@@ -82,7 +78,6 @@ class ConvNeXt(EquivariantNet):
         patch_size: int = 4,
         kernel_size: int = 7,
         mlp_ratio: float = 4,
-        use_grn: bool = False,
         layer_scale_init_value: float | None = 1e-6,
         num_classes: int = 1000,
         in_chans: int = 3,
@@ -105,8 +100,7 @@ class ConvNeXt(EquivariantNet):
                 halve = GroupConv2d(group, before, width, 2, stride=2)
                 modules.append(nn.Sequential(OrderedDict(norm=FieldLayerNorm2d(group, before), conv=halve)))
             modules += [
-                _Block(group, width, kernel_size, mlp_ratio, use_grn, layer_scale_init_value or None, rates.pop(0))
-                for _ in range(depth)
+                _Block(group, width, kernel_size, mlp_ratio, layer_scale_init_value, rates.pop(0)) for _ in range(depth)
             ]
             stages.append(nn.Sequential(*modules))
         self.blocks = nn.Sequential(*stages)
@@ -150,7 +144,6 @@ class _Block(nn.Module):
         channels: int,
         kernel_size: int,
         mlp_ratio: float,
-        use_grn: bool,
         layer_scale: float | None,
         drop_path: float,
     ) -> None:
@@ -160,15 +153,13 @@ class _Block(nn.Module):
         self.norm = FieldLayerNorm2d(group, channels)
         self.expand = GroupConv2d(group, channels, hidden, 1)
         self.act = nn.GELU()
-        self.grn = FieldResponseNorm2d(group, hidden) if use_grn else nn.Identity()
         self.reduce = GroupConv2d(group, hidden, channels, 1)
-        scaled = layer_scale is not None and not use_grn
-        self.scale = FieldLayerScale2d(group, channels, layer_scale or 0.0) if scaled else nn.Identity()
+        self.scale = FieldLayerScale2d(group, channels, layer_scale) if layer_scale else nn.Identity()
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.norm(self.conv_dw(x))
-        y = self.reduce(self.grn(self.act(self.expand(y))))
+        y = self.reduce(self.act(self.expand(y)))
         return x + self.drop_path(self.scale(y))
 
 
