@@ -222,17 +222,11 @@ def _missing(predictor: Predictor, group: Group) -> Group:
     Averages over more copies would be the same: those that differ by an element of the network's own group are equal,
     but where an option of a layer gives that up.
     """
-    if any(_is_inexact(layer) for layer in predictor.network.modules()):
+    if any(getattr(layer, "exact", None) is False for layer in predictor.network.modules()):  # at some sizes only
         return group
     own = predictor.group.of_grid
     rotations = 1 if own.rotations % group.rotations == 0 else group.rotations
     return Group(rotations, group.reflections and not own.reflections)
-
-
-def _is_inexact(layer: nn.Module) -> bool:
-    """Whether a layer is to be equivariant at some sizes only (``exact=False``), or in part, as the authors' code."""
-    index = getattr(layer, "pose_index", None)  # a table of numbers in other layers
-    return getattr(layer, "exact", None) is False or (isinstance(index, str) and index == "released")
 
 
 def _averaged(predictor: Predictor, group: Group) -> Predictor:

@@ -10,7 +10,7 @@ element acts on all poses and positions, which makes the layers equivariant.
 
 import math
 from collections import OrderedDict
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from ._planes import Planes
 from ._tables import KeepsTables
 
 Neighborhood = int | Literal["global"]
-PoseIndex = Literal["exact", "released"]
 
 
 def init_linear_maps(module: nn.Module, scale: float) -> None:
@@ -140,7 +139,19 @@ class _SelfAttention2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         window = self._window(x.shape[-2], x.shape[-1])
-        return self.merge(self._attend(self.split(x), self.position(window), window))
+        y = local_group_attention(
+            self.split(x),
+            self.position(window),
+            self.encode_poses(),
+            kernel_size=window,
+            scale=self.scale,
+            dropout=self.dropout,
+        )
+        return self.merge(y)
+
+    def encode_poses(self) -> Tensor | None:
+        """The encoded relative poses of queries g and keys m, ``(d, |H|, |H|)``; None without input poses."""
+        return None
 
     def split(self, x: Tensor) -> Tensor:
         """Queries, keys and values of a field or an image, ``(B, 3, heads, d, poses, height, width)``."""
@@ -169,12 +180,6 @@ class _SelfAttention2d(nn.Module):
         """Draws weights from ``N(0, scale²/fan_in)``, where √2 is He's initialization; biases are 0."""
         init_linear_maps(self, scale)
 
-    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int]) -> Tensor:
-        return self._with_poses(qkv, position, window, None)
-
-    def _with_poses(self, qkv: Tensor, position: Tensor, window: tuple[int, int], pose: Tensor | None) -> Tensor:
-        return local_group_attention(qkv, position, pose, kernel_size=window, scale=self.scale, dropout=self.dropout)
-
     def _window(self, height: int, width: int) -> tuple[int, int]:
         """The rows and columns of the neighborhood; if it is global, of all offsets between two pixels."""
         if self.kernel_size == "global":
@@ -195,7 +200,7 @@ class LiftingSelfAttention2d(_SelfAttention2d):
     map combines the heads into a regular field. q, k and val are linear maps of the pixel. The first half of a query is
     compared with the encoding of the row, the second with that of the column; all heads share the encodings.
 
-    The arguments are those of `GroupSelfAttention2d`, without ``pose_index``; ``in_channels`` counts image channels.
+    The arguments are those of `GroupSelfAttention2d`; ``in_channels`` counts image channels.
 
     Shape:
         ``(B, C, height, width)`` to ``(B, C', |H|, height, width)``.
@@ -254,8 +259,6 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         num_heads: The number of heads.
         head_channels: The number of channels of a head; by default half of C'.
         attn_drop: The dropout probability of the attention weights; one mask for all output poses.
-        pose_index: ``"exact"``, as above; or ``"released"``, for comparison, the relative pose of the authors' code,
-            which depends on the output pose too. It is not equivariant, and takes |H| times as long.
 
     Shape:
         ``(B, C, |H|, height, width)`` to ``(B, C', |H|, height, width)``.
@@ -265,7 +268,7 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
 
     References:
         Group Equivariant Stand-Alone Self-Attention for Vision (Romero and Cordonnier, 2021), section 5.2, equation 16.
-        The relative pose ``v⁻¹ g⁻¹ m`` of the paper is not invariant; the layer uses ``g⁻¹ m``, which is.
+        The relative poses of the paper, ``v⁻¹ g⁻¹ m``, and of its code are not invariant; ``g⁻¹ m`` is.
         https://arxiv.org/abs/2010.00977
 
     Example:
@@ -286,13 +289,11 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         num_heads: int = 9,
         head_channels: int | None = None,
         attn_drop: float = 0.0,
-        pose_index: PoseIndex = "exact",
     ) -> None:
         super().__init__(group, in_channels, out_channels, kernel_size, num_heads, head_channels, attn_drop)
-        self.pose_index = pose_index
         self.pose = nn.Embedding(group.order, self.head_channels - 2 * (self.head_channels // 3))
-        table = {"exact": _exact_poses, "released": _released_poses}[pose_index](group)
-        self.register_table("pose_table", table)
+        products = [[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements]
+        self.register_table("pose_table", np.array(products))  # [g, m] is g⁻¹ m
         self.reset_parameters()
 
     def reset_parameters(self, scale: float = math.sqrt(2)) -> None:
@@ -300,41 +301,11 @@ class GroupSelfAttention2d(KeepsTables, _SelfAttention2d):
         super().reset_parameters(scale)
         self.pose.reset_parameters()
 
-    def _attend(self, qkv: Tensor, position: Tensor, window: tuple[int, int]) -> Tensor:
-        pose = self.pose(self.pose_table).movedim(-1, -3)
-        if self.pose_index == "exact":
-            return self._with_poses(qkv, position, window, pose)
-        # The pose term depends on the output pose v, so no scores are shared: one attention for each v.
-        parts = [self._with_poses(qkv, position[:, v : v + 1], window, pose[v]) for v in self.group.elements]
-        return torch.cat(parts, 3)
+    def encode_poses(self) -> Tensor:
+        """The embeddings of the relative poses, ``[:, g, m]`` that of ``g⁻¹ m``."""
+        embeddings: Tensor = self.pose(self.pose_table)
+        return embeddings.movedim(-1, 0)
 
     def fuse(self) -> nn.Module:
         """The equivalent layer on planes, ``(B, C·|H|, height, width)``."""
         return Planes(self, self.group.order)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, pose_index={self.pose_index!r}"
-
-
-def _exact_poses(group: Group) -> np.ndarray[Any, Any]:
-    """Entry ``[g, m]`` is ``g⁻¹ m``."""
-    products = [[group.product(group.inverse(g), m) for m in group.elements] for g in group.elements]
-    return np.array(products)
-
-
-def _released_poses(group: Group) -> np.ndarray[Any, Any]:
-    """Entry ``[v, g, m]`` is the row of the embedding that the authors' code reads for output pose v.
-
-    That code labels poses by the inverses of ours and reads row ``m v g⁻¹`` in its own labels; in groups with
-    reflections it inverts the rotation of v. The row is not invariant if one element acts on v, g and m.
-    """
-
-    def row(v: int, g: int, m: int) -> int:
-        v = group.inverse(v)
-        if group.reflections:
-            reflected, rotation = divmod(v, group.rotations)
-            v = reflected * group.rotations + -rotation % group.rotations
-        return group.product(group.product(group.inverse(m), v), g)
-
-    rows = [[[row(v, g, m) for m in group.elements] for g in group.elements] for v in group.elements]
-    return np.array(rows)

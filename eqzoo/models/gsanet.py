@@ -52,13 +52,11 @@ from ..layers import (
     LiftingSelfAttention2d,
     PointwiseConv2d,
     SizeError,
-    SpatialPool2d,
 )
-from ..layers.gsa import Neighborhood, PoseIndex, init_linear_maps
+from ..layers.gsa import Neighborhood, init_linear_maps
 from .base import EquivariantNet
 from .builder import build, configs
 
-Downsample = Literal["exact", "floor"]
 ReadOut = Literal["max_avg", "sum_max"]
 
 _FIRST = "stem.attention.qkv.weight"  # of the layer that sees the image
@@ -171,9 +169,6 @@ class GSANet(EquivariantNet):
         init_scale: Weights are drawn from ``N(0, init_scale²/fan_in)``; √2 is He's initialization.
         global_pool: ``"max_avg"``, as in the paper: the maximum over the group, then the mean over space; or
             ``"sum_max"``, as in the authors' code: the sum over space, then the maximum over the group.
-        downsample: ``"exact"``: `HalvingPool2d`; or ``"floor"``, as in the authors' code: 2 x 2 max pools, which drop
-            the last row and column of an odd side, such as 7 on 96 x 96 images, and are only approximate there.
-        pose_index: ``"exact"``, or ``"released"``, as in the authors' code, which is not equivariant.
 
     Shape:
         ``(B, in_chans, height, width)`` to ``(B, num_classes)``; sides even or odd, large enough for the crops.
@@ -205,28 +200,25 @@ class GSANet(EquivariantNet):
         value_drop_rate: float = 0.1,
         init_scale: float = 1.0,
         global_pool: ReadOut = "max_avg",
-        downsample: Downsample = "exact",
-        pose_index: PoseIndex = "exact",
     ) -> None:
         stages = _stages(stages)
         super().__init__(group, num_classes, in_chans, num_features=stages[-1].widths[-1])
         self.init_scale = init_scale
         self.drop_rate = drop_rate
         self.block_norm = block_norm
-        self.downsample = downsample
         shared: dict[str, Any] = {"kernel_size": kernel_size, "num_heads": num_heads, "attn_drop": attn_drop_rate}
         lift = LiftingSelfAttention2d(group, in_chans, width, **shared)
         self.stem = nn.Sequential(
             OrderedDict[str, nn.Module](drop=Dropout(in_drop_rate), attention=lift)
             | self._norm_act(width)
-            | (OrderedDict(pool=self._pool()) if stem_pool else OrderedDict())
+            | (OrderedDict(pool=HalvingPool2d(group)) if stem_pool else OrderedDict())
         )
         reduction = 1 + stem_pool
         self.feature_info = [{"num_chs": width * group.order, "reduction": reduction, "module": "stem"}]
         blocks = []
         for stage in stages:
             for place, (channels, crop) in enumerate(zip(stage.widths, stage.crops, strict=True), 1):
-                attention = GroupSelfAttention2d(group, width, channels, pose_index=pose_index, **shared)
+                attention = GroupSelfAttention2d(group, width, channels, **shared)
                 pool = stage.pool and place == len(stage.widths)
                 blocks.append(self._stage(SelfAttentionBlock(attention, crop, value_drop_rate), channels, pool))
                 width, reduction = channels, reduction * (1 + pool)
@@ -264,15 +256,11 @@ class GSANet(EquivariantNet):
             layers |= self._norm_act(channels)
         if pool:
             layers["drop"] = Dropout(self.drop_rate)
-            layers["pool"] = self._pool()
+            layers["pool"] = HalvingPool2d(self.group)
         return nn.Sequential(layers)
 
     def _norm_act(self, channels: int) -> "OrderedDict[str, nn.Module]":
         return OrderedDict[str, nn.Module](norm=GroupLayerNorm2d(self.group, channels), act=nn.SiLU())
-
-    def _pool(self) -> nn.Module:
-        pools = {"exact": HalvingPool2d(self.group), "floor": SpatialPool2d(self.group, 2, exact=False)}
-        return pools[self.downsample]
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""

@@ -72,15 +72,9 @@ def group_weights(layer: SelfAttention, x: Tensor, places: Tensor, heads: slice 
     key, value = (t[..., around] for t in (key, value))
     query = query[..., places]
     codes = _codes(layer, height, width, places)  # (p, |V|, n, neighbors)
-    attend = reference.group_attention_weights
-    if not isinstance(layer, GroupSelfAttention2d):
-        return GroupWeights(attend(query, key, codes, None, exists, scale=layer.scale), value)
-    pose = layer.pose(layer.pose_table).movedim(-1, -3)
-    if pose.ndim == 3:
-        return GroupWeights(attend(query, key, codes, pose, exists, scale=layer.scale), value)
-    # The released pose index depends on the output pose, too.
-    parts = [attend(query, key, codes[:, v : v + 1], own, exists, scale=layer.scale) for v, own in enumerate(pose)]
-    return GroupWeights(torch.cat(parts, 2), value)
+    poses = layer.encode_poses()
+    weights = reference.group_attention_weights(query, key, codes, poses, exists, scale=layer.scale)
+    return GroupWeights(weights, value)
 
 
 def neighbor_places(kernel_size: int | str, height: int, width: int, places: Tensor) -> tuple[Tensor, Tensor]:

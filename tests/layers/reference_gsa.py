@@ -30,7 +30,7 @@ def heads(layer, pixel):
 def attend(layer, x, windows, pose_row):
     """Attention of the field x (B, C, |G|, height, width) for all output poses.
 
-    ``windows[v]`` is the list of (shift in pixels, position of that shift); ``pose_row(v, g, m)`` the code of the pose.
+    ``windows[v]`` is the list of (shift in pixels, position of that shift); ``pose_row(g, m)`` the code of the pose.
     """
     batch, _, order, height, width = x.shape
     places = list(itertools.product(range(height), range(width)))
@@ -51,7 +51,7 @@ def attend(layer, x, windows, pose_row):
                     continue
                 score = (query * maps[m, j][1]).sum(-1) + (query[..., : 2 * d] * codes[shift]).sum(-1)
                 if pose_row is not None:
-                    score = score + (query[..., 2 * d :] * pose_row(v, g, m)).sum(-1)
+                    score = score + (query[..., 2 * d :] * pose_row(g, m)).sum(-1)
                 score = score / math.sqrt(layer.in_channels)
                 scores.append(torch.exp(score))
                 values.append(maps[m, j][2])
@@ -87,19 +87,7 @@ def group_self_attention(layer, x):
     group = layer.group
     shifts = window(group, layer.kernel_size, *x.shape[-2:])
 
-    def row(v, g, m):
+    def row(g, m):
         return layer.pose.weight[group.product(group.inverse(g), m)]
-
-    return attend(layer, x, shifts, row)
-
-
-def released_self_attention(layer, x, rows):
-    """The authors' code: its poses are labeled by inverses, and position A_v (x_j − x_i) belongs to its pose v."""
-    group = layer.group
-    flip = [group.inverse(g) for g in group.elements]
-    shifts = window(group, layer.kernel_size, *x.shape[-2:])
-
-    def row(v, g, m):
-        return layer.pose.weight[rows(flip[v], flip[g], flip[m])]
 
     return attend(layer, x, shifts, row)

@@ -26,7 +26,7 @@ from eqzoo.layers import (
     OcticResidual,
     PointwiseConv2d,
 )
-from eqzoo.models import AllCNN, ASCResNet, E4ResNet, GSANet, ResNet44
+from eqzoo.models import AllCNN, ASCResNet, E4ResNet, ResNet44
 
 LAYERS = {
     GroupConv2d: (4, 4, 3),
@@ -70,14 +70,12 @@ def test_octic_layers_need_multiples_of_8_channels():
         lambda: AttentiveGroupConv2d(P4, 2, 2, 3, attention="alpha"),
         lambda: InputAttention2d(P4, 2, attention="full"),
         lambda: E4Layer2d(P4, 4, 4, kernel_norm_affine="none"),
-        lambda: GroupSelfAttention2d(P4, 4, 8, pose_index="paper"),
         lambda: ASCResNet(middle="lstm"),
         lambda: ASCResNet(downsample="crop"),
         lambda: AllCNN(downsample="max"),
         lambda: ResNet44(depth=1, downsample="max"),
         lambda: E4ResNet(mechanism="attention"),
         lambda: E4ResNet(downsample="blur"),
-        lambda: GSANet(downsample="stride"),
     ],
 )
 def test_an_option_that_does_not_exist_is_no_default(make):

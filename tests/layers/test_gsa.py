@@ -68,23 +68,6 @@ def test_layers_are_their_equations(group, kernel_size):
     agree(attend, x, reference.group_self_attention(attend, x))
 
 
-def test_the_released_index_is_that_of_the_authors_code():
-    def rotations(v, g, m):
-        return (m + v - g) % 4
-
-    def reflections(v, g, m, n=4):
-        (mv, v), (mg, g), (mm, m) = divmod(v, n), divmod(g, n), divmod(m, n)
-        rotated = (g + v if mg == mv else g - v) % n
-        side = mg ^ mv ^ mm
-        return side * n + (m + rotated if side else m - rotated) % n
-
-    for group, rows in ((P4, rotations), (P4M, reflections)):
-        layer = attention(group, kernel_size=3, pose_index="released")
-        x = torch.randn(1, 2, group.order, 2, 2)
-        expected = reference.released_self_attention(layer, x, rows)
-        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("kernel_size", [1, 5, "global"])
 @pytest.mark.parametrize("group", GROUPS[1:], ids=name)
 def test_layers_are_equivariant(group, kernel_size):
@@ -100,9 +83,8 @@ def test_layers_are_equivariant(group, kernel_size):
 
 @pytest.mark.parametrize("group", [Z2M, P4, P4M, cyclic(8)], ids=name)
 def test_the_error_can_be_large(group):
-    """Negative controls: the released index, positions without the group action, and g m⁻¹ for g⁻¹ m."""
+    """Negative controls: positions without the group action, and g m⁻¹ for g⁻¹ m."""
     x = torch.randn(1, 2, group.order, 3, 4)
-    assert equivariance_error(attention(group, pose_index="released"), x) > 1e-4
     wrong = attention(group)
     wrong.position.column_action = [wrong.position.column_action[0]] * group.order
     assert equivariance_error(wrong, x) > 1e-4
@@ -173,11 +155,6 @@ def test_pointwise_convolution_is_its_equation():
     torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
     torch.testing.assert_close(layer.fuse()(x.flatten(1, 2)), expected.flatten(1, 2), rtol=0, atol=1e-13)
     assert equivariance_error(layer, x) < 1e-14
-
-
-@pytest.mark.parametrize("option", [{"downsample": "floor"}, {"pose_index": "released"}], ids=str)
-def test_the_options_of_the_released_code_break_equivariance(option):
-    assert equivariance_error(small(P4, in_chans=2, **option), torch.randn(1, 2, 14, 14), randomize=True) > 1e-4
 
 
 @pytest.mark.parametrize(

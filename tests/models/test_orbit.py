@@ -265,12 +265,11 @@ def test_the_mean_keeps_the_group_of_the_network_and_the_choice_of_one_copy_does
     assert eqzoo.equivariance_error(p4, group="p4m") > 1e-6
 
 
-@pytest.mark.parametrize(("given", "side"), [({"downsample": "floor"}, 27), ({"pose_index": "released"}, 28)])
-def test_options_that_give_up_exactness_are_averaged_over_the_whole_group(given, side):
-    model = eqzoo.create_model("r4_gsanet_t", pretrained=True, **given).eval()
+def test_options_that_give_up_exactness_are_averaged_over_the_whole_group():
+    model = eqzoo.create_model("p4_resnet29", pretrained=True, downsample="stride").eval()
     (predictor,) = averaged([Predictor(model, "a", "a")], "p4")
     assert predictor.name == "a (mean of 4)"
-    x = torch.rand(1, 1, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         alone, mean = (
             (net(x).softmax(1) - net(x.rot90(1, (2, 3))).softmax(1)).abs().max() for net in (model, predictor.network)
