@@ -251,8 +251,6 @@ def _settings(request: Request, source: ModelSource, blank: nn.Module, images: O
     before = RunDirectory(Path(request.output)).saved()
     before = before if "data" in before else {}  # of another kind of run, which is refused later
     name = _name(source)
-    if before.get("name") in (source.name, source.timm_name):
-        name = before["name"]  # earlier versions wrote the whole path
     start = before["start"] if before and request.pretrained is None else _start(source, name, cfg, request.pretrained)
     classes = train.classes or tuple(map(str, range(num_classes(images.splits))))
     if len(classes) < 2:
