@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     """Parses, evaluates and writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs that differ by their seeds")
+    parser.add_argument("--images", type=int, metavar="N", help="test images, drawn with a fixed seed (default: all)")
     parser.add_argument("--rotated", type=int, metavar="N", help="test images that are rotated too (default: all)")
     parser.add_argument("--half", action="store_true", help="round the parameters to float16 before they are evaluated")
     parser.add_argument("--workers", type=int, default=4, help="processes that read images that are not in memory (4)")
@@ -55,6 +56,9 @@ def main(argv: list[str] | None = None) -> None:
         if tuned := [run.path for run in runs if "data" in run.saved()]:
             raise ValueError(f"{tuned[0]} is a fine-tuning, which eqzoo finetune has evaluated")
         splits = splits_of(runs[0].recipe(), args)
+        _check_runs(runs, splits)
+        if args.images:
+            splits = {**splits, "test": sample(splits["test"], args.images)}
         device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         folder, results = evaluate_runs(runs, splits, device, args.half, args.rotated, args.workers)
     except (ValueError, OSError) as error:
@@ -85,12 +89,10 @@ def evaluate_runs(
         The folder of the checkpoint, and the content of results.json.
 
     Raises:
-        ValueError: If there are no test images, the images are not those of the run, or a
-            network has lost the accuracy that its run had on validation images.
+        ValueError: If a network has lost the accuracy that its run had on validation images.
     """
     run = max(runs, key=lambda each: selection_key(best_row(each.rows()))[:3])
     recipe, rows = run.recipe(), run.rows()
-    _check_runs(runs, splits)
     test, earlier = splits["test"], _runs_before(recipe)
     name = run_name(run.path.resolve().parent.name, recipe)
     folder = _rounded(run) if half else run.path
