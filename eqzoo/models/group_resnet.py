@@ -25,6 +25,7 @@ References:
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -125,6 +126,14 @@ class GroupResNet(EquivariantNet):
             return pooled
         logits: Tensor = self.head(F.dropout(pooled, self.drop_rate, self.training))
         return logits
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Removes the blocks after the last requested feature, and the head; returns the indices of the features."""
+        if prune_head:
+            self.conv_head = nn.Identity()  # type: ignore[assignment]
+        return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
 
 class BasicBlock(nn.Module):

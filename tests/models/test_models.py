@@ -342,7 +342,9 @@ def test_features_of_another_depth_and_of_an_extractor_in_training():
     assert len(eqzoo.create_model("p4m_convnext_atto", features_only=True).feature_info.channels()) == 4
 
 
-@pytest.mark.parametrize("name", ["p4m_densenet", "p4_cnn", "p4_resnet29", "p4m_octic_vit_tiny_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["p4m_densenet", "p4_cnn", "p4_resnet29", "p4m_resnet_s", "p4m_octic_vit_tiny_patch16_224"]
+)
 def test_an_extractor_has_gradients_everywhere_with_and_without_checkpoints(name):
     kwargs = {"img_size": 32, "depth": 4, "patch_size": 4} if "vit" in name else {}
     extractor = eqzoo.create_model(name, features_only=True, **kwargs).double()
