@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..groups import Group, orbit_array
 from ..ops import generated_depthwise
 from ._cache import CachesFilters, cached
-from ._checks import check_field
+from ._checks import check_arguments, check_field
 from ._plain import plain_conv2d, written_out
 from ._tables import KeepsTables
 from .group_conv import GroupConv2d
@@ -97,6 +97,12 @@ class E4Layer2d(_E4):
         kernel_norm_affine: KernelNormAffine = "tied",
         eps: float = 1e-5,
     ) -> None:
+        check_arguments(group, kernel_size=kernel_size, slices=slices)
+        if out_channels % slices or kernel_size % 2 == 0:
+            raise ValueError(
+                f"E4Layer2d takes an odd kernel_size and slices that divide out_channels, got {kernel_size}, {slices} "
+                f"and {out_channels}"
+            )
         super().__init__(group.order, slices)
         self.group = group
         self.in_channels = in_channels
