@@ -195,7 +195,7 @@ def files(root: Path) -> str:
 def networks(root: Path) -> str:
     """The networks that are worth a first look, with their costs and test errors."""
     header = ["network", "images", "parameters", "multiply-adds", "ms an image", "time / plain", "test error", "for"]
-    timed = {row["network"]: row for row in benchmark(root, "avx2/choosing_cpu") if row["form"] == "eager"}
+    timed = {row["network"]: row for row in benchmark(root, "choosing_cpu") if row["form"] == "eager"}
     rows = []
     for name, purpose in NETWORKS.items():
         model, time = weightless(name), timed.get(name, {})
