@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import P4M, transform
+from .hashes import SPLIT_NAMES, image_codes
 from .splits import AnySplit, Split
 
 _COARSE, _FINE = 8, 16  # the sides of the grids of mean values that are compared
@@ -26,7 +28,8 @@ class Copies(NamedTuple):
     """Copies in the splits of a data set.
 
     Args:
-        leaked: The split and the index of each validation and test image that is a copy of a training image.
+        leaked: The split and the index of each validation image that is a copy of a training image, and of each test
+            image that is a copy of one of both.
         contradictory: The split and the index of both images of each pair of copies in two classes.
     """
 
@@ -35,7 +38,7 @@ class Copies(NamedTuple):
 
 
 def copies(splits: Mapping[str, AnySplit]) -> Copies:
-    """The validation and test images that are copies of training images, and copies in two classes.
+    """The images that are copies of images in another split, and copies in two classes.
 
     Args:
         splits: The images; those that are not in memory are not compared.
@@ -45,10 +48,14 @@ def copies(splits: Mapping[str, AnySplit]) -> Copies:
     labels = [label for split in kept.values() for label in split.labels.tolist()]
     leaked, contradictory = set(), []
     images = torch.cat([split.images.cpu() for split in kept.values()]) if kept else torch.empty(0)
-    for pair in near_copies(images).tolist():
+    codes = np.concatenate([image_codes(split) for split in kept.values()] or [np.empty(0)])
+    _, first, code = np.unique(codes, return_index=True, return_inverse=True)  # equal images, also flat ones
+    equal = ((int(first[code[i]]), i) for i in range(len(codes)) if first[code[i]] != i)
+    order = [*SPLIT_NAMES]
+    for pair in sorted({*map(tuple, near_copies(images).tolist()), *equal}):
         one, other = (places[i] for i in pair)
-        if (one[0] == "train") != (other[0] == "train"):
-            leaked.add(other if one[0] == "train" else one)
+        if one[0] != other[0]:
+            leaked.add(max(one, other, key=lambda place: order.index(place[0])))
         if labels[pair[0]] != labels[pair[1]]:
             contradictory.append((one, other))
     return Copies(sorted(leaked), contradictory)

@@ -288,7 +288,7 @@ def _larger(model: Any, native: int, side: int) -> Iterator[str]:
 
 
 def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
-    """Lines on held-out images that are copies of training images, and on copies in two classes."""
+    """Lines on images that are copies of images in another split, and on copies in two classes."""
     found = copies(splits)
 
     def named(place: tuple[str, int]) -> str:
@@ -297,8 +297,8 @@ def _copied(splits: Mapping[str, AnySplit]) -> Iterator[str]:
 
     if found.leaked:
         yield NamingLine(
-            f"at least {len(found.leaked):,} validation or test images are copies of training images, if rotated, "
-            "reflected, resized, recompressed or of another brightness",
+            f"at least {len(found.leaked):,} validation or test images are copies of images in another split, if "
+            "rotated, reflected, resized, recompressed or of another brightness",
             f" ({', '.join(map(named, found.leaked[:3]))}{', ...' * (len(found.leaked) > 3)})",
             ", so the metrics are too good: remove them, or give folders train, val and test without them",
         )

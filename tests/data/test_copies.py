@@ -105,3 +105,11 @@ def test_copies_of_splits():
     splits["test"].labels[4] = (labels[7] + 1) % 3
     assert copies(splits) == ([("test", 4)], [(("train", 7), ("test", 4))])
     assert copies({"train": splits["train"]}) == ([], [])
+
+
+def test_equal_images_are_copies_however_plain():
+    gray = torch.arange(20, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
+    splits = {"train": Split(gray[:10], torch.zeros(10)), "test": Split(gray[10:], torch.zeros(10))}
+    assert copies(splits) == ([], [])
+    splits = {"test": Split(gray[:10], torch.zeros(10)), "valid": Split(gray[8:], torch.zeros(12))}
+    assert copies(splits) == ([("test", 8), ("test", 9)], [])

@@ -155,8 +155,10 @@ def test_copies_across_splits_and_classes_are_told():
     image = splits["train"].images[7]
     splits["valid"].images[3] = image.rot90(1, (1, 2))
     splits["test"].images[15] = image.flip(2)
+    splits["test"].images[2] = splits["valid"].images[5].rot90(2, (1, 2))
     leaked, classes = before(splits)
-    assert leaked.startswith("at least 2 validation or test images are copies of training images")
+    assert leaked.startswith("at least 3 validation or test images are copies of images in another split")
+    assert "test image 2" in leaked
     assert "validation image 3" in leaked
     assert classes.startswith("at least 2 pairs of copies are in two classes, such as training image 7 and test")
 
