@@ -1,6 +1,7 @@
 """What a fine-tuning says before and after training: its images and settings, and advice with the option to take."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,8 +84,8 @@ def advice_before(plan: "Plan") -> list[str]:
     trained_side = plan.source.image_side if plan.settings["start"] else None
     resized = request.size is None and plan.native is not None and plan.native[0] != trained_side
     return [
-        *([] if by_source == "folder" else _nested(inner, train, bool(drawn) and not by_source)),
-        *(_named_sources(splits.values()) if drawn and not by_source and not inner else []),
+        *([] if by_source == "folder" else _nested(inner, splits, bool(drawn), bool(by_source))),
+        *([] if by_source or inner else _named_sources(splits, bool(drawn))),
         *_few(plan),
         *([] if request.balance else _imbalanced(train, plan.names)),
         *_dark(train),
@@ -93,7 +94,7 @@ def advice_before(plan: "Plan") -> list[str]:
         *_copied(splits),
         *_trained_before(plan),
         *_taught_before(plan),
-        *_not_rotated(plan.blank, None if "augment" in request.given else plan.recipe.augment),
+        *([] if "augment" in request.given or plan.fits_classifier else _not_rotated(plan.blank, plan.recipe.augment)),
     ]
 
 
@@ -191,45 +192,79 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} minutes"
 
 
-def _nested(inner: Sequence[str], train: AnySplit, drawn: bool) -> Iterator[str]:
-    if inner:
+def _nested(inner: Sequence[str], splits: Mapping[str, AnySplit], drawn: bool, by_source: bool) -> Iterator[str]:
+    """A line on folders inside of the class folders; without ``by_source`` also on images of one in several splits."""
+    if not inner:
+        return
+    apart = ""
+    if drawn and not by_source:
         apart = (
             "; images of one inner folder can be in several splits, so if one is a patient or a slide, keep it in one: "
             "--split-by folder (split_by='folder')"
         )
-        yield NamingLine(
-            "class folders hold folders of images",
-            f" ({some_names(inner, 3)})",
-            f": the classes are the outer folders ({some_names(train.classes, 3)}){apart if drawn else ''}",
-        )
+    elif not by_source:
+        paths = [(part, file.split("/")[2:]) for part, split in splits.items() for file in split.files]
+        if several := _in_several((part, path[0]) for part, path in paths if len(path) > 1):
+            apart = f"; {_moved(f'{len(several):,} inner folders')}"
+    classes = some_names(splits["train"].classes, 3)
+    yield NamingLine(
+        "class folders hold folders of images",
+        f" ({some_names(inner, 3)})",
+        f": the classes are the outer folders ({classes}){apart}",
+    )
 
 
-def _named_sources(splits: Iterable[AnySplit]) -> Iterator[str]:
-    """A line where names such as slide12_0034.png tell several images of one source, with each way to read them."""
+def _named_sources(splits: Mapping[str, AnySplit], drawn: bool) -> Iterator[str]:
+    """A line where names such as slide12_0034.png tell several images of one source, with each way to read them.
+
+    Where no split is drawn from the training images, of the ways by which images of one source are in several splits.
+    """
     files = [
-        (label, file.rpartition("/")[2])
-        for split in splits
+        ("" if drawn else part, label, file.rpartition("/")[2])
+        for part, split in splits.items()
         for label, file in zip(split.labels.tolist(), split.files, strict=False)
     ]
     readings = dict[tuple[int, int], tuple[str, str]]()
     for pattern in _IN_NAMES:
-        pairs = {(label, match[1]) for label, name in files if (match := re.match(pattern, name))}
-        names = sorted({source for _, source in pairs if re.search(r"\d", source)})
-        apart = len(pairs) > len({label for label, _ in files}) and len(pairs) <= _REPEATED * len(files)
-        if apart and _FEW_SOURCES <= len(names) <= len(files) / 2:
-            text = f"{len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
-            readings.setdefault((len(names), len(pairs)), (f"{', '.join(names[:2])}, ...", text))
-    if readings:
+        found = {(part, label, match[1]) for part, label, name in files if (match := re.match(pattern, name))}
+        names = sorted({source for _, _, source in found if re.search(r"\d", source)})
+        apart = len(found) > len({label for _, label, _ in files}) and len(found) <= _REPEATED * len(files)
+        if not (apart and _FEW_SOURCES <= len(names) <= len(files) / 2):
+            continue
+        several = sorted({*names} & _in_several((part, source) for part, _, source in found))
+        text = f"{len(several):,} of {len(names):,} sources"
+        if drawn:
+            several, text = names, f"{len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
+        if several:
+            readings.setdefault((len(names), len(found)), (f"{', '.join(several[:2])}, ...", text))
+    texts = "; or ".join(text for _, text in readings.values())
+    examples = ", or ".join(example for example, _ in readings.values())
+    if readings and drawn:
         yield NamingLine(
             "names of files may tell what the images come from: if these are patients, slides or scenes, keep the "
-            f"images of each in one split ({'; or '.join(text for _, text in readings.values())}",
-            f"; the sources are {', or '.join(examples for examples, _ in readings.values())}",
+            f"images of each in one split ({texts}",
+            f"; the sources are {examples}",
             ")",
         )
+    elif readings:
+        yield NamingLine("by the names of files", f" ({examples})", f" {_moved(texts)}")
 
 
-def _not_rotated(model: nn.Module, augment: str | None) -> Iterator[str]:
-    if augment is not None and Predictor.of(model).group.rotations == 1:
+def _in_several(sources: Iterable[tuple[str, str]]) -> set[str]:
+    """The sources that are in several splits, of pairs of split and source."""
+    found = Counter(source for _, source in {*sources})
+    return {source for source, count in found.items() if count > 1}
+
+
+def _moved(sources: str) -> str:
+    return (
+        f"images of {sources} are in several splits: if these are patients, slides or scenes, the metrics are too "
+        "good; move the images of each into one split"
+    )
+
+
+def _not_rotated(model: nn.Module, augment: str) -> Iterator[str]:
+    if Predictor.of(model).group.rotations == 1:
         yield (
             f"a network without rotations sees no rotated images in training (augment {augment}): if rotated and "
             "reflected images mean the same, --augment affine"

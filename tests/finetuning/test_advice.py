@@ -149,6 +149,35 @@ def test_names_of_files_may_tell_their_sources():
         assert said(names) == [], names[0]
 
 
+def test_sources_in_several_splits_of_ones_own_are_told():
+    def said(names, inner=()):
+        labels = torch.tensor(["ab".index(name[0]) for name in names])
+        images = torch.arange(len(names)).expand(1, 28, 28, -1).permute(3, 0, 1, 2).byte()
+        half = Split(images, labels, ("a", "b"))
+        splits = {
+            "train": replace(half, files=tuple(f"train/{name}" for name in names)),
+            "test": replace(half, files=tuple(f"test/{name}" for name in names), images=images + 100),
+        }
+        return [line for line in before(splits, inner=inner) if "in several splits" in line]
+
+    patients = [f"{kind}/patient{n}_{i}.png" for kind in "ab" for n in range(4) for i in range(10)]
+    (line,) = said(patients)
+    assert "images of 4 of 4 sources are in several splits" in line
+    assert "patient0" in line
+    assert "patient0" not in line.published
+    assert said([f"{kind}/{i}.png" for kind in "ab" for i in range(40)]) == []  # the same numbers in each folder
+    folders = [name.replace("_", "/") for name in patients]
+    (line,) = said(folders, inner=["patient0", "patient1"])
+    assert "images of 4 inner folders are in several splits" in line
+
+
+def test_a_classifier_that_is_fitted_is_not_told_to_augment():
+    plain = {"name": "z2_resnet29", "augment": None}
+    splits = {"train": split_of(40, 60), "valid": split_of(9, 9)}
+    assert any("--augment" in line for line in before(splits, **plain))
+    assert before(splits, freeze=True, **plain) == []
+
+
 def test_copies_across_splits_and_classes_are_told():
     splits = {"train": split_of(30, 30), "valid": split_of(9, 9), "test": split_of(9, 9)}
     assert before(splits) == []
