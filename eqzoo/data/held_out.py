@@ -63,22 +63,34 @@ def complete_splits(
     return parts
 
 
-def image_sources(split_by: str | Sequence[object] | np.ndarray, data: object, split: AnySplit) -> list[str]:
+def image_sources(
+    split_by: str | Sequence[object] | Mapping[str, object] | np.ndarray, data: object, split: AnySplit
+) -> list[str]:
     """What each image comes from: a patient, a slide, a scene.
 
     Args:
         split_by: ``"folder"``: the folder inside of the class folder, by its name, also where several classes have it.
             Another string: of image files a regular expression, searched in the path below the class folder; the
-            source is its first group, or all that it finds. Of a .npz file the name of an array with a value for each
-            training image. Or the values themselves.
+            source is what its groups match, or all that it finds. Of a .npz file the name of an array with a value for
+            each training image. Or the values themselves: of image files by their paths in the folder, such as
+            ``{"tumor/3.png": "patient7"}``, of other data a list or an array.
         data: The data that the images were read from, as `read_images` takes it.
         split: The images; those of a folder may be of any part, others are the training images.
 
     Raises:
         ValueError: If it finds no source of an image.
     """
-    if isinstance(split_by, str) and (folder := folder_of(data)):
-        return _of_files(split_by, folder, split.files)
+    if folder := folder_of(data):
+        if isinstance(split_by, str):
+            return _of_files(split_by, folder, split.files)
+        if not isinstance(split_by, Mapping):
+            raise ValueError(
+                "of a folder of images, split_by is 'folder', a regular expression, or a dictionary with the source of "
+                f"each file by its path, such as {{{split.files[0]!r}: 'patient7', ...}}; got {type(split_by).__name__}"
+            )
+        if missing := [file for file in split.files if str(split_by.get(file, "")) in _MISSING]:
+            raise ValueError(f"split_by has no source of {len(missing):,} images, such as {missing[0]!r}")
+        return [str(split_by[file]) for file in split.files]
     if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and is_npz(data):
         with np.load(data, allow_pickle=False) as arrays:
             if split_by not in arrays:
@@ -136,7 +148,8 @@ def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
         raise ValueError(f"split_by is no regular expression: {split_by!r} ({error}); any text is .*") from error
     search = pattern.match if split_by == "folder" else pattern.search
     matches = [search(file.split("/", outer)[outer]) for file in files]
-    found = [match[min(1, pattern.groups)] if match else "" for match in matches]
+    texts = (() if match is None else match.groups() if pattern.groups else (match[0],) for match in matches)
+    found = [" ".join(filter(None, each)) for each in texts]
     if missing := [file for file, source in zip(files, found, strict=True) if not source]:
         raise ValueError(
             f"{len(missing):,} of {len(files):,} images have no source to split by: {pattern.pattern!r} finds nothing "

@@ -25,6 +25,7 @@ from ..data import (
     source_counts,
 )
 from ..data.arrays import without_npz
+from ..data.folder import folder_of
 from ..data.hashes import USES
 from .rules import keeps_statistics
 
@@ -63,10 +64,12 @@ def own_images(request: "Request", side: int) -> OwnImages:
         images = read_images(data, side, channels, request.data_dir, request.download)
     sources: dict[str, list[str]] = {}
     if split_by is not None:  # known of all images of a folder, of others of the training images alone
-        of_files = isinstance(split_by, str) and not isinstance(data, Mapping) and Path(data).is_dir()
-        sources = {part: image_sources(split_by, data, images[part]) for part in (images if of_files else ["train"])}
+        parts = images if folder_of(data) else ["train"]
+        sources = {part: image_sources(split_by, data, images[part]) for part in parts}
         check_apart(sources)
-    apart = images.keys() == sources.keys() == {"train", "valid", "test"}  # nothing is to be drawn
+    fractions = {"valid": request.valid_fraction, "test": request.test_fraction}
+    drawn = any(part not in images and fraction != 0 for part, fraction in fractions.items())
+    apart = not drawn and len(sources) > 1  # the user's own splits are checked alone
     splits = complete_splits(
         images, request.valid_fraction, request.test_fraction, None if apart else sources.get("train")
     )

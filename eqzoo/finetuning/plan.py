@@ -52,7 +52,7 @@ class Request:
     minutes: float | None = None
     valid_fraction: float | None = None
     test_fraction: float | None = None
-    split_by: str | Sequence[object] | None = None
+    split_by: str | Sequence[object] | Mapping[str, object] | None = None
     data_dir: str | os.PathLike[str] = "data"
     download: bool = False
     device: str | None = None

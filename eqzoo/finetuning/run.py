@@ -56,7 +56,7 @@ def finetune(
     minutes: float | None = None,
     valid_fraction: float | None = None,
     test_fraction: float | None = None,
-    split_by: str | Sequence[object] | None = None,
+    split_by: str | Sequence[object] | Mapping[str, object] | None = None,
     data_dir: str | os.PathLike[str] = "data",
     download: bool = False,
     device: str | None = None,
@@ -95,8 +95,8 @@ def finetune(
         split_by: What the images come from, such as patients, slides or scenes, to draw the validation and test splits
             by whole sources, so that the images of one are in one split only, and to check the splits of a folder for
             it: ``"folder"`` for the folders inside of the class folders, a regular expression for a part of the files'
-            names, the name of an array of a .npz file, or a value for each training image, see
-            `eqzoo.data.image_sources`. None if each image stands alone.
+            names, a dictionary of these by the files' paths, the name of an array of a .npz file, or a value for each
+            training image, see `eqzoo.data.image_sources`. None if each image stands alone.
         data_dir: The folder of data sets that have a name.
         download: Whether these may be downloaded.
         device: ``"cpu"`` or ``"cuda"``; None for a GPU where there is one.

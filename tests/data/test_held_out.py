@@ -1,6 +1,7 @@
 """Validation and test images that are drawn by whole sources: patients, slides, scenes."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -122,6 +123,14 @@ def test_sources_of_files(folder):
     assert set(image_sources(r"slide\d+", folder, train)) == {f"slide{i}" for i in range(4)}
     assert set(image_sources(r"slide(\d+)", folder, train)) == set("0123")
     assert set(image_sources(r"patient\d/slide", folder, train)) == {f"patient{i}/slide" for i in range(8)}
+    assert set(image_sources(r"patient(\d)/slide(\d)", folder, train)) == {f"{i} {i // 2}" for i in range(8)}
+    assert image_sources(r"patient([0-3])|nt(\d)", folder, train) == [name[-1] for name in patients]
+    listed = dict(zip(reversed(train.files), reversed(patients), strict=True))  # in any order
+    assert image_sources(listed, folder, train) == patients
+    with pytest.raises(ValueError, match="source of 1 images, such as 'benign/patient0/slide0_1.png'"):
+        image_sources(listed | {"benign/patient0/slide0_1.png": None}, folder, train)
+    with pytest.raises(ValueError, match="a dictionary .* got list"):  # whose order would have to be known
+        image_sources(patients, folder, train)
     with pytest.raises(ValueError, match=r"split_by .*\*_1"):  # a shell's pattern
         image_sources("*_1", folder, train)
     for pattern in ("benign", "slide3"):
@@ -200,6 +209,12 @@ def test_sources_in_several_folders_of_ones_own_are_an_error(folder, tmp_path, c
     (tmp_path / "own" / "val" / "tumor" / "patient4").rename(tmp_path / "own" / "val" / "tumor" / "patient1")
     code, _, err = run(capsys, *args)
     assert (code, "'patient1' in train and val" in err) == (2, True)
+    shutil.rmtree(tmp_path / "own" / "test")
+    without = [*args, "--test", 0]
+    assert "'patient1' in train and val" in run(capsys, *without)[2]
+    shutil.rmtree(tmp_path / "own" / "val" / "tumor" / "patient1")
+    without[4] = tmp_path / "two"
+    assert "4 to train, 2 to validate" in run(capsys, *without)[2]
 
 
 def test_sources_of_a_folder_that_has_test_images_alone(tmp_path):
