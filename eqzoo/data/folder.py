@@ -59,6 +59,7 @@ def image_folder(
             raise ValueError(
                 f"{folders[name]} has images of the classes: {some_names(files)}; {first} has: {some_names(classes)}; "
                 "all splits have the same class folders, and images without classes are for eqzoo predict"
+                f"{'' if files else _no_class(folders[name])}"
             )
         labels = [label for label, own in enumerate(files.values()) for _ in own]
         listed[name] = [*chain(*files.values())], torch.tensor(labels)
@@ -103,7 +104,12 @@ def _split_folders(path: Path, flat: bool) -> dict[str, Path]:
         f"the layout of {path} is train/<class>/<image>, val/..., test/..."
         f"{', or <class>/<image> without these' if flat else ''}; it has the folders: "
         f"{some_names(class_names(path) if path.is_dir() else ())}"
+        f"{''.join(map(_no_class, folders.values())) if others else ''}"
     )
+
+
+def _no_class(folder: Path) -> str:
+    return f"; {folder.name!r} is the name of a part of the images: if it is a class here, rename its folder"
 
 
 def _splits_inside(path: Path) -> bool:

@@ -127,9 +127,9 @@ def test_sources_of_files(folder):
     assert image_sources(r"patient([0-3])|nt(\d)", folder, train) == [name[-1] for name in patients]
     listed = dict(zip(reversed(train.files), reversed(patients), strict=True))  # in any order
     assert image_sources(listed, folder, train) == patients
-    with pytest.raises(ValueError, match="source of 1 images, such as 'benign/patient0/slide0_1.png'"):
+    with pytest.raises(ValueError, match=r"source of 1 images, such as 'benign/patient0/slide0_1\.png'"):
         image_sources(listed | {"benign/patient0/slide0_1.png": None}, folder, train)
-    with pytest.raises(ValueError, match="a dictionary .* got list"):  # whose order would have to be known
+    with pytest.raises(ValueError, match=r"a dictionary .* got list"):  # whose order would have to be known
         image_sources(patients, folder, train)
     with pytest.raises(ValueError, match=r"split_by .*\*_1"):  # a shell's pattern
         image_sources("*_1", folder, train)
