@@ -13,6 +13,7 @@ from .._common import setting_text
 from ..data.catalog import DataSet
 from ..data.class_folders import ClassFolders
 from ..data.images import MODES
+from ..evaluation.metrics import averaged_classes
 from ..groups import Group
 from ..models.load import is_own, own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
@@ -228,10 +229,11 @@ def _accuracy_rows(checkpoint: Checkpoint, row: Row | None) -> list[tuple[str, s
         errors = ", ".join(f"{100 - accuracy:.2f}" for accuracy in r["accuracies"])
         title = f"error, mean ± standard deviation of {len(r['accuracies'])} seeds ({errors})"
         found.append((title, error_text(r, 2), printed))
+    which = averaged_classes(r["classes"])
     for key, title in (
-        ("balanced_accuracy", "mean recall of the classes"),
-        ("macro_f1", "mean F1 of the classes"),
-        ("macro_auc", "mean area under the ROC curve of the classes, each against the others"),
+        ("balanced_accuracy", f"mean recall of {which}"),
+        ("macro_f1", f"mean F1 of {which}"),
+        ("macro_auc", f"mean area under the ROC curve of {which}, each against the others"),
     ):
         if r.get(key) is not None:
             found.append((title, f"{r[key]:.2f} %", ""))

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..evaluation.metrics import averaged_classes
+
 FEW_CLASSES = 12  # that a line or two, or a table as wide as a terminal, hold
 _WIDTH = 80  # of a terminal, in characters
 
 
 def metric_rows(found: Mapping[str, Any]) -> list[list[str]]:
     """What `eqzoo.evaluation.measure` found, a row for each metric of all classes."""
-    which = "the classes" if all(row["images"] for row in found["classes"]) else "the classes that have images"
+    which = averaged_classes(found["classes"])
     low, high = found["accuracy_interval"]
     rows = [
         ["accuracy", f"{found['accuracy']:.2f} % (95 % interval {low:.1f} to {high:.1f} %)"],

@@ -1,7 +1,7 @@
 """Metrics of a classifier: accuracy, scores by class, accuracy on rotated images."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,3 +130,8 @@ def wilson_interval(hits: int, count: int) -> list[float] | None:
     middle, half = share + z**2 / (2 * count), z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     low, high = ((middle + sign * half) / (1 + z**2 / count) for sign in (-1, 1))
     return [round(100 * max(0.0, low), 1), round(100 * min(1.0, high), 1)]
+
+
+def averaged_classes(classes: Sequence[Mapping[str, Any]]) -> str:
+    """The classes that means over classes are of, in words: those of ``scores()["classes"]`` that have images."""
+    return "the classes" if all(row["images"] for row in classes) else "the classes that have images"
