@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data import load_image, preprocess, unlabeled_images
 from ..data.arrays import ARRAYS
 from ..data.folder import images_below, lines_on_other_formats
+from ..data.images import preprocess_uint8
 from ..evaluation import Predictor
 from ..groups import Group, transform
 
@@ -97,3 +98,9 @@ def copies_of(image: Tensor, model: Predictor, group: Group) -> Tensor:
     _, height, width = model.input_size
     views = [preprocess(transform(image.double(), group, g, "trivial"), (height, width)) for g in group.elements]
     return torch.stack(views)
+
+
+def as_evaluated(image: Tensor, model: Predictor) -> Tensor:
+    """An image of a predictor's input size as `eqzoo evaluate` reads it, ``(1, C, height, width)`` uint8."""
+    _, height, width = model.input_size
+    return preprocess_uint8(image, (height, width))[None]

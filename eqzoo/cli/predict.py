@@ -4,9 +4,9 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from ..data.folder import SHOWN
 from ..evaluation.notes import BRIGHTNESS, other_side
 from ..evaluation.predictor import Predictor, averaged, check_device, load_predictor
 from ..evaluation.thresholds import check_thresholds, chosen_classes
-from ..groups import P4, P4M, Z2, Group
+from ..groups import P4, P4M, Group
 from ._answer import Answer, table
-from ._images import NamedImage, copies_of, is_one_image, named_images
+from ._images import NamedImage, as_evaluated, copies_of, is_one_image, named_images
 from ._metrics import thresholds_of
 
 _MODELS = ("p4_cnn", "z2_cnn")  # without --model
@@ -54,7 +54,7 @@ def _of_copies(image: NamedImage, models: Sequence[Predictor], invert: bool, thr
     # In float64, so that the change of a probability is that of float64 round-off.
     models = [replace(model, network=model.network.double()) for model in models]
     group = P4M if any(model.group.reflections for model in models) else P4
-    read = _Read.of(image, models, group, invert)
+    read = _Read.of(image, models, partial(copies_of, group=group), invert)
     columns = [_predict(model, view, thresholds) for model, view in zip(models, read.views, strict=True)]
     _tell(models, [read], columns)
     rows = [["", *(column.name for column in columns)]]
@@ -103,7 +103,7 @@ def _predict_many(
             batch = []
             for image in images[i : i + _BATCH_SIZE]:
                 try:
-                    batch.append(_Read.of(image, models, Z2, invert))
+                    batch.append(_Read.of(image, models, as_evaluated, invert))
                 except (OSError, ValueError) as error:
                     broken[image.name] = str(error)
                 bar.update()
@@ -134,11 +134,13 @@ class _Read:
     signs: set[int]
 
     @staticmethod
-    def of(image: NamedImage, models: Sequence[Predictor], group: Group, invert: bool) -> "_Read":
-        """Reads an image once for each number of channels."""
+    def of(
+        image: NamedImage, models: Sequence[Predictor], view: Callable[[Tensor, Predictor], Tensor], invert: bool
+    ) -> "_Read":
+        """Reads an image once for each number of channels; ``view`` gives the input of a network."""
         by_channels = {channels: image.read(channels, invert) for channels in {m.input_size[0] for m in models}}
         pixels = [by_channels[model.input_size[0]] for model in models]
-        views = [copies_of(p, model, group) for p, model in zip(pixels, models, strict=True)]
+        views = [view(p, model) for p, model in zip(pixels, models, strict=True)]
         found = [unlike_training(p[None], m.cfg["mean"], m.cfg["std"]) for p, m in zip(pixels, models, strict=True)]
         signs = set[int]() if invert else set(map(int, found))
         return _Read(image.name, views, min(pixels[0].shape[-2:]), signs)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from .folder import MEMORY_LIMIT
-from .images import is_grayscale, pixels, preprocess, read_file
+from .images import is_grayscale, pixels, preprocess_uint8, read_file
 from .splits import AnySplit, Split, Streamed
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class _Rows:
     def __call__(self, index: int) -> Tensor:
         channels, height, width = self.input_size
         values = self.read(index, lambda image: pixels(image, channels))
-        return preprocess(values, (height, width)).round().clamp(0, 255).to(torch.uint8)
+        return preprocess_uint8(values, (height, width))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._common import usable_cores
-from .images import check_header, is_grayscale, load_image, preprocess, read_file
+from .images import check_header, is_grayscale, load_image, preprocess_uint8, read_file
 from .splits import AnySplit, Split, Streamed
 
 S = TypeVar("S")
@@ -333,8 +333,7 @@ class _Reader:
 
     def __call__(self, index: int) -> Tensor:
         channels, *size = self.input_size
-        image = preprocess(load_image(self.files[index], channels), (size[0], size[1]))
-        return image.round().clamp(0, 255).to(torch.uint8)
+        return preprocess_uint8(load_image(self.files[index], channels), (size[0], size[1]))
 
 
 def _read(

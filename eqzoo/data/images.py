@@ -360,3 +360,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
         image = scaled_batch if image.ndim == 4 else scaled_batch[0]
     top, left = ((have - wanted) // 2 for have, wanted in zip(scaled, size, strict=True))
     return image[..., top : top + size[0], left : left + size[1]]
+
+
+def preprocess_uint8(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """`preprocess`, rounded to whole numbers from 0 to 255: the images that networks are trained and evaluated on."""
+    return preprocess(image, size).round().clamp(0, 255).to(torch.uint8)

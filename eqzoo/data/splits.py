@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .images import preprocess
+from .images import preprocess_uint8
 
 _BATCH = 256  # images that are resized together
 DRAW_SEED = 2016  # of all draws here: runs are trained and evaluated on the same images
@@ -293,4 +293,4 @@ def _read_scaled(read: Callable[[int], Tensor], size: tuple[int, int], index: in
 
 
 def _scaled(images: Tensor, size: tuple[int, int]) -> Tensor:
-    return preprocess(images.float(), size).round().to(torch.uint8)
+    return preprocess_uint8(images, size)

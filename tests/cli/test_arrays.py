@@ -43,6 +43,21 @@ def test_predict_gives_images_of_an_array_what_it_gives_their_files(capsys, digi
     assert both[0]["networks"][1]["probabilities"] != both[1]["networks"][1]["probabilities"]  # z2_cnn sees rotations
 
 
+def test_predict_gives_scaled_images_what_evaluate_gives_them(capsys, tmp_path):
+    random = np.random.default_rng(0)
+    for label in "37":
+        (tmp_path / label).mkdir()
+        for i in range(3):
+            Image.fromarray(random.integers(0, 256, (9, 10), np.uint8)).resize((50, 45)).save(
+                tmp_path / label / f"{i}.png"
+            )
+    found = []
+    for command in (("predict", tmp_path, "--model", "z2_cnn"), ("evaluate", "z2_cnn", tmp_path)):
+        rows = list(csv.DictReader(run(capsys, *command, "--csv")[1].splitlines()))
+        found.append([[float(row[label]) for label in "0123456789"] for row in rows])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-9)
+
+
 def test_predict_takes_images_of_five_channels(capsys, tmp_path):
     model = eqzoo.create_model("p4_cnn", in_chans=5, num_classes=3)
     timm.models.save_for_hf(model, tmp_path / "five", safe_serialization=True)

@@ -466,8 +466,8 @@ def test_predict_has_a_line_for_each_of_several_images(capsys, digits_folder, mo
     for network, other in zip(found[1]["networks"], alone, strict=True):
         assert (network["name"], network["label"]) == (other["name"], other["copies"][0]["label"])
         values, exact = list(network["probabilities"].values()), other["copies"][0]["probabilities"]
-        assert values == pytest.approx(exact, rel=1e-4, abs=1e-6)
-        assert values != pytest.approx(exact, rel=1e-12, abs=0)  # many images in float32, the copies of one in float64
+        assert values == pytest.approx(exact, abs=1e-3)  # of many images scaled pixels are rounded
+        assert values != pytest.approx(exact, rel=1e-12, abs=0)
         assert network["probability"] == network["probabilities"][network["label"]]
 
 
