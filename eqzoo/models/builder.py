@@ -1,9 +1,11 @@
 """Builds a registered network through timm, with weights from wherever they are."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from textwrap import shorten
@@ -86,6 +88,18 @@ def default_checkpoint(model: str) -> str:
     return f"{model}.{tag}" if tag else model
 
 
+def import_own() -> None:
+    """Imports the modules of the user's own networks; not before a name is asked for, because they import this one."""
+    for module in filter(None, (part.strip() for part in os.environ.get("EQZOO_NETWORKS", "").split(","))):
+        try:
+            import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"EQZOO_NETWORKS names the module {module}, which cannot be imported ({error}); correct it, add its "
+                "folder to PYTHONPATH, or unset it"
+            ) from error
+
+
 def configured_name(model: str, dataset: str) -> str:
     """The name of a network with its configuration for a data set, or the network's alone where it has none.
 
@@ -93,6 +107,7 @@ def configured_name(model: str, dataset: str) -> str:
         model: The registered name.
         dataset: The name of the data set, or another tag.
     """
+    import_own()
     tagged = f"{model}.{dataset}"
     return tagged if tagged in timm.list_models(model, include_tags=True) else model
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatch
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from ..hub import (
     user_folder,
 )
 from .base import EquivariantNet
-from .builder import Checkpoint, default_checkpoint, fits, group_of_weights
+from .builder import Checkpoint, default_checkpoint, fits, group_of_weights, import_own
 from .orbit import OrbitNet
 
 _TIMM_WEIGHTS = (WEIGHTS_NAME, "pytorch_model.bin")  # the files that timm.models.save_for_hf writes
@@ -49,7 +48,7 @@ def list_models(pattern: str = "*") -> list[str]:
         >>> list_models("z2_cnn*")
         ['z2_cnn']
     """
-    _import_own()
+    import_own()
     return sorted(name for name in timm.list_models() if fnmatch(name, pattern) and is_own(name))
 
 
@@ -60,7 +59,7 @@ def list_pretrained(pattern: str = "*") -> list[str]:
         >>> list_pretrained("z2_cnn*")
         ['z2_cnn.rotmnist']
     """
-    _import_own()
+    import_own()
     names = timm.list_models(pretrained=True)
     return sorted(name for name in names if fnmatch(name, pattern) and is_own(name.partition(".")[0]))
 
@@ -74,21 +73,9 @@ def is_own(model: str) -> bool:
 
 def own_module(model: str) -> str:
     """The module of a network of the user's own; empty for one of this package."""
-    _import_own()
+    import_own()
     module = str(timm.model_entrypoint(model).__module__)
     return "" if module.startswith(f"{__package__}.") else module
-
-
-def _import_own() -> None:
-    """Imports the modules of the user's own networks; not before a name is asked for, because they import this one."""
-    for module in filter(None, (part.strip() for part in os.environ.get("EQZOO_NETWORKS", "").split(","))):
-        try:
-            import_module(module)
-        except ImportError as error:
-            raise ValueError(
-                f"EQZOO_NETWORKS names the module {module}, which cannot be imported ({error}); correct it, add its "
-                "folder to PYTHONPATH, or unset it"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -182,7 +169,7 @@ def resolve(
 
 def _registered(text: str) -> ModelSource | None:
     """A network or checkpoint of the registry or of EQZOO_WEIGHTS; None if it is not the name of a network."""
-    _import_own()
+    import_own()
     model, _, tag = text.partition(".")
     if not timm.is_model(model):
         return None
@@ -252,7 +239,7 @@ def _with_weights(source: ModelSource, path: Path) -> ModelSource:
 
 def _configured(text: str, timm_name: str, config: Any) -> ModelSource:
     """A network by its config.json."""
-    _import_own()
+    import_own()
     architecture = config.get("architecture") if isinstance(config, dict) else None
     if not isinstance(architecture, str) or not timm.is_model(architecture):
         raise ValueError(

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.cli import main as command_line
 from eqzoo.layers import GroupConv2d
+from eqzoo.models.builder import configured_name
 from eqzoo.models.conversion import foreign_elements
 from tests import forks
 from tests.conftest import ROOT
@@ -108,8 +110,9 @@ def publish(words):
 
 def test_a_module_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("EQZOO_NETWORKS", "json, nowhere")
-    with pytest.raises(ValueError, match="EQZOO_NETWORKS names the module nowhere, which cannot be imported"):
-        eqzoo.list_models()
+    for asks_for_names in (eqzoo.list_models, partial(configured_name, "p4_cnn", "rotmnist")):
+        with pytest.raises(ValueError, match="EQZOO_NETWORKS names the module nowhere, which cannot be imported"):
+            asks_for_names()
 
 
 def make_the_figures(page, desk):
