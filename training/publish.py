@@ -20,15 +20,19 @@ from tables import rendered_pages
 
 from eqzoo._common import write_json, write_text
 from eqzoo.analysis import throughput
+from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import CARD_NAME, REPO_FILES, Checkpoint, export_beside, push_folder, read_checkpoint, render_card
+from eqzoo.data import CATALOG
 from eqzoo.engine import Recipe
 from eqzoo.export import ExportError
 from eqzoo.hub import HUB_OWNER, RESULTS_NAME, WEIGHTS_NAME
+from eqzoo.models.builder import configured_name
 from eqzoo.models.load import load_network
 
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
+_CONFIGURED = ("input_size", "mean", "std", "num_classes")  # of a checkpoint, as its network is registered
 ROUNDS = 3  # measurements of the throughput of a checkpoint, of which the median is taken
 
 
@@ -61,10 +65,11 @@ def add_to_zoo(run: Path, replace_weights: bool = False) -> Path:
         replace_weights: Whether other weights that are there may be replaced.
 
     Raises:
-        ValueError: If the run has other settings than the recipe of its name, its file is larger than git takes, or
-            the folder holds other weights.
+        ValueError: If the run has other settings than the recipe of its name, its network is not the registered one,
+            its file is larger than git takes, or the folder holds other weights.
     """
     checkpoint = read_checkpoint(run)
+    check_network(run, checkpoint)
     if run.resolve().parent == CARDS:
         return run.resolve()
     check_recipe(checkpoint)
@@ -86,8 +91,30 @@ def add_to_zoo(run: Path, replace_weights: bool = False) -> Path:
 def check_recipe(checkpoint: Checkpoint) -> None:
     """Raises ValueError unless a run has the settings of the recipe that its checkpoint is named after."""
     recipe, name = Recipe(**checkpoint.training["recipe"]), checkpoint.name
+    if recipe.dataset not in CATALOG:
+        raise ValueError(f"{recipe.dataset} is no data set of the zoo: `eqzoo publish` takes runs on your own images")
     if name not in recipe_names() or replace(recipe, seed=0) != replace(load_recipe(name), seed=0):
         raise ValueError(f"{name} was not made by the recipe of its name: {checkpoint.results['command']}")
+
+
+def check_network(run: Path, checkpoint: Checkpoint) -> None:
+    """Raises ValueError unless the weights load through config.json, into the network that has the checkpoint's name.
+
+    That network is the registered one, with its configuration for the data set.
+    """
+    recipe = Recipe(**checkpoint.training["recipe"])
+    built: Any = load_network(run, pretrained=True).network
+    registered: Any = weightless(configured_name(recipe.model, recipe.dataset))
+    shapes, expected = ({k: v.shape for k, v in net.state_dict().items()} for net in (built, registered))
+    differing = [key for key in _CONFIGURED if _values(built, key) != _values(registered, key)]
+    if checkpoint.name.partition(".")[0] != built.pretrained_cfg["architecture"] or shapes != expected or differing:
+        what = ", ".join(differing) or "the architecture or the shapes of weights"
+        raise ValueError(f"the network of {run} is not the registered {checkpoint.name}: they differ in {what}")
+
+
+def _values(network: Any, key: str) -> list[float]:
+    value = network.pretrained_cfg[key]
+    return [*value] if isinstance(value, tuple | list) else [value]
 
 
 def time_all() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import eqzoo
 from eqzoo.cards import card, push_folder, read_checkpoint, render_card, render_table
@@ -74,13 +75,33 @@ def test_a_run_that_is_not_of_its_recipe_or_of_other_weights_is_refused(zoo):
         publish.main([str(run)])
     (run / "training.json").write_text(json.dumps(training))
     weights = run / "model.safetensors"
-    weights.write_bytes(weights.read_bytes() + b" ")
+    save_file({key: 2 * value for key, value in load_file(weights).items()}, weights)
     with pytest.raises(SystemExit, match="other weights than"):
         publish.main([str(run)])
     write_results(run, weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
     with pytest.raises(SystemExit, match="holds other weights; --replace"):
         publish.main([str(run)])
     publish.main([str(run), "--replace"])
+
+
+def test_a_network_that_is_not_the_registered_one_is_refused(zoo):
+    run = shutil.copytree(SHIPPED, zoo / "run")
+    config = json.loads((run / "config.json").read_text())
+    cfg = config["pretrained_cfg"]
+    for other, message in (
+        ({"architecture": "p4_cnn_w11"}, "does not fit p4_cnn_w11"),
+        ({"model_args": {"width": 8}}, "does not fit p4_cnn"),
+        ({"pretrained_cfg": cfg | {"mean": [0.5]}}, "is not the registered p4_cnn.rotmnist: they differ in mean"),
+    ):
+        (run / "config.json").write_text(json.dumps(config | other))
+        with pytest.raises(SystemExit, match=message):
+            publish.main([str(run)])
+    assert not list((zoo / "model_cards").iterdir())
+    (run / "config.json").write_text(json.dumps(config))
+    training = json.loads((run / "training.json").read_text())
+    (run / "training.json").write_text(json.dumps(training | {"recipe": training["recipe"] | {"dataset": "mine"}}))
+    with pytest.raises(SystemExit, match="mine is no data set of the zoo: `eqzoo publish`"):
+        publish.main([str(run)])
 
 
 @pytest.mark.parametrize("name", [NAME, "z2_resnet29.eurosat", "p4m_densenet.chula_rbc12", "r8_gsanet_t.rotmnist"])
