@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def advice_before(plan: "Plan") -> list[str]:
     resized = request.size is None and plan.native is not None and plan.native[0] != trained_side
     return [
         *([] if by_source == "folder" else _nested(inner, splits, bool(drawn), bool(by_source))),
-        *([] if by_source or inner else _named_sources(splits, bool(drawn))),
+        *([] if by_source or inner else _named_sources(splits, drawn)),
         *_few(plan),
         *([] if request.balance else _imbalanced(train, plan.names)),
         *_dark(train),
@@ -204,7 +204,8 @@ def _nested(inner: Sequence[str], splits: Mapping[str, AnySplit], drawn: bool, b
         )
     elif not by_source:
         paths = [(part, file.split("/")[2:]) for part, split in splits.items() for file in split.files]
-        if several := _in_several((part, path[0]) for part, path in paths if len(path) > 1):
+        several = _in_several((part, path[0]) for part, path in paths if len(path) > 1)
+        if len(several) >= _FEW_SOURCES:
             apart = f"; {_moved(f'{len(several):,} inner folders')}"
     classes = some_names(splits["train"].classes, 3)
     yield NamingLine(
@@ -214,13 +215,13 @@ def _nested(inner: Sequence[str], splits: Mapping[str, AnySplit], drawn: bool, b
     )
 
 
-def _named_sources(splits: Mapping[str, AnySplit], drawn: bool) -> Iterator[str]:
+def _named_sources(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> Iterator[str]:
     """A line where names such as slide12_0034.png tell several images of one source, with each way to read them.
 
     Where no split is drawn from the training images, of the ways by which images of one source are in several splits.
     """
     files = [
-        ("" if drawn else part, label, file.rpartition("/")[2])
+        ("train" if part in drawn else part, label, file.rpartition("/")[2])
         for part, split in splits.items()
         for label, file in zip(split.labels.tolist(), split.files, strict=False)
     ]
@@ -228,7 +229,7 @@ def _named_sources(splits: Mapping[str, AnySplit], drawn: bool) -> Iterator[str]
     for pattern in _IN_NAMES:
         found = {(part, label, match[1]) for part, label, name in files if (match := re.match(pattern, name))}
         names = sorted({source for _, _, source in found if re.search(r"\d", source)})
-        apart = len(found) > len({label for _, label, _ in files}) and len(found) <= _REPEATED * len(files)
+        apart = len({pair[:2] for pair in found}) < len(found) <= _REPEATED * len(files)
         if not (apart and _FEW_SOURCES <= len(names) <= len(files) / 2):
             continue
         several = sorted({*names} & _in_several((part, source) for part, _, source in found))

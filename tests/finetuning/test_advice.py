@@ -151,9 +151,9 @@ def test_names_of_files_may_tell_their_sources():
 
 def test_sources_in_several_splits_of_ones_own_are_told():
     def said(names, inner=()):
-        labels = torch.tensor(["ab".index(name[0]) for name in names])
+        labels = torch.tensor(["abc".index(name[0]) for name in names])
         images = torch.arange(len(names)).expand(1, 28, 28, -1).permute(3, 0, 1, 2).byte()
-        half = Split(images, labels, ("a", "b"))
+        half = Split(images, labels, ("a", "b", "c"))
         splits = {
             "train": replace(half, files=tuple(f"train/{name}" for name in names)),
             "test": replace(half, files=tuple(f"test/{name}" for name in names), images=images + 100),
@@ -165,10 +165,15 @@ def test_sources_in_several_splits_of_ones_own_are_told():
     assert "images of 4 of 4 sources are in several splits" in line
     assert "patient0" in line
     assert "patient0" not in line.published
-    assert said([f"{kind}/{i}.png" for kind in "ab" for i in range(40)]) == []  # the same numbers in each folder
+    for numbered in (
+        [f"{kind}/{i}.png" for kind in "ab" for i in range(40)],  # the same numbers in each folder
+        [f"{kind}/{'abc'.index(kind)}_{i}.png" for kind in "abc" for i in range(40)],  # the class in each name
+    ):
+        assert said(numbered) == [], numbered[0]
     folders = [name.replace("_", "/") for name in patients]
     (line,) = said(folders, inner=["patient0", "patient1"])
     assert "images of 4 inner folders are in several splits" in line
+    assert said([name.replace("/", "/images/") for name in patients], inner=["images"]) == []
 
 
 def test_a_classifier_that_is_fitted_is_not_told_to_augment():
