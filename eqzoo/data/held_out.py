@@ -71,9 +71,9 @@ def image_sources(
     Args:
         split_by: ``"folder"``: the folder inside of the class folder, by its name, also where several classes have it.
             Another string: of image files a regular expression, searched in the path below the class folder; the
-            source is what its groups match, or all that it finds. Of a .npz file the name of an array with a value for
-            each training image. Or the values themselves: of image files by their paths in the folder, such as
-            ``{"tumor/3.png": "patient7"}``, of other data a list or an array.
+            source is the first of its groups that matches, or all that it finds. Of a .npz file the name of an array
+            with a value for each training image. Or the values themselves: of image files by their paths in the
+            folder, such as ``{"tumor/3.png": "patient7"}``, of other data a list or an array.
         data: The data that the images were read from, as `read_images` takes it.
         split: The images; those of a folder may be of any part, others are the training images.
 
@@ -96,6 +96,8 @@ def image_sources(
             if split_by not in arrays:
                 raise ValueError(f"{data} has no array {split_by!r} to split by; it has {', '.join(arrays)}")
             split_by = arrays[split_by]
+    if isinstance(split_by, Mapping):
+        raise ValueError("split_by is a dictionary for a folder of images alone; of arrays it is a list or an array")
     values = np.asarray(split_by)
     gaps = [i for i, value in enumerate(values.reshape(-1).tolist()) if str(value) in _MISSING]
     if values.shape != (len(split),) or gaps:
@@ -149,7 +151,7 @@ def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
     search = pattern.match if split_by == "folder" else pattern.search
     matches = [search(file.split("/", outer)[outer]) for file in files]
     texts = (() if match is None else match.groups() if pattern.groups else (match[0],) for match in matches)
-    found = [" ".join(filter(None, each)) for each in texts]
+    found = [next(filter(None, each), "") for each in texts]
     if missing := [file for file, source in zip(files, found, strict=True) if not source]:
         raise ValueError(
             f"{len(missing):,} of {len(files):,} images have no source to split by: {pattern.pattern!r} finds nothing "
