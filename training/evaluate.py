@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU where there is one")
     add_data_arguments(parser)
     args = parser.parse_args(argv)
+    if args.images is not None and args.images < 1:
+        parser.error(f"--images is 1 or more, got {args.images}")
     try:
         check_device(args.device)
         runs = sorted(map(RunDirectory.finished, args.runs), key=lambda run: run.recipe().seed)

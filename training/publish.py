@@ -69,6 +69,8 @@ def add_to_zoo(run: Path, replace_weights: bool = False) -> Path:
             its file is larger than git takes, or the folder holds other weights.
     """
     checkpoint = read_checkpoint(run)
+    if (dataset := checkpoint.results["data"]) not in CATALOG:
+        raise ValueError(f"{dataset} is no data set of the zoo: `eqzoo publish` takes runs on your own images")
     check_network(run, checkpoint)
     if run.resolve().parent == CARDS:
         return run.resolve()
@@ -91,8 +93,6 @@ def add_to_zoo(run: Path, replace_weights: bool = False) -> Path:
 def check_recipe(checkpoint: Checkpoint) -> None:
     """Raises ValueError unless a run has the settings of the recipe that its checkpoint is named after."""
     recipe, name = Recipe(**checkpoint.training["recipe"]), checkpoint.name
-    if recipe.dataset not in CATALOG:
-        raise ValueError(f"{recipe.dataset} is no data set of the zoo: `eqzoo publish` takes runs on your own images")
     if name not in recipe_names() or replace(recipe, seed=0) != replace(load_recipe(name), seed=0):
         raise ValueError(f"{name} was not made by the recipe of its name: {checkpoint.results['command']}")
 

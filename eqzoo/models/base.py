@@ -133,7 +133,7 @@ class EquivariantNet(nn.Module):
     ) -> list[int]:
         """Removes the blocks after the last requested feature, and the head; returns the indices of the features.
 
-        Call `forward_intermediates` then: where the head has layers of its own, `forward` fails.
+        Call `forward_intermediates` then; what `forward` gives without the head is of no use, or an error.
 
         Args:
             indices: The features, as those of `forward_intermediates`.
