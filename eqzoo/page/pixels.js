@@ -262,7 +262,7 @@ function antialiased(size, target) {
   });
 }
 
-/** Resizes an image and crops its center to [height, width], as eqzoo.data.preprocess. */
+/** Resizes an image and crops its center to [height, width], rounded, as eqzoo.data.images.preprocess_uint8. */
 function preprocess({ width, height, planes }, size) {
   const factor = Math.max(size[0] / height, size[1] / width);
   const [tall, wide] = [height, width].map((side, i) => size[i] + 2 * roundEven((side * factor - size[i]) / 2));
@@ -284,7 +284,7 @@ function preprocess({ width, height, planes }, size) {
       for (let x = 0; x < size[1]; x++) {
         let sum = 0;
         for (let j = 0; j < weights.length; j++) sum += weights[j] * narrow[(first + j) * size[1] + x];
-        result[y * size[1] + x] = Math.min(Math.max(sum, 0), 255);
+        result[y * size[1] + x] = roundEven(Math.min(Math.max(sum, 0), 255));
       }
     });
     return result;

@@ -224,7 +224,7 @@ def test_views_are_those_of_preprocess_and_rotate(browser, smooth, tmp_path, siz
     for angle, reflected in [(0, False), (90, True), (270, False), (45, False), (135, True), (200, False)]:
         quarters = round(angle / 90)
         moved = (image.flip(2) if reflected else image).rot90(quarters, (1, 2))
-        expected = eqzoo.rotate(preprocess(moved, size)[None], angle - 90 * quarters)[0]
+        expected = eqzoo.rotate(preprocess(moved, size).round()[None], angle - 90 * quarters)[0]
         found = probe(browser, tmp_path / "color.png", 3, size, angle, reflected)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
         if angle:  # negative control
@@ -260,7 +260,7 @@ def test_predictions_are_those_of_eqzoo_predict(browser, classified, capsys):
             theirs = [value for key, value in expected[name].items() if key.startswith(network)]
             mine = [value for key, value in row.items() if key.startswith(network)]
             assert mine[0] == theirs[0]
-            close(mine[1:], theirs[1:])
+            close(mine[1:], theirs[1:], 1e-3)  # a pixel half way between two values may be rounded to the other one
     predicted = [row["p4_cnn.rotmnist"] for row in found.values()]
     assert len(set(predicted)) > 5
     most_probable = [
@@ -386,7 +386,7 @@ def test_one_image_is_shown_at_all_angles(browser, classified):
     views = torch.tensor(browser.run("return current.views.map((view) => view.probabilities)"))
     changes = (views[:4] - views[:1]).abs().amax((0, 2))
     assert changes[0] < 1e-5 < 1e-3 < changes[1]  # the rotations; z2_cnn is the negative control
-    image = preprocess(load_image(classified / "digit001.png", 1).double(), (28, 28))[None]
+    image = preprocess(load_image(classified / "digit001.png", 1).double(), (28, 28)).round()[None]
     model = eqzoo.create_model("p4_cnn", pretrained=True).eval()
     mean, std = (model.pretrained_cfg[key][0] for key in ("mean", "std"))
     with torch.no_grad():
