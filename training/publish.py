@@ -32,7 +32,6 @@ from eqzoo.models.load import load_network
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
-_CONFIGURED = ("input_size", "mean", "std", "num_classes")  # of a checkpoint, as its network is registered
 ROUNDS = 3  # measurements of the throughput of a checkpoint, of which the median is taken
 
 
@@ -103,18 +102,20 @@ def check_network(run: Path, checkpoint: Checkpoint) -> None:
     That network is the registered one, with its configuration for the data set.
     """
     recipe = Recipe(**checkpoint.training["recipe"])
-    built: Any = load_network(run, pretrained=True).network
-    registered: Any = weightless(configured_name(recipe.model, recipe.dataset))
-    shapes, expected = ({k: v.shape for k, v in net.state_dict().items()} for net in (built, registered))
-    differing = [key for key in _CONFIGURED if _values(built, key) != _values(registered, key)]
-    if checkpoint.name.partition(".")[0] != built.pretrained_cfg["architecture"] or shapes != expected or differing:
-        what = ", ".join(differing) or "the architecture or the shapes of weights"
-        raise ValueError(f"the network of {run} is not the registered {checkpoint.name}: they differ in {what}")
+    built = _described(load_network(run, pretrained=True).network)
+    registered = _described(weightless(configured_name(recipe.model, recipe.dataset)))
+    if differing := [key for key in registered if built[key] != registered[key]]:
+        raise ValueError(
+            f"the network of {run} is not the registered {checkpoint.name}: they differ in {', '.join(differing)}; "
+            "train the registered one, or register this one under a name of its own"
+        )
 
 
-def _values(network: Any, key: str) -> list[float]:
-    value = network.pretrained_cfg[key]
-    return [*value] if isinstance(value, tuple | list) else [value]
+def _described(network: Any) -> dict[str, Any]:
+    """What two networks of a name have in common: their configuration and the shapes of their weights."""
+    cfg = {key: network.pretrained_cfg[key] for key in ("architecture", "input_size", "mean", "std", "num_classes")}
+    cfg = {key: list(value) if isinstance(value, tuple) else value for key, value in cfg.items()}
+    return cfg | {"the shapes of weights": {key: value.shape for key, value in network.state_dict().items()}}
 
 
 def time_all() -> None:

@@ -96,6 +96,12 @@ def test_a_network_that_is_not_the_registered_one_is_refused(zoo):
         (run / "config.json").write_text(json.dumps(config | other))
         with pytest.raises(SystemExit, match=message):
             publish.main([str(run)])
+    narrow = eqzoo.create_model("p4_cnn", width=8)
+    save_file(narrow.state_dict(), run / "model.safetensors")
+    write_results(run, weights_sha256=hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest())
+    (run / "config.json").write_text(json.dumps(config | {"model_args": {"width": 8}}))
+    with pytest.raises(SystemExit, match="they differ in the shapes of weights; train the registered one"):
+        publish.main([str(run)])
     assert not list((zoo / "model_cards").iterdir())
     write_results(run, data="mine")  # whose mean differs too
     with pytest.raises(SystemExit, match="mine is no data set of the zoo: `eqzoo publish`"):
@@ -126,6 +132,9 @@ def test_a_card_shows_classes_of_unequal_sizes_and_those_of_a_user():
     equal = scores(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]), ("round", "torn"))
     assert "| round |" not in render_card(changed(**equal))
     assert "| round |" in render_card(replace(changed(**equal), zoo=False))
+    missing = scores(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]), ("round", "torn"))
+    assert "mean F1 of the classes that have images |" in render_card(changed(**missing))
+    assert "that have images" not in text
 
 
 def test_several_seeds_have_a_mean_and_a_spread():
