@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"{tuned[0]} is a fine-tuning, which eqzoo finetune has evaluated")
         splits = splits_of(runs[0].recipe(), args)
         _check_runs(runs, splits)
-        if args.images:
+        if args.images is not None:
             splits = {**splits, "test": sample(splits["test"], args.images)}
         device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
         folder, results = evaluate_runs(runs, splits, device, args.half, args.rotated, args.workers)

@@ -75,10 +75,12 @@ def test_seeds_have_their_accuracies_and_the_best_on_validation_images_is_a_chec
 
 def test_half_precision_is_what_is_evaluated(runs):
     folder = runs / "runs" / "p4_cnn.blobs" / "seed1"
-    ran = evaluate(runs, folder, "--half", "--rotated", "5")
+    assert "--images is 1 or more, got 0" in evaluate(runs, folder, "--images", "0").stderr
+    ran = evaluate(runs, folder, "--half", "--images", "12", "--rotated", "5")
     assert ran.returncode == 0, ran.stderr
     rounded = folder.with_name("seed1-half")
     assert results(rounded)["weights_dtype"] == "float16"
+    assert sum(map(sum, results(rounded)["confusion"])) == results(rounded)["images"]["test"] == 12
     half, full = (load_file(place / "model.safetensors") for place in (rounded, folder))
     kept = {name for name, value in half.items() if value.dtype == torch.float32}
     assert kept == {name for name in half if "running_" in name} != set()

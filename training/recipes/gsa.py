@@ -41,8 +41,7 @@ _FINER = (
     "rotations. Batch size and weight decay as in the paper; one epoch of 1,000 digits (the paper: 300 of 10,000) with "
     "Muon with Nesterov momentum for matrices and AdamW for other parameters, a cosine learning rate schedule from "
     "1e-3 and 3e-4, no dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving "
-    "average of the weights. In float32. {distilled} Of the 50,000 test digits 10,000, drawn with a fixed seed, "
-    "were evaluated, as all take hours."
+    "average of the weights. In float32. {distilled}"
 )
 _DISTILLED = (
     "The network also learned from others (distillation), which no network of the paper did: 0.8 of the loss is the "
