@@ -14,7 +14,7 @@ def run(args: argparse.Namespace) -> Answer:
         ["", *(row["folder"] for row in rows)],
         ["network", *(row["checkpoint"] for row in rows)],
         ["accuracy", *(f"{row['accuracy']:.2f} %" for row in rows)],
-        ["mean F1 of classes with images", *(f"{row['macro_f1']:.2f} %" for row in rows)],
+        ["mean F1 of the classes that have images", *(f"{row['macro_f1']:.2f} %" for row in rows)],
         ["accuracy, difference to the first", "", *(_difference(row, "accuracy") for row in rows[1:])],
         ["mean F1, difference to the first", "", *(_difference(row, "macro_f1") for row in rows[1:])],
         ["p-value of McNemar's test", "", *(f"{row['p_value']:.2g}" for row in rows[1:])],

@@ -150,8 +150,7 @@ def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
         raise ValueError(f"split_by is no regular expression: {split_by!r} ({error}); any text is .*") from error
     search = pattern.match if split_by == "folder" else pattern.search
     matches = [search(file.split("/", outer)[outer]) for file in files]
-    texts = (() if match is None else match.groups() if pattern.groups else (match[0],) for match in matches)
-    found = [next(filter(None, each), "") for each in texts]
+    found = [next(filter(None, match.groups() or (match[0],)), "") if match else "" for match in matches]
     if missing := [file for file, source in zip(files, found, strict=True) if not source]:
         raise ValueError(
             f"{len(missing):,} of {len(files):,} images have no source to split by: {pattern.pattern!r} finds nothing "

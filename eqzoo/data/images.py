@@ -363,5 +363,8 @@ def preprocess(image: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def preprocess_uint8(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """`preprocess`, rounded to whole numbers from 0 to 255: the images that networks are trained and evaluated on."""
+    """`preprocess`, rounded to whole numbers from 0 to 255: the pixels that networks are trained and evaluated on.
+
+    The arguments and the shape are those of `preprocess`; the result is uint8.
+    """
     return preprocess(image, size).round().clamp(0, 255).to(torch.uint8)

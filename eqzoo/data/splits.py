@@ -284,13 +284,9 @@ def resized(split: AnySplit, size: tuple[int, int]) -> AnySplit:
     if tuple(before) == size:
         return split
     if isinstance(split, Split):
-        return replace(split, images=torch.cat([_scaled(part, size) for part in split.images.split(_BATCH)]))
+        return replace(split, images=torch.cat([preprocess_uint8(part, size) for part in split.images.split(_BATCH)]))
     return replace(split, read=partial(_read_scaled, split.read, size), shape=(channels, *size))
 
 
 def _read_scaled(read: Callable[[int], Tensor], size: tuple[int, int], index: int) -> Tensor:
-    return _scaled(read(index), size)
-
-
-def _scaled(images: Tensor, size: tuple[int, int]) -> Tensor:
-    return preprocess_uint8(images, size)
+    return preprocess_uint8(read(index), size)

@@ -193,7 +193,7 @@ def _duration(seconds: float) -> str:
 
 
 def _nested(inner: Sequence[str], splits: Mapping[str, AnySplit], drawn: bool, by_source: bool) -> Iterator[str]:
-    """A line on folders inside of the class folders; without ``by_source`` also on images of one in several splits."""
+    """A line on folders inside of the class folders; unless split ``by_source``, on those in several splits."""
     if not inner:
         return
     apart = ""
@@ -206,7 +206,7 @@ def _nested(inner: Sequence[str], splits: Mapping[str, AnySplit], drawn: bool, b
         paths = [(part, file.split("/")[2:]) for part, split in splits.items() for file in split.files]
         several = _in_several((part, path[0]) for part, path in paths if len(path) > 1)
         if len(several) >= _FEW_SOURCES:
-            apart = f"; {_moved(f'{len(several):,} inner folders')}"
+            apart = f"; {_spread_over_splits(f'{len(several):,} inner folders')}"
     classes = some_names(splits["train"].classes, 3)
     yield NamingLine(
         "class folders hold folders of images",
@@ -232,10 +232,11 @@ def _named_sources(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> It
         apart = len({pair[:2] for pair in found}) < len(found) <= _REPEATED * len(files)
         if not (apart and _FEW_SOURCES <= len(names) <= len(files) / 2):
             continue
-        several = sorted({*names} & _in_several((part, source) for part, _, source in found))
-        text = f"{len(several):,} of {len(names):,} sources"
         if drawn:
             several, text = names, f"{len(names):,} sources of {len(files):,} images: --split-by '{pattern}'"
+        else:
+            several = sorted({*names} & _in_several((part, source) for part, _, source in found))
+            text = f"{len(several):,} of {len(names):,} sources"
         if several:
             readings.setdefault((len(names), len(found)), (f"{', '.join(several[:2])}, ...", text))
     texts = "; or ".join(text for _, text in readings.values())
@@ -248,7 +249,7 @@ def _named_sources(splits: Mapping[str, AnySplit], drawn: Collection[str]) -> It
             ")",
         )
     elif readings:
-        yield NamingLine("by the names of files", f" ({examples})", f" {_moved(texts)}")
+        yield NamingLine("by the names of files", f" ({examples})", f" {_spread_over_splits(texts)}")
 
 
 def _in_several(sources: Iterable[tuple[str, str]]) -> set[str]:
@@ -257,7 +258,8 @@ def _in_several(sources: Iterable[tuple[str, str]]) -> set[str]:
     return {source for source, count in found.items() if count > 1}
 
 
-def _moved(sources: str) -> str:
+def _spread_over_splits(sources: str) -> str:
+    """What to do about sources, in words, that are in several splits."""
     return (
         f"images of {sources} are in several splits: if these are patients, slides or scenes, the metrics are too "
         "good; move the images of each into one split"

@@ -231,6 +231,8 @@ def save_images(root, *names, side=8):
         (["train/a/0.png", "test/0.png"], "test has images of the classes: none"),
         (["train/a/0.png", "training/a/0.png"], "has the folders train and training for the same images"),
         (["val/a/0.png", "development/a/0.png"], "has the folders: 'development', 'val'"),
+        (["valid/0.png", "invalid/0.png"], "'valid' is the name of a part of the images"),  # of good and bad parts
+        (["train/a/0.png", "valid/0.png"], "'valid' is the name of a part of the images"),
         (["bus/north/0.png", "train/north/0.png"], "has the folders: 'bus', 'train'"),  # a train is a vehicle too
         (["cat/train/0.png", "cat/Test/0.png", "dog/train/0.png"], "has the folders: 'cat', 'dog'"),
         (["cat/train/0.png", "dog/test/0.png", "bird/0.png"], "has the folders: 'bird', 'cat', 'dog'"),
