@@ -17,12 +17,15 @@ import timm
 import eqzoo
 from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
-from eqzoo.cards import render_table
-from eqzoo.cards.checkpoint import error_text
+from eqzoo.cards.card import wrapped
+from eqzoo.cards.checkpoint import counts_of, error_text
+from eqzoo.data import CATALOG
+from eqzoo.hub import CONFIG_NAME
 from eqzoo.models.builder import default_checkpoint
 from eqzoo.models.papers import PAPERS, Row, rows
 
 ROOT = Path(__file__).resolve().parents[1]
+CARDS = "https://github.com/eqzoo/eqzoo/tree/main/model_cards/"  # docs/ is a site too, which does not hold the cards
 BLOCK = re.compile(r"(<!-- ([\w-]+): rendered by training/tables\.py -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 # The networks of docs/choosing.md and what they are for.
 NETWORKS = {
@@ -77,6 +80,44 @@ def results(root: Path) -> dict[str, dict[str, Any]]:
     """The results of the published checkpoints by name."""
     paths = sorted((root / "model_cards").glob("*/results.json"))
     return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def checkpoints(root: Path) -> str:
+    """The tables of all checkpoints, one for each data set."""
+    found = list(results(root).values())
+    sets = [(name, [r for r in found if r["data"] == name]) for name in CATALOG]
+    return "\n\n".join(_of_dataset(root, name, of_set) for name, of_set in sets if of_set)
+
+
+def _of_dataset(root: Path, name: str, found: Sequence[dict[str, Any]]) -> str:
+    data, counts = CATALOG[name], [counts_of(r) for r in found]
+    differ = any(row != counts[0] for row in counts)
+    columns = ["checkpoint", "input", "parameters", "test error", "at the worst of 24 angles"]
+    columns += ["same class at all 90° rotations", "license", *["images: train, valid, test"] * differ]
+    rows = []
+    for r, count in zip(found, counts, strict=True):
+        path = root / "model_cards" / r["checkpoint"] / CONFIG_NAME
+        cfg = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"]
+        cells = [
+            f"[{r['checkpoint']}]({CARDS}{r['checkpoint']})",
+            " x ".join(map(str, cfg["input_size"])),
+            f"{r['parameters']:,}",
+            error_text(r, 2) + _published(r),
+            f"{100 - min(r['rotation_curve']['accuracy']):.2f} %",
+            f"{r['same_class_at_all_quarter_rotations']:.2f} %",
+            cfg["license"],
+        ]
+        rows.append([*cells, *["; ".join(count.values())] * differ])
+    words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
+    text = wrapped(f"Trained and tested on {data.text.format(**words)}.")
+    return f"## {data.title}\n\n{text}\n\n{table(columns, rows)}"
+
+
+def _published(r: Mapping[str, Any]) -> str:
+    """Behind an error: of several seeds the published one's, and the mean of the classes' F1 if classes are unequal."""
+    count, macro_f1 = len(r.get("accuracies", ())), r.get("macro_f1", r["accuracy"])
+    seeds = f" ({count} seeds; {100 - r['accuracy']:.2f} % published)" if count > 1 else ""
+    return seeds + (f", macro F1 {macro_f1:.1f} %" if abs(macro_f1 - r["accuracy"]) > 1 else "")
 
 
 def benchmark(root: Path, name: str) -> list[dict[str, Any]]:
@@ -256,7 +297,7 @@ def _parameters(model: str, checkpoint: str) -> int:
 
 TABLES: dict[str, Callable[[Path], str]] = {
     "attention": attention,
-    "checkpoints": lambda root: render_table(list(results(root).values())),
+    "checkpoints": checkpoints,
     "files": files,
     "networks": networks,
     "papers": papers,

@@ -5,7 +5,6 @@ from .checkpoint import CARD_NAME, Checkpoint, read_checkpoint
 from .figures import write_figures
 from .push import REPO_FILES, edited_card, export_beside, push_folder, restate, write_card
 from .results import network_results, training_results
-from .tables import render_table
 
 __all__ = [
     "CARD_NAME",
@@ -17,7 +16,6 @@ __all__ = [
     "push_folder",
     "read_checkpoint",
     "render_card",
-    "render_table",
     "restate",
     "training_results",
     "write_card",

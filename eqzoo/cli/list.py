@@ -40,12 +40,13 @@ def _entry(name: str, parameters: bool) -> dict[str, Any]:
         results = weights_and_results(name)[1] or {}
         entry |= {"accuracy": results.get("accuracy"), "distilled": bool(results.get("distilled"))}
         entry["error"] = error_text(results, 2) if results else None
+        entry["license"] = timm.get_pretrained_cfg(name).license
     return entry | {"parameters": count_parameters(weightless(name))} if parameters else entry
 
 
 def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -> str:
-    last = "test error" if checkpoints else "checkpoints"
-    heading = ["name", "group", *["parameters"] * parameters, "input", "family", last]
+    last = ["license", "test error"] if checkpoints else ["checkpoints"]
+    heading = ["name", "group", *["parameters"] * parameters, "input", "family", *last]
     rows = [
         [
             entry["name"],
@@ -53,7 +54,7 @@ def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -
             *[f"{entry['parameters']:,}" for _ in range(parameters)],
             " x ".join(map(str, entry["input_size"])),
             entry["family"],
-            entry["error"] or "" if checkpoints else ", ".join(entry["checkpoints"]),
+            *([entry["license"], entry["error"] or ""] if checkpoints else [", ".join(entry["checkpoints"])]),
         ]
         for entry in entries
     ]

@@ -75,6 +75,7 @@ def test_the_table_of_networks(capsys):
     assert re.split(r"  +", rows[1])[:5] == ["z2_allcnn", "z2", "1,370,996", "3 x 32 x 32", "attentive"]
     _, out, _ = run(capsys, "list", "p4_cnn.*", "--json", "--pretrained")
     (entry,) = json.loads(out)["networks"]
+    assert entry["license"] == "mit"
     assert (entry["name"], entry["input_size"], entry["checkpoints"]) == ("p4_cnn.rotmnist", [1, 28, 28], ["rotmnist"])
     assert (entry["accuracy"], entry["distilled"]) == (98.04, False)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import eqzoo
-from eqzoo.cards import card, push_folder, read_checkpoint, render_card, render_table
+from eqzoo.cards import card, push_folder, read_checkpoint, render_card
 from eqzoo.evaluation.metrics import scores
 from tests.conftest import ROOT
 
@@ -140,7 +140,6 @@ def test_a_card_shows_classes_of_unequal_sizes_and_those_of_a_user():
 def test_several_seeds_have_a_mean_and_a_spread():
     several = changed(accuracies=[97.0, 98.0], accuracy=98.0)
     assert "2.50 ± 0.71 %" in render_card(several)
-    assert "2.50 ± 0.71 %" in render_table([dict(several.results)])
 
 
 def test_the_code_of_a_card_runs(tmp_path, monkeypatch, capsys):

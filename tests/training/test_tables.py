@@ -29,3 +29,10 @@ def test_another_number_is_another_table(block, source, tmp_path):
         row["ratio"] += 0.5
     path.write_text(json.dumps(report))
     assert tables.rendered_pages(tmp_path)[page] != text
+
+
+def test_of_several_seeds_the_published_error_stands_beside_the_mean(tmp_path):
+    folder = shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "model_cards" / "p4_cnn.rotmnist")
+    results = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps(results | {"accuracies": [97.0, 98.0], "accuracy": 98.0}))
+    assert "| 2.50 ± 0.71 % (2 seeds; 2.00 % published) |" in tables.checkpoints(tmp_path)
