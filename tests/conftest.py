@@ -71,12 +71,12 @@ def _float64_and_seed():
 def _short_measurements():
     """Networks are timed for a hundredth of a second where results of a training are written, not for three."""
     try:
-        from eqzoo.cards import results
+        from eqzoo.finetuning import write
     except ImportError:  # without the extra `train`, tests of layers and networks run
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "throughput", functools.partial(throughput, min_seconds=1e-2))
+        patch.setattr(write, "throughput", functools.partial(throughput, min_seconds=1e-2))
         yield
 
 

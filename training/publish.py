@@ -2,14 +2,11 @@
 
 Copies its files to `model_cards/<checkpoint>/`, which is its Hub repo, and renders the tables of README.md and docs
 (tables.py). Nothing leaves the machine without `--push OWNER`, which makes the repo `OWNER/<checkpoint>` if
-need be and uploads what differs in one commit. `--render` renders all cards and tables anew; `--render --time` measures
-the throughput of all checkpoints before, one after the other, so that the cards agree on the machine and its load.
+need be and uploads what differs in one commit. `--render` renders all cards and tables anew.
 """
 
 import argparse
-import json
 import shutil
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +15,7 @@ from typing import Any
 from common import load_recipe, recipe_names
 from tables import rendered_pages
 
-from eqzoo._common import write_json, write_text
-from eqzoo.analysis import throughput
+from eqzoo._common import write_text
 from eqzoo.analysis.sizes import weightless
 from eqzoo.cards import CARD_NAME, REPO_FILES, Checkpoint, export_beside, push_folder, read_checkpoint, render_card
 from eqzoo.data import CATALOG
@@ -32,7 +28,6 @@ from eqzoo.models.load import load_network
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = ROOT / "model_cards"
 GIT_LIMIT = 16_000_000  # bytes of a checkpoint that git holds
-ROUNDS = 3  # measurements of the throughput of a checkpoint, of which the median is taken
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -40,8 +35,6 @@ def main(argv: list[str] | None = None) -> None:
     args = _parse(argv)
     try:
         folders = [add_to_zoo(run, args.replace) for run in args.run]
-        if args.time:
-            time_all()
         for path, text in rendered().items():
             if path.read_text(encoding="utf-8") != text:
                 write_text(path, text)
@@ -118,20 +111,6 @@ def _described(network: Any) -> dict[str, Any]:
     return cfg | {"the shapes of weights": {key: value.shape for key, value in network.state_dict().items()}}
 
 
-def time_all() -> None:
-    """Measures the throughput of all checkpoints in turn, three times, and writes the medians to results.json."""
-    folders = sorted(path.parent for path in CARDS.glob(f"*/{RESULTS_NAME}"))
-    found: dict[Path, list[dict[str, Any]]] = {folder: [] for folder in folders}
-    for _ in range(ROUNDS):
-        for folder in folders:
-            network = load_network(folder).network
-            found[folder].append(throughput(network, network.pretrained_cfg["input_size"]))
-    for folder, measured in found.items():
-        rate = statistics.median(row["images_per_second"] for row in measured)
-        results = json.loads((folder / RESULTS_NAME).read_text(encoding="utf-8"))
-        write_json(folder / RESULTS_NAME, results | {"throughput": measured[0] | {"images_per_second": rate}})
-
-
 def rendered() -> dict[Path, str]:
     """Every text that is rendered from results.json: the cards, and pages with tables."""
     found = {path.parent: read_checkpoint(path.parent) for path in sorted(CARDS.glob(f"*/{RESULTS_NAME}"))}
@@ -146,7 +125,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="*", help="folders of evaluated runs, or of checkpoints to push")
     parser.add_argument("--render", action="store_true", help="render all cards and tables anew")
-    parser.add_argument("--time", action="store_true", help="with --render: measure the throughput of all before")
     parser.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>")
     parser.add_argument("--private", action="store_true", help="a repo that --push creates is private, not public")
     parser.add_argument("--replace", action="store_true", help="replace different weights, here and on the Hub")

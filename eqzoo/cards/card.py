@@ -257,21 +257,22 @@ def _rotation_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
 
 
 def _network_rows(checkpoint: Checkpoint) -> list[tuple[str, str, str]]:
-    r, speed = checkpoint.results, checkpoint.results["throughput"]
+    r, speed = checkpoint.results, checkpoint.results.get("throughput")
     size = f"{checkpoint.size / 1e6:.1f} MB" if checkpoint.size >= 1e6 else f"{checkpoint.size / 1e3:.0f} kB"
     found = []
     if len(Group.from_name(r["group"]).grid_elements) > 1:  # more than the identity
         found.append((f"equivariance error, {r['group']}", f"{r['equivariance_error']:.1e}", ""))
-    if r["group"] != "p4":
+    if Group.from_name(r["group"]).rotations % 4:  # else it is among those of the group
         found.append(("equivariance error, p4", f"{r['equivariance_error_p4']:.1e}", ""))
-    rate = f"{speed['images_per_second']:,.0f} a second, float32, batch {speed['batch_size']}, {speed['machine']}"
-    return [
-        *found,
+    found += [
         ("parameters", f"{r['parameters']:,}", ""),
         ("weights", f"{size}, {r['weights_dtype']}", ""),
         ("multiply-adds an image", f"{r['multiply_adds']:,}", ""),
-        ("predictions", rate, ""),
     ]
+    if speed:  # of a fine-tuned network, on its user's machine
+        rate = f"{speed['images_per_second']:,.0f} a second, float32, batch {speed['batch_size']}, {speed['machine']}"
+        found.append(("predictions", rate, ""))
+    return found
 
 
 def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:

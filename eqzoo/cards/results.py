@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._common import __version__
-from ..analysis.cost import BATCH_SIZE, machine, multiply_adds, throughput, versions
+from ..analysis.cost import machine, multiply_adds, versions
 from ..engine.recipe import best_row
 from ..equivariance import equivariance_error, equivariance_report
 from ..evaluation import Predictor
@@ -14,14 +14,13 @@ from ..evaluation.metrics import DIGITS
 from ..groups import P4
 
 
-def network_results(model: nn.Module, x: Tensor | None = None, timed_batch: int = BATCH_SIZE) -> dict[str, Any]:
-    """Group, parameters, multiply-adds, images a second and equivariance errors of a network.
+def network_results(model: nn.Module, x: Tensor | None = None) -> dict[str, Any]:
+    """Group, parameters, multiply-adds and equivariance errors of a network.
 
     Args:
         model: The network with its weights, in evaluation mode.
         x: Normalized images, ``(B, C, height, width)``, on which the equivariance error is measured where noise gives
             no features, and so no error relative to them; None for noise alone.
-        timed_batch: The number of images in a batch whose throughput is measured.
     """
     predictor = Predictor.of(model)
     size = predictor.input_size
@@ -36,7 +35,6 @@ def network_results(model: nn.Module, x: Tensor | None = None, timed_batch: int 
         "group": predictor.group.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "multiply_adds": multiply_adds(model, size),
-        "throughput": throughput(model, size, timed_batch),
         "equivariance_error": report.largest,
         "equivariance_error_p4": equivariance_error(model, x, P4),
     }

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._common import atomic, write_json
+from ..analysis import throughput
 from ..cards import network_results, training_results, write_card, write_figures
 from ..data import AnySplit
 from ..data.hashes import SPLIT_NAMES
@@ -64,7 +65,8 @@ def write_checkpoint(plan: Plan, model: nn.Module, advice: Sequence[str]) -> dic
         **({"sources": dict(plan.images.sources)} if plan.images.sources else {}),
         **training,
         "training_accuracy": round(training_accuracy, DIGITS),
-        **network_results(model, with_features, timed_batch),
+        **network_results(model, with_features),
+        "throughput": throughput(model, predictor.input_size, timed_batch),
         "start": plan.settings["start"],
         "base_model": plan.settings["base_model"],
         **({"distilled": True} if plan.recipe.teachers or plan.recipe.soft_labels else {}),

@@ -84,9 +84,9 @@ def test_the_table_of_checkpoints(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")  # narrower ones wrap its last column
     _, out, _ = run(capsys, "list", "p4_asc_resnet29.*", "--long", "--pretrained")
     heading, *rows = (re.split(r"  +", line) for line in out.splitlines())
-    assert heading == ["name", "group", "input", "family", "test error"]
-    assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "6.07 ± 0.13 % (distilled)"] in rows
-    assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "2.17 %"] in rows
+    assert heading == ["name", "group", "input", "family", "license", "test error"]
+    assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "mit", "6.07 ± 0.13 % (distilled)"] in rows
+    assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "mit", "2.17 %"] in rows
 
 
 def test_results_are_known_without_the_weights(capsys, tmp_path, monkeypatch):

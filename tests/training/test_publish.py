@@ -164,19 +164,3 @@ def test_an_onnx_file_of_other_weights_is_not_pushed(tmp_path):
     eqzoo.export_onnx(eqzoo.create_model("p4_cnn"), folder / "model.onnx")
     with pytest.raises(ValueError, match="was not made of the checkpoint beside it"):
         push_folder(folder, "me/x")
-
-
-def test_the_throughput_of_all_is_measured_in_turn(zoo, monkeypatch):
-    for name in (NAME, "z2_cnn.rotmnist"):
-        shutil.copytree(ROOT / "model_cards" / name, zoo / "model_cards" / name)
-    order, rates = [], iter([1.0, 9.0, 2.0, 8.0, 3.0, 7.0])
-
-    def timed(network, _):
-        order.append(network.pretrained_cfg["architecture"])
-        return {"images_per_second": next(rates), "batch_size": 1, "machine": "here"}
-
-    monkeypatch.setattr(publish, "throughput", timed)
-    publish.main(["--render", "--time"])
-    assert order == ["p4_cnn", "z2_cnn"] * 3
-    found = json.loads((zoo / "model_cards" / NAME / "results.json").read_text())
-    assert found["throughput"] == {"images_per_second": 2.0, "batch_size": 1, "machine": "here"}
