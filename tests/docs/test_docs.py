@@ -48,7 +48,6 @@ def title(page):
 def desk(tmp_path, monkeypatch):
     """A folder with the examples and some images in two classes, float32 as a user has it."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    (tmp_path / "docs" / "images").mkdir(parents=True)
     draw = np.random.default_rng(0)
     for kind in ("long", "round"):
         (tmp_path / "images" / kind).mkdir(parents=True)
@@ -122,10 +121,10 @@ def make_the_figures(page, desk):
     assert command_line.main(command.split()) == 0
     assert doc_pages.run(text, page.name) > 0
     shown = set(re.findall(r"\(images/(.*?)\)", text))
-    assert {path.name for path in (desk / "docs" / "images").iterdir()} == shown
+    assert shown <= {path.name for path in desk.iterdir()}
     assert {path.name for path in (ROOT / "docs" / "images").iterdir()} == shown
     for name in shown:
-        there, new = (Image.open(root / "docs" / "images" / name).convert("L") for root in (ROOT, desk))
+        there, new = (Image.open(folder / name).convert("L") for folder in (ROOT / "docs" / "images", desk))
         assert there.size == new.size, name
         assert new.getextrema()[1] - new.getextrema()[0] > 100, name
         assert (ROOT / "docs" / "images" / name).stat().st_size < 100_000
