@@ -45,7 +45,7 @@ NETWORKS = {
     "p4_e4_resnet18": "thousands of color images and a GPU",
     "p4m_densenet": "cells; MIT weights",
     "p4m_convnext_atto": "larger images; no weights",
-    "p4m_octic_vit_large_patch16_224": "[weights of ImageNet](imagenet.md)",
+    "p4m_octic_vit_large_patch16_224": "[ImageNet weights](imagenet.md)",
 }
 PAPERS_DATA = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
 DATA_TITLES = {

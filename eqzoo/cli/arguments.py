@@ -92,7 +92,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--invariant",
         choices=["p4", "p4m", "z2m"],
-        help="make a network of timm invariant: to rotations by 90°, reflections too, or reflections alone",
+        help="make a timm network invariant: to rotations by 90°, reflections too, or reflections alone",
     )
     sub.add_argument(
         "--copies",
@@ -100,7 +100,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of the rotated and reflected copies of an image, take N, 1 for a canonical one (default: all)",
     )
-    sub.add_argument("--weights", metavar="FILE", help="weights of a network of timm, .safetensors or .pth")
+    sub.add_argument("--weights", metavar="FILE", help="weights of a timm network, .safetensors or .pth")
     sub.add_argument(
         "--size", type=count, help="the side of the images in pixels (default: the network's own; 128 for one of timm)"
     )

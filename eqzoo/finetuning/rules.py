@@ -21,7 +21,7 @@ _RATES = {"adamw": 1e-2, "adam": 1e-2, "nadamw": 1e-2, "sgd": 5e-2, "momentum": 
 # Networks without batch norm take these shares of the rates above, from trained weights and from random ones. That
 # from random weights was measured with ConvNeXt; that from trained ones is usual for transformers, and not measured.
 _WITHOUT_BATCH_NORM = {True: 0.01, False: 0.1}
-# Networks of timm start from weights of many photographs: measured with EfficientNet-Lite0.
+# Timm networks start from weights of many photographs: measured with EfficientNet-Lite0.
 _OF_TIMM = {"lr": 3e-3, "weight_decay": 0.05, "layer_decay": 0.75}
 _SIDE_OF_TIMM = 128  # pixels
 _WARMUP = 0.15  # of the epochs
@@ -119,7 +119,7 @@ def frozen_modules(model: nn.Module, freeze: bool | str | Sequence[str]) -> tupl
 
 
 def default_side(model: nn.Module) -> int:
-    """The side of the images in pixels: that of the network, but at most 128 where a network of timm takes any."""
+    """The side of the images in pixels: that of the network, but at most 128 where a timm network takes any."""
     cfg: Any = model.pretrained_cfg
     side = int(cfg["input_size"][1])
     return min(side, _SIDE_OF_TIMM) if isinstance(model, OrbitNet) and not cfg.get("fixed_input_size") else side

@@ -1,4 +1,4 @@
-"""Any classification network of timm, in an `OrbitNet`: registered as one network, ``orbitnet``, with arguments."""
+"""Any timm classification network, in an `OrbitNet`: registered as one network, ``orbitnet``, with arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -108,7 +108,7 @@ def _wrapped(network: str, group: Group | str, copies: int | None, train_copies:
 
 
 def _own_cfg(network: Any, channels: int, size: int | tuple[int, int] | None) -> dict[str, Any]:
-    """The configuration of a network of timm as that of the ``orbitnet`` around it."""
+    """The configuration of a timm network as that of the ``orbitnet`` around it."""
     cfg: dict[str, Any] = dict(network.pretrained_cfg)
     sides = (size, size) if isinstance(size, int) else size or cfg["input_size"][1:]
     prefixed = {key: _prefixed(cfg[key]) for key in ("classifier", "first_conv") if cfg.get(key)}

@@ -1,4 +1,4 @@
-"""`eqzoo finetune` with networks of timm: plain, invariant by all copies, and by a canonical copy."""
+"""`eqzoo finetune` with timm networks: plain, invariant by all copies, and by a canonical copy."""
 
 import json
 import shutil

@@ -25,7 +25,7 @@ from tests.cli.commands import IMAGE, run
 
 
 def plain():
-    """A network of timm with random weights and norms, in float64."""
+    """A timm network with random weights and norms, in float64."""
     generator = torch.Generator().manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=5).double().eval()
     with torch.no_grad():
