@@ -44,7 +44,9 @@ class CachesFilters(nn.Module):
     optimizer, `train`, `eval`, ``.to()`` and its like drop it. A write through ``.data`` changes no version, nor does
     one to a vector that `torch.nn.utils.vector_to_parameters` has made the parameters views of: call `eval` after one,
     unless it follows a step of an optimizer, as that of a moving average does. Pruned and parametrized modules cache
-    nothing, nor do graphs that are compiled, exported, traced or captured.
+    nothing, nor do graphs that are compiled, exported, traced or captured. Nor is anything cached of parameters in
+    shared memory, to which other processes may write, and where `torch.distributed` is initialized: FSDP refills the
+    memory of parameters and changes no version.
     """
 
     def train(self, mode: bool = True) -> Self:
@@ -99,6 +101,10 @@ def _may_cache(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
     if any(isinstance(value, Tensor) for value in module.__dict__.values()):
         return False  # in place of a parameter, as pruning and hypernetworks have it
     if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return False
+    if any(p.is_cpu and p.is_shared() for p in parameters):
         return False
     if parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return False  # the graph would read the memory of what is dropped later

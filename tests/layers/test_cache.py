@@ -82,6 +82,36 @@ def test_what_is_made_in_inference_mode_serves_outside_of_it():
     assert x.grad is not None
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def check_nothing_is_kept(layer, built):
+    """A write that changes no version, as of FSDP or another process, is seen."""
+    x = field()
+    with torch.no_grad():
+        before = layer(x)
+        with torch.autograd._unsafe_preserve_version_counter(tuple(layer.parameters())):
+            for parameter in layer.parameters():
+                parameter.mul_(3)
+        assert not built
+        assert not torch.allclose(layer(x), before)
+        torch.testing.assert_close(layer(x), expected(layer, x))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_is_kept_of_shared_memory(name, built):
+    check_nothing_is_kept(LAYERS[name]().share_memory().eval(), built)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_nothing_is_kept_beside_other_processes(name, built, process_group):
+    check_nothing_is_kept(LAYERS[name]().eval(), built)
+
+
 CHANGES = {
     "in place": lambda layer, p: p.add_(1),
     "data, another": lambda layer, p: setattr(p, "data", p.data + 1),
