@@ -122,7 +122,7 @@ class GroupLayerNorm2d(nn.GroupNorm):
         torch.Size([2, 16, 4, 8, 8])
     """
 
-    def __init__(self, group: Group, num_features: int, eps: float = 1e-12) -> None:
+    def __init__(self, group: Group, num_features: int, eps: float = 1e-5) -> None:
         super().__init__(1, num_features, eps=eps)
         self.group = group
 

@@ -32,6 +32,7 @@ References:
     https://arxiv.org/abs/2010.00977
 """
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -60,6 +61,7 @@ from .builder import build, configs
 ReadOut = Literal["max_avg", "sum_max"]
 
 _FIRST = "stem.attention.qkv.weight"  # of the layer that sees the image
+_norm = functools.partial(GroupLayerNorm2d, eps=1e-12)  # as in the released code
 
 
 class Stage(NamedTuple):
@@ -117,10 +119,10 @@ class SelfAttentionBlock(nn.Module):
         self.group = group
         self.attention = nn.Sequential(
             OrderedDict[str, nn.Module](
-                norm=GroupLayerNorm2d(group, in_channels),
+                norm=_norm(group, in_channels),
                 act=nn.SiLU(),
                 attention=attention,
-                norm_out=GroupLayerNorm2d(group, channels),
+                norm_out=_norm(group, channels),
                 act_out=nn.SiLU(),
                 drop=Dropout(value_drop),
             )
@@ -130,10 +132,10 @@ class SelfAttentionBlock(nn.Module):
         self.mlp = nn.Sequential(
             OrderedDict[str, nn.Module](
                 fc1=PointwiseConv2d(group, channels, channels // 2),
-                norm=GroupLayerNorm2d(group, channels // 2),
+                norm=_norm(group, channels // 2),
                 act=nn.SiLU(),
                 fc2=PointwiseConv2d(group, channels // 2, channels),
-                norm_out=GroupLayerNorm2d(group, channels),
+                norm_out=_norm(group, channels),
             )
         )
 
@@ -260,7 +262,7 @@ class GSANet(EquivariantNet):
         return nn.Sequential(layers)
 
     def _norm_act(self, channels: int) -> "OrderedDict[str, nn.Module]":
-        return OrderedDict[str, nn.Module](norm=GroupLayerNorm2d(self.group, channels), act=nn.SiLU())
+        return OrderedDict[str, nn.Module](norm=_norm(self.group, channels), act=nn.SiLU())
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """The logits ``(B, num_classes)`` of the last features, or with ``pre_logits`` the pooled features."""
