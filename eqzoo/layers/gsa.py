@@ -83,7 +83,7 @@ class PositionEncoder2d(nn.Module):
 
     def positions(self, window: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The row and column coordinates of p, each ``(|H|, rows·columns)`` float64."""
-        device = cast(nn.Linear, self.row.expand).weight.device
+        device = cast(nn.LayerNorm, self.row.norm).weight.device
         unit = max(*window, 3) // 2
         where = "cpu" if device.type == "mps" else device  # Apple's GPUs have no float64
         rows, columns = ((torch.arange(side, dtype=torch.float64, device=where) - side // 2) / unit for side in window)
@@ -91,10 +91,9 @@ class PositionEncoder2d(nn.Module):
         return _act(self.row_action, row, column), _act(self.column_action, row, column)
 
     def forward(self, window: tuple[int, int]) -> Tensor:
-        dtype = cast(nn.Linear, self.row.expand).weight.dtype
-        row, column = self.positions(window)
-        device = cast(nn.Linear, self.row.expand).weight.device
-        codes = [self.row(row[..., None].to(device, dtype)), self.column(column[..., None].to(device, dtype))]
+        weight = cast(nn.LayerNorm, self.row.norm).weight  # a quantized `expand` has none
+        row, column = (position[..., None].to(weight) for position in self.positions(window))
+        codes = [self.row(row), self.column(column)]
         return torch.cat(codes, -1).permute(2, 0, 1)
 
 
