@@ -40,8 +40,14 @@ class FieldLayerNorm2d(nn.Module):
         self.group = group
         self.num_features = num_features
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(num_features))
-        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.weight = nn.Parameter(torch.empty(num_features))
+        self.bias = nn.Parameter(torch.empty(num_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets weight to 1 and bias to 0."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         check_field(self, x, self.num_features, self.group.order)
@@ -82,7 +88,13 @@ class FieldLayerScale2d(nn.Module):
     def __init__(self, group: Group, channels: int, init_value: float = 1e-6) -> None:
         super().__init__()
         self.group = group
-        self.gamma = nn.Parameter(torch.full((channels,), init_value))
+        self.init_value = init_value
+        self.gamma = nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets all factors to ``init_value``."""
+        nn.init.constant_(self.gamma, self.init_value)
 
     def forward(self, x: Tensor) -> Tensor:
         check_field(self, x, len(self.gamma), self.group.order)

@@ -85,8 +85,14 @@ class OcticLayerNorm(OcticLayer):
         super().__init__()
         check_widths(width)
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(6 * (width // 8)))
-        self.bias = nn.Parameter(torch.zeros(width // 8))
+        self.weight = nn.Parameter(torch.empty(6 * (width // 8)))
+        self.bias = nn.Parameter(torch.empty(width // 8))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets weight to 1 and bias to 0."""
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Irreps) -> Irreps:
         return Irreps(*octic_norm(x.ab, x.e, self.weight, self.bias, self.eps))
@@ -112,7 +118,14 @@ class OcticResidual(nn.Module):
         super().__init__()
         check_widths(width)
         self.drop_path = drop_path
-        self.weight = None if init_values is None else nn.Parameter(torch.full((6 * (width // 8),), init_values))
+        self.init_values = init_values
+        self.weight = None if init_values is None else nn.Parameter(torch.empty(6 * (width // 8)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the factors to ``init_values``."""
+        if self.weight is not None and self.init_values is not None:
+            nn.init.constant_(self.weight, self.init_values)
 
     def forward(self, x: Irreps, y: Irreps) -> Irreps:
         factors: list[Any] = [None, None]

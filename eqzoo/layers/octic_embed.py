@@ -77,9 +77,14 @@ class OcticPatchEmbed2d(OcticLayer):
         self.patch_size = patch_size
         side = patch_size // 2
         self.weight = nn.Parameter(torch.empty(6 * (width // 8), in_channels, side, side))
-        self.bias = nn.Parameter(torch.zeros(width // 8))
+        self.bias = nn.Parameter(torch.empty(width // 8))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the quarters from a truncated normal distribution of deviation 2/(√in_channels·p); bias is 0."""
         # A number of a filter has a quarter of the variance of those that it is made of.
-        nn.init.trunc_normal_(self.weight, std=2 / (in_channels**0.5 * patch_size))
+        nn.init.trunc_normal_(self.weight, std=2 / (self.weight.shape[1] ** 0.5 * self.patch_size))
+        nn.init.zeros_(self.bias)
 
     def filters(self) -> Tensor:
         """The filters of the convolution, ``(C, in_channels, p, p)``: A1, A2, B1, B2, and the components of E."""
@@ -155,6 +160,10 @@ class OcticPosition2d(OcticLayer):
                 f"the grid of patches has an even side, got {grid}: make the image a multiple of 2 patches"
             )
         self.weight = nn.Parameter(torch.empty(6, grid // 2, grid // 2, width // 8))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the positions from a truncated normal distribution of deviation 0.02."""
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def positions(self) -> Irreps:
