@@ -217,7 +217,7 @@ def noise_images(model: nn.Module, generator: torch.Generator, side: int | None 
     if size is None:
         raise ValueError(
             f"{type(model).__name__} has no input_size and no pretrained_cfg; set its input_size = (channels, height, "
-            "width), or pass images as x or their side as size"
+            "width), or pass images as x"
         )
     return torch.randn(2, *size, generator=generator, dtype=torch.float64, device="cpu")
 

@@ -20,10 +20,10 @@ class DepthwiseGroupConv2d(_OrbitConv2d):
         group: The point group H; it must map the pixel grid onto itself.
         channels: The number of regular fields, C.
         kernel_size: The side of the square filter, in pixels.
-        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
-        bias: Whether to add a bias, one per field.
         stride: The step between outputs, in pixels.
+        padding: The pixels added to each side, zeros unless ``padding_mode`` says otherwise.
         dilation: The step between filter taps, in pixels.
+        bias: Whether to add a bias, one per field.
         exact: Whether sizes at which the stride breaks equivariance raise ValueError; False allows them.
         padding_mode: ``"zeros"``, ``"reflect"``, ``"replicate"`` or ``"circular"``, as in `torch.nn.Conv2d`.
 
@@ -50,11 +50,10 @@ class DepthwiseGroupConv2d(_OrbitConv2d):
         group: Group,
         channels: int,
         kernel_size: int,
-        padding: int = 0,
-        bias: bool = True,
-        *,
         stride: int = 1,
+        padding: int = 0,
         dilation: int = 1,
+        bias: bool = True,
         exact: bool = True,
         padding_mode: PaddingMode = "zeros",
     ) -> None:
