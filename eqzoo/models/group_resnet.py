@@ -188,7 +188,9 @@ default_cfgs = configs(
         f"{model}.{name}": CATALOG[name].cfg(input_size=(CATALOG[name].input_size[0], side, side))
         for name, side, models in _TUNED
         for model in models
-    },
+    }
+    # From random weights, which learned from no image of ImageNet.
+    | {"p4m_resnet_s.eurosat": CATALOG["eurosat"].cfg(license="mit")},
     first_conv="stem.conv1",
     classifier="head",
     license="cc-by-nc-4.0",

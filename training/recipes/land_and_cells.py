@@ -91,6 +91,7 @@ RECIPES: dict[str, Entry] = {
     **_recipe("p4_resnet29", "eurosat", 12, 0.02, "p4_resnet29.cifar10", _P4, half_size_epochs=9),
     **_recipe("p4m_resnet29", "eurosat", 29, 0.02, None, _P4M, half_size_epochs=18, **_HALF),
     **_recipe("p4m_resnet_m", "eurosat", 16, 0.01, "p4m_resnet_m.tiny_imagenet", **_HALF),
+    **_recipe("p4m_resnet_s", "eurosat", 28, 0.02, None, half_size_epochs=14, **_HALF),
     **_recipe("p4m_resnet_l", "eurosat", 12, 0.01, "p4m_resnet_l.tiny_imagenet", _TO_96, half_size_epochs=6, **_HALF),
     **_recipe("p4m_resnet_m", "pbc", 12, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64, **_HALF),
     **_recipe("p4m_resnet_m", "chula_rbc12", 14, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64 + _PAPER, **_CELLS),
