@@ -46,6 +46,7 @@ AFFINE = {"recipe": {"augment": "affine"}}
 # Of each network: its start by data set, the options of the fine-tuning, and the sides that are tried.
 NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_s": ("p4m_resnet_s.tiny_imagenet", {}, (64, 96)),
+    "p4m_resnet_s, from EuroSAT": ("p4m_resnet_s.eurosat", {}, (64, 96)),
     "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
     "p4_resnet_m": ("p4_resnet_m.tiny_imagenet", {}, (64, 96)),
     "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", AFFINE, (64, 96)),
@@ -97,7 +98,7 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
     ]
     for key in keys:
         name = "{}/{}/{:g} minutes/{} a class/seed {}".format(*key)
-        if name in found or not any(text in name for text in args.only):
+        if name in found or not any(text in name for text in args.only) or start_of(key[1], key[0]) is None:
             continue
         first, shortest = (
             found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], minutes, key[3]))
@@ -155,10 +156,8 @@ def row(
     Without a number of epochs these are as many as fit into the minutes.
     """
     torch.set_num_threads(1)
-    start, options, _ = NETWORKS[network]
-    kind = "land" if data in LAND else "cells" if data in CELLS else ""
-    name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
-    name = f"{network}.cifar10" if name.endswith(f".{data}") else name  # not from weights of the same images
+    name, options = start_of(network, data), NETWORKS[network][1]
+    assert name is not None
     settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
     settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
     settings |= {"weights": weights} if name == LITE0 else {}
@@ -170,6 +169,16 @@ def row(
             trained.append((*tuned(Request(name, splits, Path(output) / "run", size=side, **settings), epochs), test))
     model, found, test = max(trained, key=lambda each: each[1]["valid_accuracy"])
     return found | evaluated(model, test)
+
+
+def start_of(network: str, data: str) -> str | None:
+    """The weights that a network starts from on a data set, which are of other images; None if there are none."""
+    start = NETWORKS[network][0]
+    kind = "land" if data in LAND else "cells" if data in CELLS else ""
+    name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
+    if name.endswith(f".{data}"):
+        return None if isinstance(start, str) else f"{network}.cifar10"
+    return name
 
 
 def tuned(request: Request, epochs: int | None) -> tuple[nn.Module, dict[str, Any]]:
