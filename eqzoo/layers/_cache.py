@@ -104,7 +104,7 @@ def _may_cache(module: nn.Module, parameters: list[nn.Parameter]) -> bool:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return False
-    if any(p.is_cpu and p.is_shared() for p in parameters):
+    if any(p.is_cpu and p.untyped_storage().is_shared() for p in parameters):
         return False
     if parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
         return False  # the graph would read the memory of what is dropped later
