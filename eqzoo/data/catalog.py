@@ -260,6 +260,7 @@ CATALOG: dict[str, DataSet] = {
             classes=tuple(_EUROSAT_TILES),
             images="satellite tiles at 10 m a pixel, in natural color",
             fixed_scale=True,
+            license="MIT",
         ),
         DataSet(
             "chula_rbc12",
@@ -279,6 +280,7 @@ CATALOG: dict[str, DataSet] = {
             images="single red blood cells in the center of a crop, stained and taken as in the data set: at a "
             "magnification of 1,000, about 50 of the 80 pixels of a crop wide",
             fixed_scale=True,
+            license="MIT",
         ),
         DataSet(
             "pbc",
