@@ -43,20 +43,20 @@ INVARIANT_IMAGES = 100  # whose copies an invariant network predicts
 LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
 LITE0 = "tf_efficientnet_lite0"
 AFFINE = {"recipe": {"augment": "affine"}}
-# Of each network: its start by data set, the options of the fine-tuning, and the sides that are tried.
-NETWORKS: dict[str, tuple[dict[str, str] | str, dict[str, Any], tuple[int, ...]]] = {
+# Data sets whose weights a network starts from: the first that is not the one it is trained on.
+Starts = dict[str, tuple[str, ...]]
+OF_29: Starts = {"land": ("eurosat", "cifar10"), "cells": ("chula_rbc12", "cifar10"), "other": ("cifar10",)}
+MIT: Starts = {"land": ("eurosat", "chula_rbc12"), "cells": ("chula_rbc12", "eurosat"), "other": ("eurosat",)}
+# Of each network: its start, the options of the fine-tuning, and the sides that are tried.
+NETWORKS: dict[str, tuple[Starts | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_s": ("p4m_resnet_s.tiny_imagenet", {}, (64, 96)),
-    "p4m_resnet_s, from EuroSAT": ("p4m_resnet_s.eurosat", {}, (64, 96)),
+    "p4m_resnet_s, MIT": (MIT, {}, (64, 96)),
     "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
     "p4_resnet_m": ("p4_resnet_m.tiny_imagenet", {}, (64, 96)),
     "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", AFFINE, (64, 96)),
-    "p4_resnet29": ({"land": "p4_resnet29.eurosat", "cells": "p4_resnet29.chula_rbc12"}, {}, (32, 64)),
-    "p4m_resnet29": ({"land": "p4m_resnet29.eurosat", "cells": "p4m_resnet29.chula_rbc12"}, {}, (32, 64)),
-    "z2_resnet29": (
-        {"land": "z2_resnet29.eurosat", "cells": "z2_resnet29.chula_rbc12"},
-        AFFINE,
-        (32, 64),
-    ),
+    "p4_resnet29": (OF_29, {}, (32, 64)),
+    "p4m_resnet29": (OF_29, {}, (32, 64)),
+    "z2_resnet29": (OF_29, AFFINE, (32, 64)),
     "EfficientNet-Lite0": (LITE0, AFFINE, (96, 128)),
     "EfficientNet-Lite0, OrbitNet": (LITE0, {"invariant": "p4m"}, (96, 128)),
     "EfficientNet-Lite0, canonical copy": (LITE0, {"invariant": "p4m", "copies": 1}, (96, 128)),
@@ -98,7 +98,7 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
     ]
     for key in keys:
         name = "{}/{}/{:g} minutes/{} a class/seed {}".format(*key)
-        if name in found or not any(text in name for text in args.only) or start_of(key[1], key[0]) is None:
+        if name in found or not any(text in name for text in args.only):
             continue
         first, shortest = (
             found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], minutes, key[3]))
@@ -127,8 +127,8 @@ def draw(minutes: float) -> None:
         for network, sets in found.items():
             if data in sets:
                 cost = 1000 / sets[data][0]["predictions_per_second"]  # all on one machine
-                color = colors[network.removesuffix(", 8 copies")]
-                fill = "none" if network.endswith("8 copies") else "full"
+                color = colors[network.removesuffix(", TTA")]
+                fill = "none" if network.endswith("TTA") else "full"
                 marker = "o" if "_" in network else "^"
                 axes.plot(cost, mean_of(sets[data], "accuracy"), marker, color=color, fillstyle=fill, label=network)
         axes.set(title=title, xscale="log", xlabel="ms a prediction, one core")
@@ -157,7 +157,6 @@ def row(
     """
     torch.set_num_threads(1)
     name, options = start_of(network, data), NETWORKS[network][1]
-    assert name is not None
     settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
     settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
     settings |= {"weights": weights} if name == LITE0 else {}
@@ -171,14 +170,13 @@ def row(
     return found | evaluated(model, test)
 
 
-def start_of(network: str, data: str) -> str | None:
-    """The weights that a network starts from on a data set, which are of other images; None if there are none."""
+def start_of(network: str, data: str) -> str:
+    """The weights that a network starts from on a data set, which are of other images."""
     start = NETWORKS[network][0]
-    kind = "land" if data in LAND else "cells" if data in CELLS else ""
-    name = start if isinstance(start, str) else start.get(kind, f"{network}.cifar10")
-    if name.endswith(f".{data}"):
-        return None if isinstance(start, str) else f"{network}.cifar10"
-    return name
+    if isinstance(start, str):
+        return start
+    kind = "land" if data in LAND else "cells" if data in CELLS else "other"
+    return f"{network.partition(',')[0]}.{next(tag for tag in start[kind] if tag != data)}"
 
 
 def tuned(request: Request, epochs: int | None) -> tuple[nn.Module, dict[str, Any]]:
