@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
@@ -196,6 +196,9 @@ def _start_lines(plan: Plan) -> list[str]:
         others = [] if "." in str(name) else [found for found in list_pretrained(f"{name}.*") if found != start]
         if others:
             lines.append(f"{name} takes the weights of {start}; there are {', '.join(others)} as well")
+        terms = cast(Any, plan.blank).pretrained_cfg.get("license") or ""
+        if "-nc" in terms and not plan.request.weights:
+            lines.append(f"the weights of {start} are for non-commercial use ({terms}), and so are those that follow")
     if is_finished(plan.recipe, rows):
         lines.append(f"the run in {plan.directory.path} has all of its epochs: none is trained")
     return lines

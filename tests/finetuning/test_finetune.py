@@ -297,6 +297,18 @@ def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
     torch.testing.assert_close(other.model.stem.state_dict(), same.model.stem.state_dict(), atol=1e-2, rtol=5e-2)
 
 
+def test_a_start_that_is_for_non_commercial_use_is_told(tuned, tmp_path, capsys):
+    start = shutil.copytree(tuned.folder, tmp_path / "start")
+    config = json.loads((start / "config.json").read_text())
+    for terms, told in (("mit", False), ("cc-by-nc-4.0", True)):
+        config["pretrained_cfg"]["license"] = terms
+        write_json(start / "config.json", config)
+        call = {"freeze": True, "device": "cpu"}
+        result = eqzoo.finetune(start, tuned.images, tmp_path / terms, **call)
+        assert (terms in capsys.readouterr().err) is told
+        assert result.model.pretrained_cfg["license"] == terms
+
+
 def test_held_out_images_that_the_initial_weights_were_trained_on_are_counted(tuned, tmp_path):
     call = {"epochs": 1, "lr": 1e-8, "device": "cpu", "augment": "none"}
     grown = shutil.copytree(tuned.images, tmp_path / "grown")
