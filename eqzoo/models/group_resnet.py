@@ -189,8 +189,11 @@ default_cfgs = configs(
         for name, side, models in _TUNED
         for model in models
     }
-    # From random weights, which learned from no image of ImageNet.
-    | {"p4m_resnet_s.eurosat": CATALOG["eurosat"].cfg(license="mit")},
+    # Of weights that learned from no image of ImageNet.
+    | {
+        "p4m_resnet_s.eurosat": CATALOG["eurosat"].cfg(license="mit"),
+        "p4m_resnet_s.chula_rbc12": CATALOG["chula_rbc12"].cfg(input_size=(3, 64, 64), license="mit"),
+    },
     first_conv="stem.conv1",
     classifier="head",
     license="cc-by-nc-4.0",

@@ -95,6 +95,7 @@ RECIPES: dict[str, Entry] = {
     **_recipe("p4m_resnet_l", "eurosat", 12, 0.01, "p4m_resnet_l.tiny_imagenet", _TO_96, half_size_epochs=6, **_HALF),
     **_recipe("p4m_resnet_m", "pbc", 12, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64, **_HALF),
     **_recipe("p4m_resnet_m", "chula_rbc12", 14, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_64 + _PAPER, **_CELLS),
+    **_recipe("p4m_resnet_s", "chula_rbc12", 14, 0.01, "p4m_resnet_s.eurosat", _TO_64 + _PAPER, **_CELLS),
     **_recipe("p4m_resnet_m", "ucmerced", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, half_size_epochs=20, **_HALF),
     **_recipe("p4m_resnet_m", "lc25000", 40, 0.01, "p4m_resnet_m.tiny_imagenet", _TO_96, **_CELLS),
     **_recipe("p4m_resnet_m", "radio", 30, 0.01, "p4m_resnet_m.tiny_imagenet", _MAPS_TO_64, **_HALF),
