@@ -54,7 +54,7 @@ def _table(entries: list[dict[str, Any]], parameters: bool, checkpoints: bool) -
             *[f"{entry['parameters']:,}" for _ in range(parameters)],
             " x ".join(map(str, entry["input_size"])),
             entry["family"],
-            *([entry["license"], entry["error"] or ""] if checkpoints else [", ".join(entry["checkpoints"])]),
+            *([entry["license"] or "", entry["error"] or ""] if checkpoints else [", ".join(entry["checkpoints"])]),
         ]
         for entry in entries
     ]

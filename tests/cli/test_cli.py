@@ -1,6 +1,7 @@
 """The command line, as a user runs it."""
 
 import csv
+import dataclasses
 import importlib
 import io
 import json
@@ -87,6 +88,14 @@ def test_the_table_of_checkpoints(capsys, monkeypatch):
     assert heading == ["name", "group", "input", "family", "license", "test error"]
     assert ["p4_asc_resnet29.cifar10", "p4", "3 x 32 x 32", "ASC", "mit", "6.07 ± 0.13 % (distilled)"] in rows
     assert ["p4_asc_resnet29.rotmnist", "p4", "1 x 28 x 28", "ASC", "mit", "2.17 %"] in rows
+
+
+def test_a_checkpoint_without_license_is_listed(capsys, monkeypatch):
+    cfg = dataclasses.replace(timm.get_pretrained_cfg("p4_cnn.rotmnist"), license=None)
+    monkeypatch.setattr("eqzoo.cli.list.timm.get_pretrained_cfg", lambda name: cfg)
+    code, out, _ = run(capsys, "list", "p4_cnn.*", "--long", "--pretrained")
+    assert code == 0
+    assert "mit" not in out
 
 
 def test_results_are_known_without_the_weights(capsys, tmp_path, monkeypatch):
