@@ -68,6 +68,10 @@ class OcticStem(nn.Module):
         self.patch = OcticPatchEmbed2d(in_chans, width, patch_size)
         self.pos = OcticPosition2d(width, grid)
         self.class_token = nn.Parameter(torch.empty(1, 1, width // 8))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the class token from a truncated normal distribution of deviation 0.02."""
         nn.init.trunc_normal_(self.class_token, std=0.02)
 
     def forward(self, x: Tensor) -> Irreps:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import eqzoo
+from eqzoo.analysis.sizes import weightless
 from eqzoo.groups import P4M
 from eqzoo.layers import FieldLayerNorm2d, FieldLayerScale2d, OcticLayerNorm, OcticPatchEmbed2d
 from eqzoo.layers.octic import OcticResidual
@@ -35,9 +36,7 @@ def test_a_layer_of_the_meta_device_is_drawn_as_a_new_one(name):
         assert torch.equal(value, expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["p4_alpha_cnn", "p4m_asc_resnet29", "r4_gsanet_t", "p4_e4net", "p4m_convnext_atto", "p4m_resnet_s"]
-)
+@pytest.mark.parametrize("name", eqzoo.list_models())
 def test_every_layer_with_parameters_can_be_drawn_anew(name):
-    for module in eqzoo.create_model(name).modules():
+    for module in weightless(name).modules():
         assert not list(module.parameters(recurse=False)) or hasattr(module, "reset_parameters"), type(module)
