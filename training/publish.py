@@ -95,6 +95,8 @@ def check_network(run: Path, checkpoint: Checkpoint) -> None:
     That network is the registered one, with its configuration for the data set.
     """
     recipe = Recipe(**checkpoint.training["recipe"])
+    if checkpoint.name.partition(".")[0] != recipe.model:
+        raise ValueError(f"{run} is called {checkpoint.name}, and its network is {recipe.model}")
     built = _described(load_network(run, pretrained=True).network)
     registered = _described(weightless(configured_name(recipe.model, recipe.dataset)))
     if differing := [key for key in registered if built[key] != registered[key]]:

@@ -102,6 +102,9 @@ def test_a_network_that_is_not_the_registered_one_is_refused(zoo):
     (run / "config.json").write_text(json.dumps(config | {"model_args": {"width": 8}}))
     with pytest.raises(SystemExit, match="they differ in the shapes of weights; train the registered one"):
         publish.main([str(run)])
+    write_results(run, checkpoint="p4_cnn_w11.rotmnist")
+    with pytest.raises(SystemExit, match=r"is called p4_cnn_w11.rotmnist, and its network is p4_cnn$"):
+        publish.main([str(run)])
     assert not list((zoo / "model_cards").iterdir())
     write_results(run, data="mine")  # whose mean differs too
     with pytest.raises(SystemExit, match="mine is no data set of the zoo: `eqzoo publish`"):
