@@ -69,7 +69,7 @@ def finetune(
 
     Args:
         name: A network, a checkpoint, ``hf-hub:<owner>/<repo>`` or the folder of a checkpoint; or a classification
-            network of timm, which is trained in an `eqzoo.models.OrbitNet`.
+            timm network, which is trained in an `eqzoo.models.OrbitNet`.
         data: The images, as `eqzoo.data.read_images` takes them; or a mapping with the splits ``train``, and possibly
             ``valid`` and ``test``.
         output: The folder to write: the weights model.safetensors, config.json, results.json, the card README.md, its
@@ -197,8 +197,8 @@ def _start_lines(plan: Plan) -> list[str]:
         if others:
             lines.append(f"{name} takes the weights of {start}; there are {', '.join(others)} as well")
         terms = cast(Any, plan.blank).pretrained_cfg.get("license") or ""
-        if "-nc" in terms and not plan.request.weights:
-            lines.append(f"the weights of {start} are for non-commercial use ({terms}), and so are those that follow")
+        if ("-nc" in terms or "noncommercial" in terms) and not plan.request.weights:
+            lines.append(f"the weights of {start} are for non-commercial use ({terms}), and so are the fine-tuned ones")
     if is_finished(plan.recipe, rows):
         lines.append(f"the run in {plan.directory.path} has all of its epochs: none is trained")
     return lines
