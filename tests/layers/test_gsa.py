@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 import eqzoo
 from eqzoo.equivariance import equivariance_error, randomize_norms
@@ -122,6 +123,17 @@ def test_positions_are_computed_in_float64():
     row, _ = rounded.position.positions((5, 5))
     expected, _ = layer.position.positions((5, 5))
     assert torch.equal(row, expected)
+
+
+def test_positions_are_encoded_by_a_linear_layer_without_parameters():
+    """As those are that torch quantizes dynamically, whose ``weight`` is a method."""
+    layer = lifting(cyclic(8)).requires_grad_(False)
+    x = torch.randn(1, 2, 5, 5)
+    expected, linear = layer(x), layer.position.row.expand
+    quantized = nn.Module()
+    quantized.weight, quantized.forward = (lambda: linear.weight), linear.forward
+    layer.position.row.expand = quantized
+    assert torch.equal(layer(x), expected)
 
 
 @pytest.mark.parametrize("side", [6, 7, 8, 9])
