@@ -1,4 +1,4 @@
-"""A fine-tuned network of timm, made invariant, as the teacher of a network of this package."""
+"""A fine-tuned timm network, made invariant, as the teacher of a network of this package."""
 
 import json
 
