@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tables import DATA_TITLES, mean_of, real_sets
+from tables import DATA_TITLES, RATE, mean_of, real_sets
 from torch import nn
 
 from eqzoo import multiply_adds
@@ -43,10 +43,10 @@ INVARIANT_IMAGES = 100  # whose copies an invariant network predicts
 LAND, CELLS = {"eurosat", "ucmerced"}, {"pbc", "lc25000", "chula_rbc12"}
 LITE0 = "tf_efficientnet_lite0"
 AFFINE = {"recipe": {"augment": "affine"}}
-# Data sets whose weights a network starts from: the first that is not the one it is trained on.
+# Data sets whose weights a network starts from: the first that is not the one it is trained on, else random weights.
 Starts = dict[str, tuple[str, ...]]
 OF_29: Starts = {"land": ("eurosat", "cifar10"), "cells": ("chula_rbc12", "cifar10"), "other": ("cifar10",)}
-MIT: Starts = {"land": ("eurosat", "chula_rbc12"), "cells": ("chula_rbc12", "eurosat"), "other": ("eurosat",)}
+MIT: Starts = {"land": ("eurosat",), "cells": ("chula_rbc12", "eurosat"), "other": ("eurosat",)}
 # Of each network: its start, the options of the fine-tuning, and the sides that are tried.
 NETWORKS: dict[str, tuple[Starts | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_s": ("p4m_resnet_s.tiny_imagenet", {}, (64, 96)),
@@ -125,8 +125,8 @@ def draw(minutes: float) -> None:
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):
         for network, sets in found.items():
-            if data in sets:
-                cost = 1000 / sets[data][0]["predictions_per_second"]  # all on one machine
+            if data in sets and RATE in sets[data][0]:
+                cost = 1000 / sets[data][0][RATE]  # all on one machine
                 color = colors[network.removesuffix(", TTA")]
                 fill = "none" if network.endswith("TTA") else "full"
                 marker = "o" if "_" in network else "^"
@@ -159,7 +159,7 @@ def row(
     name, options = start_of(network, data), NETWORKS[network][1]
     settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
     settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
-    settings |= {"weights": weights} if name == LITE0 else {}
+    settings |= {"weights": weights} if name == LITE0 else {"pretrained": "." in name}
     trained = []
     for side in sides:
         splits = read(data, folder, side, images, cache)
@@ -171,12 +171,12 @@ def row(
 
 
 def start_of(network: str, data: str) -> str:
-    """The weights that a network starts from on a data set, which are of other images."""
+    """The weights that a network starts from on a data set, which are of other images; without any, its own name."""
     start = NETWORKS[network][0]
     if isinstance(start, str):
         return start
     kind = "land" if data in LAND else "cells" if data in CELLS else "other"
-    return f"{network.partition(',')[0]}.{next(tag for tag in start[kind] if tag != data)}"
+    return ".".join([network.partition(",")[0], *[tag for tag in start[kind] if tag != data][:1]])
 
 
 def tuned(request: Request, epochs: int | None) -> tuple[nn.Module, dict[str, Any]]:
@@ -240,7 +240,7 @@ def evaluated(model: nn.Module, test: Split) -> dict[str, Any]:
         "accuracy_averaged": found[1]["accuracy"],
         "macro_f1_averaged": found[1]["macro_f1"],
         "same_class": round(100 * (classes == classes[0]).all(0).double().mean().item(), 2),
-        "predictions_per_second": round(rate, 1),
+        RATE: round(rate, 1),
         "test_images": len(test),
     }
 
