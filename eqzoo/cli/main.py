@@ -29,12 +29,15 @@ EXIT_CODES = """exit codes:
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code, see ``eqzoo --help``."""
     command = ""
+    sys.stdout = sys.stdout or io.StringIO()  # it may be closed
     try:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A terminal that is not UTF-8 has no ± or ‖; names of files may be bytes that are no text.
             bytes_are_kept = sys.stdout.encoding.lower().startswith("utf") and os.name == "posix"
             sys.stdout.reconfigure(errors="surrogateescape" if bytes_are_kept else "replace")
         whole = parser()
+        if "" in (sys.argv[1:] if argv is None else argv):  # a path of it is the working directory
+            whole.error("an argument is empty, such as of a variable that is not set")
         args = whole.parse_args(argv, argparse.Namespace(parser=whole))
         command = args.command
         code = _run(args)

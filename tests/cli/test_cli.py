@@ -356,6 +356,21 @@ def test_a_reader_that_has_gone_away_is_no_error():
     assert ran.returncode == 141
 
 
+def test_a_closed_output_leaves_the_exit_code_as_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert command_line.main(["list", "p4_cnn"]) == 0
+    monkeypatch.setattr(sys, "stdout", None)
+    assert command_line.main(["info", "no_such_network"]) == 2
+
+
+@pytest.mark.parametrize("words", [["predict", ""], ["predict", "x.png", "--model", ""], ["finetune", "p4_cnn", ""]])
+def test_an_empty_argument_is_not_the_working_directory(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(words)
+    assert ended.value.code == 2
+    assert "argument is empty" in capsys.readouterr().err
+
+
 def test_completion_knows_commands_options_and_names(capsys, tmp_path):
     for shell in ("bash", "zsh", "fish"):
         code, out, _ = run(capsys, "completion", shell)
