@@ -29,6 +29,20 @@ def without_npz(path: str | os.PathLike[str]) -> str:
     return Path(path).stem if is_npz(path) else Path(path).name
 
 
+def hdf5(path: str | os.PathLike[str]) -> Any:
+    """Opens an HDF5 file for reading.
+
+    Raises:
+        ImportError: If h5py is not installed.
+        OSError: If the file is missing or corrupt.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(f"{path} is read by h5py: pip install 'eqzoo[train]' ({error})") from error
+    return h5py.File(path)
+
+
 def npz(path: str | os.PathLike[str], needs_train: bool = True) -> dict[str, AnySplit]:
     """Reads the splits of a .npz file.
 

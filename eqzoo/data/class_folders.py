@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .arrays import from_arrays
+from .arrays import from_arrays, hdf5
 from .folder import class_names, image_folder, images_below, read_files
 from .splits import DRAW_SEED, AnySplit, part_of, resized, stratified
 
@@ -133,12 +133,10 @@ def radio_galaxies(
 
 def _radio_file(path: Path) -> dict[str, AnySplit]:
     """The splits of the authors' file: a group for each image, in the order of their names."""
-    import h5py
-
     images: dict[str, list[Any]] = {"train": [], "valid": [], "test": []}
     labels: dict[str, list[int]] = {part: [] for part in images}
     classes = tuple(sorted(_RADIO_NAMES))
-    with h5py.File(path) as file:
+    with hdf5(path) as file:
         for row in file.values():
             part = row["Split_literature"][()].decode()
             images[part].append(row["Img"][()].astype(np.uint8))

@@ -136,8 +136,11 @@ def hub_set(name: str, data_dir: str | os.PathLike[str], side: int, channels: in
         ValueError: If it has not one column of type Image and one of type ClassLabel, or no training split.
         OSError: If it cannot be downloaded or read.
     """
-    from datasets import Image as HubImage
-    from datasets import load_dataset
+    try:
+        from datasets import Image as HubImage
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ImportError(f"data sets of the Hub need the package datasets: pip install datasets ({error})") from error
 
     loaded = load_dataset(name, cache_dir=str(data_dir))
     parts = {ours: loaded[theirs] for ours, names in _SPLITS.items() for theirs in names if theirs in loaded}

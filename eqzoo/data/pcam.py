@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import from_arrays
+from .arrays import from_arrays, hdf5
 from .folder import MEMORY_LIMIT
 from .splits import AnySplit, Streamed
 
@@ -45,9 +45,7 @@ def pcam(data_dir: str | os.PathLike[str], download: bool) -> dict[str, AnySplit
 
 def _h5_split(images: Path, labels: Path) -> AnySplit:
     """A split of PatchCamelyon: ``x``, ``(n, height, width, 3)`` uint8, and ``y``, n integers 0 and 1."""
-    import h5py
-
-    with h5py.File(images) as of_images, h5py.File(labels) as of_labels:
+    with hdf5(images) as of_images, hdf5(labels) as of_labels:
         x, y = of_images["x"], of_labels["y"][:]
         if x.size <= MEMORY_LIMIT:
             return from_arrays(x[:], y, str(images), CLASSES)
@@ -62,9 +60,7 @@ def _pixels(path: Path) -> Any:
 
     Forked processes share it: HDF5 reads at places (pread), and not at an offset that another process may have moved.
     """
-    import h5py
-
-    return h5py.File(path)["x"]
+    return hdf5(path)["x"]
 
 
 def _read(path: Path, index: int) -> Tensor:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import multiprocessing
 import pickle
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -32,7 +33,8 @@ from eqzoo.data import (
     rotmnist,
     rotmnist_from_amat,
 )
-from eqzoo.data.external import _names, _read
+from eqzoo.data.arrays import hdf5
+from eqzoo.data.external import _names, _read, hub_set
 from eqzoo.groups import P4M, transform
 from tests.digits import rotating
 
@@ -413,6 +415,15 @@ def test_other_errors_while_images_are_read_are_not_those_of_a_file(workers):
     split = Streamed(read, torch.arange(2), torch.arange(2), (1, 8, 8))
     with pytest.raises(ValueError if workers else RuntimeError, match=r"^a bug$"):
         list(batches(split, [torch.arange(2)], workers))
+
+
+@pytest.mark.parametrize(
+    ("module", "read"), [("h5py", lambda: hdf5("x.h5")), ("datasets", lambda: hub_set("me/x", "data", 8))]
+)
+def test_a_missing_package_is_named_with_its_command(module, read, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match="pip install"):
+        read()
 
 
 @pytest.mark.parametrize("limit", [2**31, 0], ids=["memory", "streamed"])
