@@ -180,7 +180,7 @@ def _build(folder: Path, name: str, command: Sequence[str]) -> Path:
         temporary = Path(made) / "kernel.so"
         # Without OpenMP kernels use one thread; some compilers do not know -march=native.
         for extra in (["-march=native", "-fopenmp"], ["-march=native"], []):
-            ran = _run([*command, *extra, "-o", str(temporary)])
+            ran = _run([*command, *extra, "-o", str(temporary)], env=os.environ | {"TMPDIR": made})
             if ran.returncode == 0 and temporary.is_file():
                 return temporary.replace(folder / f"{name}-{_digest(temporary)}.so")
     raise OSError(f"{command[0]} says: {ran.stderr.strip()[-2000:] or f'nothing, and ends with {ran.returncode}'}")
@@ -202,8 +202,8 @@ def _compiler() -> tuple[str, ...] | None:
     return None
 
 
-def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+def _run(command: Sequence[str], env: Mapping[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=env)
 
 
 @functools.cache
