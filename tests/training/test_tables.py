@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "training"))
+import real_images
 import tables
 
 
@@ -36,3 +37,21 @@ def test_of_several_seeds_the_published_error_stands_beside_the_mean(tmp_path):
     results = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps(results | {"accuracies": [97.0, 98.0], "accuracy": 98.0}))
     assert "| 2.50 ± 0.71 % (2 seeds; 2.00 % published) |" in tables.checkpoints(tmp_path)
+
+
+def earlier_weights(name):
+    """A checkpoint, that from which it started, and so on."""
+    while name and (path := ROOT / "model_cards" / name / "training.json").is_file():
+        yield name
+        name = json.loads(path.read_text())["recipe"]["start"]
+
+
+@pytest.mark.parametrize("data", tables.DATA_TITLES)
+@pytest.mark.parametrize("network", real_images.NETWORKS)
+def test_no_network_starts_from_weights_of_the_same_images(network, data):
+    start = real_images.start_of(network, data)
+    assert not any(name.endswith(f".{data}") for name in earlier_weights(start)), start
+
+
+def test_earlier_weights_are_followed():
+    assert list(earlier_weights("p4m_resnet_s.chula_rbc12")) == ["p4m_resnet_s.chula_rbc12", "p4m_resnet_s.eurosat"]
