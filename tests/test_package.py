@@ -60,4 +60,4 @@ def test_large_weights_are_not_packaged(tmp_path, target):
 def test_checkpoints_in_git_are_small():
     sizes = {path: path.stat().st_size for path in (ROOT / "model_cards").glob("*/*")}
     assert max(sizes.values()) <= 16e6, max(sizes, key=sizes.get)
-    assert sum(sizes.values()) <= 200e6
+    assert sum(sizes.values()) <= 220e6

@@ -43,7 +43,7 @@ def swap_norms(model):
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, GroupBatchNorm2d):
-                setattr(module, name, GroupLayerNorm2d(child.group, child.num_features))
+                setattr(module, name, GroupLayerNorm2d(child.group, child.num_features, eps=1e-12))
     return model
 
 
