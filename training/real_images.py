@@ -126,7 +126,7 @@ def draw(minutes: float) -> None:
     for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):
         for network, sets in found.items():
             if data in sets and RATE in sets[data][0]:
-                cost = 1000 / sets[data][0][RATE]  # all on one machine
+                cost = 1000 / sets[data][0][RATE]
                 color = colors[network.removesuffix(", TTA")]
                 fill = "none" if network.endswith("TTA") else "full"
                 marker = "o" if "_" in network else "^"

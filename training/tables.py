@@ -47,7 +47,7 @@ NETWORKS = {
     "p4m_convnext_atto": "larger images; no weights",
     "p4m_octic_vit_large_patch16_224": "[ImageNet weights](imagenet.md)",
 }
-RATE = "predictions_per_second"  # where it was measured on the machine of the first rows
+RATE = "predictions_per_second"  # of rows that were made on one machine; the others have none
 PAPERS_DATA = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
 DATA_TITLES = {
     "ucmerced": "aerial scenes (UC Merced)",
@@ -148,16 +148,17 @@ def real_sets(root: Path, minutes: float, images: int = 100) -> dict[str, dict[s
         if row["same_class"] < 100:
             several = {key.removesuffix("_averaged"): value for key, value in row.items() if key.endswith("_averaged")}
             copies = 2 if network.startswith("p4_") else 8  # what is invariant to rotations is reflected alone
-            several |= {"same_class": 100.0, RATE: row[RATE] / copies}
+            several |= {"same_class": 100.0} | ({RATE: row[RATE] / copies} if RATE in row else {})
             found.setdefault(f"{network}, TTA", {}).setdefault(dataset, []).append(several)
     return found
 
 
-def by_set(root: Path, minutes: float, images: int = 100, timed: bool = True) -> str:
+def by_set(root: Path, minutes: float, images: int = 100) -> str:
     """Accuracies of networks by data set, each the mean over seeds; their mean, also by seed; symmetry and cost."""
     found = real_sets(root, minutes, images)
     present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
     several = any(len(seeds) > 1 for sets in found.values() for seeds in sets.values())
+    timed = any(RATE in seeds[0] for sets in found.values() for seeds in sets.values())
     lines = []
     for network, sets in found.items():
         cells = [f"{mean_of(sets[name], 'accuracy'):.1f}" if name in sets else "" for name in present]
@@ -172,7 +173,7 @@ def by_set(root: Path, minutes: float, images: int = 100, timed: bool = True) ->
             by_seed = [mean_of(rows, "accuracy") for rows in zip(*sets.values(), strict=False)]
             cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete and len(by_seed) > 1 else "")
         cells.append(f"{means['same_class']:.1f}" if complete else "")
-        rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]  # all on one machine
+        rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]
         rate = f"{statistics.median(rates):,.0f}" if rates else ""
         lines.append((_quoted(network), *cells, *[rate] * timed))
     header = ["network", *(DATA_TITLES[name] for name in present), "mean", *["mean, by seed"] * several]
@@ -307,7 +308,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "real-sets": partial(by_set, minutes=1.0),
     "real-sets-few": partial(by_set, minutes=1.0, images=25),
     "real-sets-long": partial(by_set, minutes=5.0),
-    "real-sets-longest": partial(by_set, minutes=20.0, timed=False),  # on another machine than the others
+    "real-sets-longest": partial(by_set, minutes=20.0),
     "twins": twins,
 }
 
