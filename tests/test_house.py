@@ -91,10 +91,7 @@ def test_style_and_types(command):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.skipif(
-    any(not (path.parent / "model.safetensors").is_file() for path in (ROOT / "model_cards").glob("*/results.json")),
-    reason="the source archive has no weights of more than 2 MB",
-)
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="the source archive has no weights of more than 2 MB")
 def test_cards_and_tables_are_rendered_from_the_results():
     sys.path.insert(0, str(ROOT / "training"))
     from publish import rendered
