@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.reconfigure(errors="surrogateescape" if bytes_are_kept else "replace")
         whole = parser()
         if "" in (sys.argv[1:] if argv is None else argv):  # a path of it is the working directory
-            whole.error("an argument is empty, such as of a variable that is not set")
+            whole.error("an argument is empty: set the variable that it comes from, or give . for this folder")
         args = whole.parse_args(argv, argparse.Namespace(parser=whole))
         command = args.command
         code = _run(args)

@@ -68,8 +68,8 @@ def finetune(
     The same call resumes an interrupted run; if the run is finished, nothing is trained.
 
     Args:
-        name: A network, a checkpoint, ``hf-hub:<owner>/<repo>`` or the folder of a checkpoint; or a classification
-            timm network, which is trained in an `eqzoo.models.OrbitNet`.
+        name: A network, a checkpoint, ``hf-hub:<owner>/<repo>`` or the folder of a checkpoint; or a timm
+            classification network, which is trained in an `eqzoo.models.OrbitNet`.
         data: The images, as `eqzoo.data.read_images` takes them; or a mapping with the splits ``train``, and possibly
             ``valid`` and ``test``.
         output: The folder to write: the weights model.safetensors, config.json, results.json, the card README.md, its
