@@ -4,7 +4,8 @@ from typing import Any
 
 from ._entry import Entry, family
 
-TINY = ("z2_gsanet_t", "r4_gsanet_t", "r8_gsanet_t", "r12_gsanet_t", "r16_gsanet_t")
+TRAINED = ("z2_gsanet_t", "r4_gsanet_t", "r8_gsanet_t")
+OTHERS = ("r12_gsanet_t", "r16_gsanet_t")
 CIFAR = ("z2_gsanet_b", "z2m_gsanet_b")
 PCAM = ("z2_gsanet_s", "r4_gsanet_s", "r8_gsanet_s", "r4m_gsanet_s")
 
@@ -34,14 +35,6 @@ _R8 = (
     "momentum for matrices and AdamW for other parameters, a cosine learning rate schedule from 5e-3 and 1.5e-3, no "
     "dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving average of the weights. "
     "In float32, half an hour an epoch on two threads. {distilled}"
-)
-_FINER = (
-    "Initialized with the weights of r8_gsanet_t.rotmnist, which learned from the same teachers; the embeddings of "
-    "relative poses, the only weights that depend on the number of rotations, are interpolated between the 45° "
-    "rotations. Batch size and weight decay as in the paper; one epoch of 1,000 digits (the paper: 300 of 10,000) with "
-    "Muon with Nesterov momentum for matrices and AdamW for other parameters, a cosine learning rate schedule from "
-    "1e-3 and 3e-4, no dropout, augmentation by bilinear rotations by any angle (the paper: none), and a moving "
-    "average of the weights. In float32. {distilled}"
 )
 _DISTILLED = (
     "The network also learned from others (distillation), which no network of the paper did: 0.8 of the loss is the "
@@ -104,13 +97,6 @@ _TEACHERS: dict[str, Any] = {
     "teacher_weight": 0.8,
 }
 _FROM_R4 = _MUON | _TEACHERS | {"epochs": 4, "lr": 0.005, "start": "r4_gsanet_t.rotmnist"}
-_FROM_R8 = _FROM_R4 | {
-    "epochs": 1,
-    "lr": 0.001,
-    "ema_decay": 0.98,
-    "samples_per_class": 100,
-    "start": "r8_gsanet_t.rotmnist",
-}
 _EIGHT_EPOCHS: dict[str, Any] = {"epochs": 8, "lr": 0.006}
 _FROM_FIRST = _FROM_R4 | _EIGHT_EPOCHS | {"start": "run:runs/r4_gsanet_t.rotmnist_first/seed{seed}"}
 
@@ -119,8 +105,8 @@ RECIPES: dict[str, Entry] = {
     **family(("r4_gsanet_t",), "rotmnist", _MNIST_SHORTER, "first", **_MUON, **_HALVED),
     **family(("z2_gsanet_t",), "rotmnist", _Z2.format(distilled=_DISTILLED), **_FROM_R4 | _EIGHT_EPOCHS),
     **family(("r8_gsanet_t",), "rotmnist", _R8.format(distilled=_DISTILLED), **_FROM_R4),
-    **family(("r12_gsanet_t", "r16_gsanet_t"), "rotmnist", _FINER.format(distilled=_DISTILLED), **_FROM_R8),
-    **family(TINY, "rotmnist", _MNIST, "paper", **_PAPER),
+    **family(TRAINED, "rotmnist", _MNIST, "paper", **_PAPER),
+    **family(OTHERS, "rotmnist", _MNIST, **_PAPER),
     **family(CIFAR, "cifar10", _CIFAR, valid_size=10_000, **_sgd(350, 24)),
     **family(PCAM, "pcam", _PCAM, **_sgd(100, 8)),
 }
