@@ -237,25 +237,24 @@ def arguments_of(recipe: Recipe, name: str) -> str:
     known = recipe_names()
     if name not in known:  # of another data set, or of a network without a recipe
         own = (other for other in known if other.startswith(f"{recipe.model}.") and not load_recipe(other).start_run)
-        name = min(own, key=lambda other: len(_differences(recipe, load_recipe(other))), default=known[0])
-    plain, words, args = load_recipe(name), [name], dict(recipe.model_args)
-    if recipe.dataset != plain.dataset:
-        plain = dataclasses.replace(plain, **OF_A_DATASET)
+        name = min(own, key=lambda other: len(_differences(recipe, vars(load_recipe(other)))), default=known[0])
+    plain, words, args = vars(load_recipe(name)), [name], dict(recipe.model_args)
+    if recipe.dataset != plain["dataset"]:
+        plain = plain | OF_A_DATASET
         words += ["--dataset", Path(recipe.dataset).name]
     if is_own(recipe.dataset):
         args = {key: value for key, value in args.items() if key not in ("num_classes", "in_chans")}
     changed = _differences(recipe, plain)
-    changed |= {"model_args": args} if args != plain.model_args else {}
+    changed |= {"model_args": args} if args != plain["model_args"] else {}
     words += ["--seed", str(recipe.seed)]
     words += ["--set", *(f"{key}={json.dumps(value)}" for key, value in changed.items())] if changed else []
     return shlex.join(words)
 
 
-def _differences(recipe: Recipe, plain: Recipe) -> dict[str, Any]:
-    """The values of a recipe that another one does not have, besides its data set, seed and model_args."""
-    values, others = vars(recipe), vars(plain)
+def _differences(recipe: Recipe, others: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a recipe that others are not, besides its data set, seed and model_args."""
     kept = ("dataset", "seed", "model_args")
-    return {key: value for key, value in values.items() if key not in kept and value != others[key]}
+    return {key: value for key, value in vars(recipe).items() if key not in kept and value != others[key]}
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class Recipe:
         batch_size: The images in a step, over all processes; the last, smaller batch of an epoch is left
             out.
         optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov momentum, ``"momentum"`` plain momentum.
-        lr: The highest learning rate.
+        lr: The highest learning rate. With ``start`` it may be 0, which keeps its weights as they are.
         weight_decay: The weight decay of the optimizer, on all parameters but those that the network's
             ``no_weight_decay()`` names, as octic ViTs do.
         schedule: ``"constant"``, ``"cosine"`` or ``"multistep"``.
@@ -158,11 +158,12 @@ class Recipe:
     def _ranges(self) -> list[tuple[str, bool, str]]:
         """The settings, whether each is in its range, and this range in words."""
         infinity, weights = float("inf"), self.class_weights
+        kept = self.lr == 0 and self.start is not None
         return [
             ("epochs", self.epochs >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("optimizer", self.optimizer in list_optimizers(), "one of timm.optim.list_optimizers()"),
-            ("lr", 0 < self.lr < infinity, "a finite number above 0"),
+            ("lr", 0 < self.lr < infinity or kept, "a finite number above 0"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"0 to less than the {self.epochs} epochs"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 2^32 - 1"),

@@ -110,15 +110,15 @@ def test_networks_of_timm_are_trained_too(tmp_path):
 
 def test_weights_are_adapted_to_the_network_that_starts_from_them(tmp_path):
     sizes = {"num_classes": 2, "in_chans": 3}
-    recipe = Recipe("r8_gsanet_t", "bars", epochs=1, batch_size=2, lr=1e-12, weight_decay=0.0, start="r4_gsanet_t")
+    recipe = Recipe("r8_gsanet_t", "bars", epochs=1, batch_size=2, lr=0.0, start="r4_gsanet_t")
     colored = {name: Split(part.images[:4].expand(-1, 3, -1, -1), part.labels[:4]) for name, part in SPLITS.items()}
     torch.set_default_dtype(torch.float32)
     net = train(recipe, lambda: eqzoo.create_model("r8_gsanet_t", kernel_size=3, **sizes), colored, tmp_path)
     trained = eqzoo.create_model("r4_gsanet_t", pretrained=True, group=net.group, **sizes)
     head = trained.head.weight
     for name, value in trained.state_dict().items():
-        close = torch.allclose(net.state_dict()[name], value, rtol=0, atol=1e-6)
-        assert close != (value.shape == head.shape and bool((value == head).all())), name
+        kept = torch.equal(net.state_dict()[name], value)
+        assert kept != (value.shape == head.shape and bool((value == head).all())), name
 
 
 def test_too_few_images_for_a_batch(tmp_path):

@@ -681,6 +681,7 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr("eqzoo.finetuning.images.read_images", lambda *_: pytest.fail("images were read"))
     for changes, message in (
         ({"lr": -1.0}, "lr should be a finite number above 0"),
+        ({"lr": 0.0}, "lr should be a finite number above 0"),
         ({"epochs": 0}, "epochs should be at least 1, got 0"),
         ({"augment": "nonesuch"}, "augment should be one of"),
         ({"optimizer": "nonesuch"}, "optimizer should be one of"),
