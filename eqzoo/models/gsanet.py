@@ -23,7 +23,7 @@ The paper prints one count for all groups of a data set: 44.67K, 205.66K and 2.9
 of relative poses, which have |H| rows in each layer. r8, r12 and r16 are exact for 90° rotations and approximate for
 the others.
 
-No other weight depends on the group, so weights can be transferred to another number of rotations: given ``group``,
+No other weight depends on the group, so weights can be transferred to another one: given ``group``,
 ``pretrained=True`` interpolates the embeddings. ``create_model("r4_gsanet_t", pretrained=True, group=cyclic(8))`` is a
 network for 8 rotations, initialized from the weights for 4.
 
@@ -234,9 +234,14 @@ class GSANet(EquivariantNet):
         """Weights for the group of the network, of another group or, if it is unknown, of the one it is named after.
 
         The embeddings of relative poses are linearly interpolated in the angle; rows of elements that both groups have
-        are copied. Weights of a group without reflections do not fit a group with them.
+        are copied. Where only the new group has reflections, R^r M takes the row of R^r, unless the old group is
+        unknown.
         """
-        source, target = source or Group.from_name(self.pretrained_cfg["architecture"].partition("_")[0]), self.group
+        known, source, target = (
+            source is not None,
+            source or Group.from_name(self.pretrained_cfg["architecture"].partition("_")[0]),
+            self.group,
+        )
         if source == target:
             return state
         angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
@@ -246,7 +251,10 @@ class GSANet(EquivariantNet):
         def interpolated(name: str, table: Tensor) -> Tensor:
             if not name.endswith(".pose.weight") or len(table) != source.order:
                 return table
-            rows = table.unflatten(0, (-1, source.rotations))[: 1 + target.reflections]
+            rows = table.unflatten(0, (-1, source.rotations))
+            if known and target.reflections > source.reflections:
+                rows = rows.expand(2, -1, -1)
+            rows = rows[: 1 + target.reflections]
             weight = fraction.to(table)
             return ((1 - weight) * rows[:, before] + weight * rows[:, after]).flatten(0, 1)
 

@@ -219,7 +219,7 @@ def test_weights_load_for_another_number_of_rotations(weights):
     assert all(torch.equal(back.state_dict()[name], value) for name, value in four.state_dict().items())
 
 
-def test_weights_with_reflections_load_without_them_and_not_vice_versa(weights):
+def test_weights_load_with_reflections_and_without_them(weights, tmp_path):
     reflected = eqzoo.create_model("r4m_gsanet_s")
     options = weights(reflected)
     plain = eqzoo.create_model("r4m_gsanet_s", group=P4, **options)
@@ -228,10 +228,15 @@ def test_weights_with_reflections_load_without_them_and_not_vice_versa(weights):
     table, finer = reflected.state_dict()[POSES], both.state_dict()[POSES]
     assert torch.equal(finer[::2], table)
     torch.testing.assert_close(finer[[7, 15]], (table[[3, 7]] + table[[0, 4]]) / 2)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="does not fit"):  # nothing says of which group these are
         eqzoo.create_model("r4_gsanet_s", group=P4M, **weights(plain))
+    eight = eqzoo.create_model("r8_gsanet_s")
     with pytest.raises(ValueError, match="does not fit"):  # both have eight poses, but different ones
-        eqzoo.create_model("r8_gsanet_s", group=P4M, **weights(eqzoo.create_model("r8_gsanet_s")))
+        eqzoo.create_model("r8_gsanet_s", group=P4M, **weights(eight))
+    timm.models.save_for_hf(eight, tmp_path / "eight", safe_serialization=True)  # with a config.json
+    both = eqzoo.create_model(f"local-dir:{tmp_path / 'eight'}", pretrained=True, group=P4M)
+    assert torch.equal(both.state_dict()[POSES], eight.state_dict()[POSES][::2].repeat(2, 1))
+    assert logit_error(both, P4M, 4) < 1e-12
 
 
 @pytest.mark.parametrize(
