@@ -91,7 +91,7 @@ def test_nothing_found_names_the_three_ways(tmp_path, monkeypatch):
         for way in ("checkpoint_path=FILE.safetensors", "EQZOO_WEIGHTS", "go online"):
             assert way in str(caught.value)
     with pytest.raises(eqzoo.WeightsNotFoundError, match="not been published"):
-        eqzoo.create_model("r16_gsanet_t", pretrained=True)
+        eqzoo.create_model("z2m_gsanet_b", pretrained=True)
 
 
 def test_wrong_folders_and_tags_are_named(tmp_path, monkeypatch):

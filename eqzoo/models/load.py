@@ -373,7 +373,7 @@ def load_network(
         WeightsNotFoundError: If weights are asked for and found nowhere.
 
     Example:
-        >>> load_network("p4_cnn").trained, load_network("r16_gsanet_t").trained
+        >>> load_network("p4_cnn").trained, load_network("z2m_gsanet_b").trained
         (True, False)
     """
     text = os.fspath(source)

@@ -45,7 +45,7 @@ def test_a_trained_network_passes_whatever_it_is_called(source):
 
 
 def test_a_network_that_is_not_trained_is_checked_as_if_it_were():
-    report = eqzoo.check_equivariance("p4_asc_se_resnet29")
+    report = eqzoo.check_equivariance("p4_simple_asc_resnet29")
     assert report.exact
     assert len(report.logits) == 4
     assert "random" in report.notes[0]
@@ -238,8 +238,8 @@ def test_a_large_tolerance_passes_and_one_that_is_no_number_does_not():
 
 
 def test_arguments_for_names_are_not_ignored(tmp_path):
-    with pytest.raises(WeightsNotFoundError, match="r16_gsanet_t"):
-        eqzoo.check_equivariance("r16_gsanet_t", pretrained=True)
+    with pytest.raises(WeightsNotFoundError, match="z2m_gsanet_b"):
+        eqzoo.check_equivariance("z2m_gsanet_b", pretrained=True)
     for source in (tmp_path / "net.onnx", nn.Flatten()):
         for option in ({"model": "p4_cnn"}, {"pretrained": True}):
             with pytest.raises(ValueError, match="leave model, pretrained and randomize out"):

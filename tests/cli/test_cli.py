@@ -191,7 +191,7 @@ def test_info_calls_a_folder_without_results_by_its_name(capsys, tmp_path):
 def test_sizes_that_info_calls_exact_are_those_that_the_network_takes(capsys):
     data = json.loads(run(capsys, "info", "p4m_e4net", "--json")[1])
     model = eqzoo.create_model("p4m_e4net")
-    untrained = json.loads(run(capsys, "info", "r16_gsanet_t", "--json")[1])
+    untrained = json.loads(run(capsys, "info", "z2m_gsanet_b", "--json")[1])
     assert untrained["checkpoints"][0]["where"] is None
     for side in (24, 26):
         taken = True
@@ -254,13 +254,13 @@ def test_bench_on_other_images(capsys):
 
 
 def test_every_error_path_says_what_to_do_in_one_line(capsys, tmp_path):
-    attention = ("attention", "r16_gsanet_t", IMAGE)
+    attention = ("attention", "z2m_gsanet_b", IMAGE)
     for args, message in (
         (("info", "p5_cnn"), "p5_cnn"),
         (("predict", tmp_path / "none.png"), "none.png"),
-        (("predict", IMAGE, "--model", "r16_gsanet_t"), "r16_gsanet_t"),
+        (("predict", IMAGE, "--model", "z2m_gsanet_b"), "z2m_gsanet_b"),
         (("list", "q*"), "q*"),
-        ((*attention, tmp_path / "out.png"), "no weights for r16_gsanet_t"),
+        ((*attention, tmp_path / "out.png"), "no weights for z2m_gsanet_b"),
         ((*attention, tmp_path / "out.docx", "--untrained"), "docx"),
         ((*attention, tmp_path / "none" / "out.png", "--untrained"), "none"),
         ((*attention, tmp_path / "out.png", "--untrained", "--place", 40, 1), "out of bounds"),

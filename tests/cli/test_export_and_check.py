@@ -32,7 +32,7 @@ def test_the_commands_codes_and_json(capsys, tmp_path):
     for args, message in (
         (("check", "test_vit", "--size", "100"), "3 x 100 x 100"),
         (("check", "test_vit.nonesuch"), "test_vit.nonesuch"),
-        (("export", "r16_gsanet_t", file), "--untrained"),
+        (("export", "z2m_gsanet_b", file), "--untrained"),
         (("export", "p4_cnn", "net.txt"), ".pt2"),
     ):
         code, out, err = run(capsys, *args)

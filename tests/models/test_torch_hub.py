@@ -34,7 +34,7 @@ def test_help_describes_the_network_and_its_weights(repo):
     assert "Whether to load trained weights: rotmnist." in said
     default_first = "weights: cifar10, chula_rbc12, eurosat."
     assert default_first in torch.hub.help(repo, "p4m_resnet29", **KNOWN)
-    assert "there are none yet" in torch.hub.help(repo, "r16_gsanet_t", **KNOWN)
+    assert "there are none yet" in torch.hub.help(repo, "z2m_gsanet_b", **KNOWN)
     assert torch.hub.load(repo, "p4_cnn", pretrained=True, **KNOWN).num_classes == 10
 
 
