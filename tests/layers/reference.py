@@ -5,6 +5,22 @@ Only a group's product, inverse and matrices are taken from the package; their l
 
 import torch
 
+from eqzoo.ops import use_backend
+
+
+def assert_same_with_gradients(layer, x, slow):
+    """The output and the gradients of a layer are those of loops: with kernels, in eager torch and as formulas."""
+    inputs = (x.requires_grad_(), *layer.parameters())
+    expected = slow(x)
+    direction = torch.randn_like(expected)
+    gradients = torch.autograd.grad((expected * direction).sum(), inputs)
+    for backend in ("auto", "eager", "reference"):
+        with use_backend(backend):
+            y = layer(x)
+            found = torch.autograd.grad((y * direction).sum(), inputs)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-11)
+        torch.testing.assert_close(found, gradients, rtol=1e-10, atol=1e-10)
+
 
 def act(f, group, g):
     """(g f)(x) = f(g⁻¹ x) on the last two axes, pixel by pixel, with positions counted from the center."""

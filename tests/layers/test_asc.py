@@ -17,6 +17,7 @@ from eqzoo.layers import (
 )
 from eqzoo.models import ASCResNet
 from tests.layers import reference_asc
+from tests.layers.reference import assert_same_with_gradients
 
 GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
 SLOW_FORM = {
@@ -52,12 +53,7 @@ def trained_like(model, side):
 @pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M], ids=names)
 def test_layers_are_their_equations(group, kind):
     layer, x = small_layer(kind, group)
-    x = x[:1].requires_grad_()
-    expected = SLOW_FORM[kind](x, layer)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-    inputs = (x, *layer.parameters())
-    grads = torch.autograd.grad(layer(x).square().sum(), inputs)
-    torch.testing.assert_close(grads, torch.autograd.grad(expected.square().sum(), inputs), rtol=0, atol=1e-10)
+    assert_same_with_gradients(layer, x[:1], lambda x: SLOW_FORM[kind](x, layer))
 
 
 def test_the_reference_detects_small_deviations():
@@ -122,11 +118,7 @@ def test_without_queries_it_is_a_depthwise_group_convolution():
 @pytest.mark.parametrize("group", [Z2, P4M], ids=names)
 def test_squeeze_and_excitation_is_its_equation(group):
     layer, x = GroupSqueezeExcite(group, 4, 2), torch.randn(2, 4, group.order, 3, 4)
-    expected = reference_asc.squeeze_excite(x, layer)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-    grads = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
-    slow_grads = torch.autograd.grad(expected.square().sum(), layer.parameters())
-    torch.testing.assert_close(grads, slow_grads, rtol=0, atol=1e-10)
+    assert_same_with_gradients(layer, x, lambda x: reference_asc.squeeze_excite(x, layer))
 
 
 @pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite], ids=names)

@@ -13,7 +13,9 @@ from eqzoo.groups import P4, P4M, Z2, Z2M
 from eqzoo.layers import AttentiveGroupConv2d, AttentiveLiftingConv2d, InputAttention2d, attentive
 from eqzoo.models import AllCNN, ResNet44
 from eqzoo.ops import attentive_conv, use_backend
+from eqzoo.ops import reference as formulas
 from tests.layers import reference_attentive as reference
+from tests.layers.reference import assert_same_with_gradients
 
 GRID = [Z2, Z2M, P4, P4M]
 ON_RESPONSES = ["full", "channel", "spatial"]
@@ -33,21 +35,12 @@ def image(layer, height=4, width=5):
     return torch.randn(2, *lead, height, width)
 
 
-def assert_same_with_gradients(layer, x, slow):
-    torch.testing.assert_close(layer(x), slow(x), rtol=0, atol=1e-12)
-    sources = (x, *layer.parameters())
-    direction = torch.randn_like(layer(x))
-    grads = torch.autograd.grad((layer(x) * direction).sum(), sources)
-    expected = torch.autograd.grad((slow(x) * direction).sum(), sources)
-    torch.testing.assert_close(grads, expected, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("attention", ON_RESPONSES)
 @pytest.mark.parametrize("layer_cls", LAYERS)
 @pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
 def test_attention_on_responses_is_its_equations(group, layer_cls, attention):
     layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, hidden_channels=2, attention_size=3))
-    x = image(layer).requires_grad_()
+    x = image(layer)
     assert_same_with_gradients(layer, x, lambda x: reference.attentive_conv(x, layer, padding=1))
 
 
@@ -55,7 +48,7 @@ def test_attention_on_responses_is_its_equations(group, layer_cls, attention):
 def test_sampling_options_are_the_equations_too(layer_cls):
     options = {"stride": 2, "padding": 1, "dilation": 2, "attention_dilation": 2}
     layer = drawn(layer_cls(P4, 2, 3, 2, attention_size=3, bias=False, **options))
-    x = image(layer, 7, 5).requires_grad_()
+    x = image(layer, 7, 5)
     assert_same_with_gradients(layer, x, lambda x: reference.attentive_conv(x, layer, **options))
 
 
@@ -64,7 +57,7 @@ def test_sampling_options_are_the_equations_too(layer_cls):
 @pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
 def test_attention_on_the_input_is_its_equations(group, field, attention):
     layer = drawn(InputAttention2d(group, 3, field, attention, 2, attention_size=3, attention_dilation=2))
-    x = torch.randn(2, 3, *([group.order] if field == "regular" else []), 4, 5, requires_grad=True)
+    x = torch.randn(2, 3, *([group.order] if field == "regular" else []), 4, 5)
     assert_same_with_gradients(layer, x, lambda x: reference.attend_input(x, layer))
 
 
@@ -89,13 +82,16 @@ def test_the_convolution_behind_attention_on_the_input_can_run_through_irreps(at
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
-def test_the_comparison_can_fail():
-    """Negative control: an attention that passes α instead of 1 − α is far from the equations."""
+def test_the_comparison_can_fail(monkeypatch):
+    """Negative control: attention that passes α instead of 1 − α is far from the equations, as is one of zeros."""
     layer = drawn(AttentiveGroupConv2d(P4, 2, 2, 3, attention_size=3, bias=False))
     x = image(layer)
     plain = reference.group_conv(x, layer.weight, P4)
     assert (plain - layer(x) - layer(x)).abs().max() > 0.1
     assert (plain - layer(x)).abs().max() > 0.1
+    monkeypatch.setattr(formulas, "channel_attention", lambda mean, *_: torch.zeros_like(mean))
+    with use_backend("reference"):
+        assert (reference.attentive_conv(x, layer) - layer(x)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)

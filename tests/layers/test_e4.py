@@ -10,6 +10,7 @@ from eqzoo.groups import P4, P4M, Z2, Z2M, cyclic, dihedral
 from eqzoo.layers import E4Layer2d
 from eqzoo.models import E4Net, E4ResNet
 from tests.layers import reference_e4 as slow
+from tests.layers.reference import assert_same_with_gradients
 
 GRID = [Z2, Z2M, cyclic(2), dihedral(2), P4, P4M]
 CASES = [
@@ -64,14 +65,7 @@ def layer_and_field(group, case, side=4, out_channels=4):
 @pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M], ids=lambda g: g.name)
 def test_the_layer_is_its_equations(group, case, affine):
     layer, x = layer_and_field(group, case | {"kernel_norm_affine": affine}, side=3, out_channels=8)
-    x.requires_grad_()
-    out, expected = layer(x), slow.e4_layer(x, layer, group)
-    torch.testing.assert_close(out, expected, rtol=0, atol=1e-11)
-    weights = torch.randn_like(out)
-    inputs = (x, *layer.parameters())
-    grads = torch.autograd.grad((out * weights).sum(), inputs)
-    slow_grads = torch.autograd.grad((expected * weights).sum(), inputs)
-    torch.testing.assert_close(grads, slow_grads, rtol=1e-10, atol=1e-10)
+    assert_same_with_gradients(layer, x, lambda x: slow.e4_layer(x, layer, group))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

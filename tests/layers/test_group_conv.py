@@ -1,5 +1,7 @@
 """Lifting and group convolutions: reference, equivariance, fused forms, and sizes that raise."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -36,11 +38,8 @@ def test_layers_are_their_equations(group, case):
         (GroupConv2d(group, 2, 2, **case), reference.group_conv),
     ):
         x = image(layer, *((4, 6) if "stride" in case else (3, 4)))[:1]
-        expected = slow(x, layer.weight, layer.bias, group, **options)
-        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
-        grads = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
-        slow_grads = torch.autograd.grad(expected.square().sum(), layer.parameters())
-        torch.testing.assert_close(grads, slow_grads, rtol=0, atol=1e-10)
+        loops = partial(slow, weight=layer.weight, bias=layer.bias, group=group, **options)
+        reference.assert_same_with_gradients(layer, x, loops)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

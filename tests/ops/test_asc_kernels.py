@@ -5,8 +5,9 @@ import torch
 
 from eqzoo.groups import P4
 from eqzoo.layers import AffineSelfConv2d
-from eqzoo.ops import AffineBank, AffineBanks, _chunks, _compile, affine_attention, use_backend
+from eqzoo.ops import AffineBank, AffineBanks, _chunks, _compile, affine_attention, reference, use_backend
 from eqzoo.ops.asc import operator as asc
+from eqzoo.ops.asc.eager import mapped
 from tests.conftest import kept_numbers, threads
 from tests.ops.test_group_conv_kernels import channels_last
 
@@ -54,6 +55,12 @@ def test_compiled_is_the_reference(compiled, sides, k, batch, order, channels, h
     found = with_gradients(tensors, k=k, heads=heads)
     with use_backend("reference"):
         assert_same(found, with_gradients(tensors, k=k, heads=heads), bound)
+
+
+def test_eager_affine_maps_are_the_reference():
+    x, psi, beta = torch.randn(2, 3, 4, 5, 6), torch.randn(3, 4, 4, 9), torch.randn(3, 4, 9)
+    for bank in (AffineBank(psi, beta), AffineBank(None, beta), AffineBank(psi, None)):
+        torch.testing.assert_close(mapped(x, bank, 3), reference.affine_map(x, bank, 3), rtol=1e-10, atol=1e-10)
 
 
 def test_numbers_below_the_smallest_normal_one_are_flushed_and_the_processor_is_left_as_it_was(compiled):

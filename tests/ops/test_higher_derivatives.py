@@ -68,14 +68,19 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_gradient_penalties_of_attention(make):
-    """The gradients of a norm of gradients, as training with a penalty needs them, are those of torch's operators."""
+def drawn_layer(make):
+    """A layer with random weights, and an image or field for it."""
     layer = make()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     lifts = isinstance(layer, AttentiveLiftingConv2d | LiftingSelfAttention2d)
-    x = torch.randn(2, *([2] if lifts else [4, 4]), 5, 4, requires_grad=True)
+    return layer, torch.randn(2, *([2] if lifts else [4, 4]), 5, 4, requires_grad=True)
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_gradient_penalties_of_attention(make):
+    """The gradients of a norm of gradients, as training with a penalty needs them, are those of torch's operators."""
+    layer, x = drawn_layer(make)
 
     def penalty():
         torch.manual_seed(1)  # of dropout

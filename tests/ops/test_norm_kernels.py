@@ -198,15 +198,6 @@ def test_it_compiles_as_one_graph(order, training):
     )
 
 
-def test_torch_func_and_forward_mode_see_through_it():
-    norm = GroupBatchNorm2d(P4, 3).eval()
-    randomize_norms(norm, torch.Generator().manual_seed(0), field((4, 3, 4, 5, 5)))
-    x = field((2, 3, 4, 5, 5))
-    torch.testing.assert_close(torch.vmap(lambda one: norm(one[None])[0])(x), norm(x))
-    _, tangent = torch.func.jvp(norm, (x,), (torch.ones_like(x),))
-    torch.testing.assert_close(tangent, (norm(x + 1) - norm(x)))
-
-
 def test_a_cumulative_average_is_torch_s():
     norm, plain = GroupBatchNorm2d(Z2, 3), nn.BatchNorm3d(3, momentum=None)
     norm.momentum = None
