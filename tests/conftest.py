@@ -17,6 +17,7 @@ from PIL import Image
 
 from eqzoo.analysis import throughput
 from eqzoo.data import Split
+from eqzoo.groups import Group
 from tests.digits import drawn_digits
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: one thread each, and in what they start
@@ -28,6 +29,11 @@ SHARED = ROOT.parent / "shared"
 # Every network and data set, its group and parameter count, and the figures of its paper, if it has one.
 with (ROOT / "tests" / "models" / "networks.csv").open() as file:
     NETWORKS = list(csv.DictReader(file))
+
+
+def pytest_make_parametrize_id(val):
+    """The name of a group; others have pytest's own names."""
+    return val.name if isinstance(val, Group) else None
 
 
 def slow(names, these):

@@ -12,7 +12,7 @@ from torch import nn
 
 import eqzoo
 from eqzoo.analysis.diagnosis import diagnose
-from eqzoo.equivariance import randomize_norms
+from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, Z2, Z2M, transform
 from eqzoo.hub import WeightsNotFoundError
 from eqzoo.layers import (
@@ -75,10 +75,11 @@ def test_a_broken_layer_is_named():
     conv = network.blocks[1].conv
     conv.register_table("orbit_index", conv.orbit_index[:, [1, 0, 2, 3]].numpy())
     with use_backend("expanded"):  # the irreps do not read this table
-        report = eqzoo.check_equivariance(network)
+        report, layers = eqzoo.check_equivariance(network), equivariance_report(network, randomize=True).layers
     assert not report.exact
     assert report.worst_layer[0] == "blocks.1.conv"
     assert len(report.diagnosis) == 1
+    assert [name for name, error in layers.items() if error > 1e-9] == ["blocks.1.conv"]
 
 
 def test_timms_networks_fail_instructively():
@@ -314,22 +315,11 @@ def test_a_group_without_rotations_of_the_pixel_grid_is_not_advised():
 
 
 def test_where_every_layer_with_a_group_is_exact_the_others_are_named():
-    class Planes(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x):
-            return self.layer(x.flatten(1, 2)).unflatten(1, (-1, 4))
-
-    norm = nn.BatchNorm2d(8)
-    wrong = nn.Sequential(
-        eqzoo.layers.LiftingConv2d(eqzoo.P4, 1, 2, 3), Planes(norm), eqzoo.layers.GlobalPool(eqzoo.P4, "avg")
-    )
-    wrong.group, wrong.in_chans = eqzoo.P4, 1
-    found = eqzoo.check_equivariance(wrong, size=12)
+    planes = [nn.Flatten(1, 2), nn.BatchNorm2d(8), nn.Unflatten(1, (2, 4))]
+    wrong = network_of(LiftingConv2d(eqzoo.P4, 1, 2, 3), *planes, GlobalPool(eqzoo.P4, "avg"), group=eqzoo.P4)
+    found = eqzoo.check_equivariance(wrong)
     assert not found.exact
-    assert "1.layer (BatchNorm2d)" in found.diagnosis[0]
+    assert "2 (BatchNorm2d)" in found.diagnosis[0]
 
 
 class Gain(nn.Module):
@@ -382,6 +372,7 @@ HIDDEN = {
         GlobalPool(eqzoo.P4M, "avg"),
     ],
     "slopes of planes": lambda: [nn.Flatten(1, 2), nn.PReLU(16), nn.Unflatten(1, (2, 8)), GlobalPool(eqzoo.P4M, "avg")],
+    "a layer norm over poses": lambda: [nn.LayerNorm((2, 8, 8, 8)), nn.ReLU(), GlobalPool(eqzoo.P4M)],
     "a branch of zeros": lambda: [GroupBatchNorm2d(eqzoo.P4M, 2), nn.ReLU(), Branch(), GlobalPool(eqzoo.P4M)],
     "a closed gate": lambda: [Gate(torch.tensor(0.0)), GlobalPool(eqzoo.P4M)],
     "a closed gate of one number": lambda: [Gate(torch.zeros(1)), GlobalPool(eqzoo.P4M)],

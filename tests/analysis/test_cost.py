@@ -14,11 +14,6 @@ from eqzoo.groups import P4, Z2
 from eqzoo.ops import use_backend
 
 
-def test_convolutions_count_as_their_expanded_filters():
-    layer = layers.GroupConv2d(P4, 3, 5, 3, padding=1)
-    assert eqzoo.multiply_adds(layer, (3, 4, 6, 6)) == 6 * 6 * (5 * 4) * (3 * 4) * 9
-
-
 def test_e4_counts_generator_encoder_and_sums():
     layer = layers.E4Layer2d(P4, 8, 8, kernel_size=5, slices=2)
     places = 4 * 6 * 6  # poses and pixels

@@ -34,10 +34,6 @@ def sizes(middle):
     return TINY if middle == "conv" else SMALL
 
 
-def names(value):
-    return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
-
-
 def small_layer(kind, group):
     return kind(group, 4, kernel_size=3, num_heads=2), torch.randn(2, 4, group.order, 4, 3)
 
@@ -49,8 +45,8 @@ def trained_like(model, side):
     return model, x
 
 
-@pytest.mark.parametrize("kind", SLOW_FORM, ids=names)
-@pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M], ids=names)
+@pytest.mark.parametrize("kind", SLOW_FORM)
+@pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M])
 def test_layers_are_their_equations(group, kind):
     layer, x = small_layer(kind, group)
     assert_same_with_gradients(layer, x[:1], lambda x: SLOW_FORM[kind](x, layer))
@@ -69,8 +65,8 @@ def test_the_reference_detects_small_deviations():
         assert (wrong(x) - expected).norm() > 1e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite], ids=names)
-@pytest.mark.parametrize("group", GRID[1:], ids=names)
+@pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite])
+@pytest.mark.parametrize("group", GRID[1:])
 def test_layers_are_equivariant(group, kind):
     if kind is GroupSqueezeExcite:
         layer, x = kind(group, 4, 2), torch.randn(2, 4, group.order, 4, 3)
@@ -115,20 +111,10 @@ def test_without_queries_it_is_a_depthwise_group_convolution():
     torch.testing.assert_close(layer(x), depthwise(layer.value(x)), rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("group", [Z2, P4M], ids=names)
+@pytest.mark.parametrize("group", [Z2, P4M])
 def test_squeeze_and_excitation_is_its_equation(group):
     layer, x = GroupSqueezeExcite(group, 4, 2), torch.randn(2, 4, group.order, 3, 4)
     assert_same_with_gradients(layer, x, lambda x: reference_asc.squeeze_excite(x, layer))
-
-
-@pytest.mark.parametrize("kind", [*SLOW_FORM, GroupSqueezeExcite], ids=names)
-@pytest.mark.parametrize("group", [Z2, P4M], ids=names)
-def test_fused_layers_give_the_same_planes(group, kind):
-    layer = kind(group, 4, 3, 2) if kind in SLOW_FORM else kind(group, 4, 2)
-    x = torch.randn(2, 4, group.order, 4, 5)
-    parent = reparameterize_model(torch.nn.Sequential(layer))
-    torch.testing.assert_close(parent(x.flatten(1, 2)), layer(x).flatten(1, 2), rtol=0, atol=1e-13)
-    assert all(type(module) is not GroupConv2d for module in parent.modules())
 
 
 def test_errors_say_what_would_work():
@@ -142,12 +128,13 @@ def test_errors_say_what_would_work():
 
 
 @pytest.mark.parametrize("middle", ["conv", "sasa", "simple_asc", "asc"])
-@pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M], ids=names)
+@pytest.mark.parametrize("group", [Z2, Z2M, P4, P4M])
 def test_networks_are_equivariant(group, middle):
     model, x = trained_like(ASCResNet(group, middle=middle, se_reduction=2, **sizes(middle)), 8)
     report = equivariance_report(model, x)
     assert report.largest < 1e-12
     assert set(report.features) == set(group.elements)
+    torch.testing.assert_close(reparameterize_model(model)(x), model(x), rtol=1e-9, atol=1e-9)
 
 
 def test_the_equivariance_error_can_be_large():
@@ -179,13 +166,9 @@ def test_initialization_is_that_of_the_paper():
             assert block.branch.norm1.weight.eq(1).all()
 
 
-@pytest.mark.parametrize(
-    ("middle", "fused"),
-    [("asc", True)] + [pytest.param(middle, False, marks=pytest.mark.slow) for middle in ("asc", "sasa")],
-)
-def test_export_with_any_batch(middle, fused):
-    model, x = trained_like(ASCResNet(P4, middle=middle, **sizes(middle)), 8)
-    net = reparameterize_model(model) if fused else model
+def test_export_with_any_batch():
+    model, x = trained_like(ASCResNet(P4, middle="asc", **SMALL), 8)
+    net = reparameterize_model(model)
     program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     three = torch.randn(3, 3, 8, 8)
     torch.testing.assert_close(program.module()(three), net(three))

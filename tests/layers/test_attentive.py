@@ -37,7 +37,7 @@ def image(layer, height=4, width=5):
 
 @pytest.mark.parametrize("attention", ON_RESPONSES)
 @pytest.mark.parametrize("layer_cls", LAYERS)
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID)
 def test_attention_on_responses_is_its_equations(group, layer_cls, attention):
     layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, hidden_channels=2, attention_size=3))
     x = image(layer)
@@ -54,7 +54,7 @@ def test_sampling_options_are_the_equations_too(layer_cls):
 
 @pytest.mark.parametrize("attention", ON_INPUT)
 @pytest.mark.parametrize("field", ["trivial", "regular"])
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID)
 def test_attention_on_the_input_is_its_equations(group, field, attention):
     layer = drawn(InputAttention2d(group, 3, field, attention, 2, attention_size=3, attention_dilation=2))
     x = torch.randn(2, 3, *([group.order] if field == "regular" else []), 4, 5)
@@ -96,7 +96,7 @@ def test_the_comparison_can_fail(monkeypatch):
 
 @pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
 @pytest.mark.parametrize("layer_cls", LAYERS)
-@pytest.mark.parametrize("group", GRID[1:], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID[1:])
 def test_layers_are_equivariant(group, layer_cls, attention):
     layer = drawn(layer_cls(group, 3, 2, 3, padding=1, attention=attention, attention_size=5))
     assert equivariance_error(layer, image(layer, 6, 8)) < 1e-14
@@ -115,30 +115,18 @@ def test_attention_that_is_not_permuted_breaks_equivariance(attention, index):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 9])
-def test_the_result_does_not_depend_on_the_chunk(chunk, monkeypatch):
+def test_chunks_take_less_memory_and_give_the_same(chunk, monkeypatch):
+    """In eager torch the largest tensor holds the responses of a chunk."""
     layer = drawn(AttentiveGroupConv2d(P4, 2, 5, 3))
     x = image(layer, 6, 6)
-    expected = layer(x)
-    monkeypatch.setattr(attentive, "_FIELDS_AT_ONCE", chunk)
-    with use_backend("eager"):
-        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
-
-
-def test_smaller_chunks_take_less_memory(monkeypatch):
-    """In eager torch the largest tensor holds the responses of a chunk."""
-    layer = AttentiveGroupConv2d(P4, 3, 8, 3)
-    x = image(layer, 8, 8)
-    sizes = []
-    convolve = torch.nn.functional.conv2d
+    expected, sizes, convolve = layer(x), [], torch.nn.functional.conv2d
     monkeypatch.setattr(
         torch.nn.functional, "conv2d", lambda *a, **k: (y := convolve(*a, **k), sizes.append(y.numel()))[0]
     )
-    for chunk in (1, 8):
-        sizes.clear()
-        monkeypatch.setattr(attentive, "_FIELDS_AT_ONCE", chunk)
-        with use_backend("eager"):
-            layer(x)
-        assert max(sizes) == 2 * (3 * 4) * (chunk * 4) * 6 * 6
+    monkeypatch.setattr(attentive, "_FIELDS_AT_ONCE", chunk)
+    with use_backend("eager"):
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-13)
+    assert max(sizes) == 2 * (2 * 4) * (min(chunk, 5) * 4) * 4 * 4
 
 
 @pytest.mark.parametrize("attention", ON_RESPONSES + ON_INPUT)
@@ -164,26 +152,6 @@ def test_strided_networks_are_exact_where_no_window_is_cut(kind, attention):
     assert equivariance_error(model, torch.randn(2, 3, 8, 8), randomize=True) > 1e-4
 
 
-def assert_works_in_all_formats(module, x):
-    expected = module(x)
-    last = copy.deepcopy(module).to(memory_format=torch.channels_last)
-    x_last = x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
-    torch.testing.assert_close(last(x_last), expected, rtol=0, atol=1e-10)
-    torch.compiler.reset()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-10)
-    batch = torch.export.Dim("batch", min=2)
-    exported = torch.export.export(module, (x,), dynamic_shapes=({0: batch},))
-    torch.testing.assert_close(exported.module()(x[[0, 1, 0]]), expected[[0, 1, 0]], rtol=0, atol=1e-10)
-    single = copy.deepcopy(module).float()
-    torch.testing.assert_close(single(x.float()).double(), expected, rtol=1e-3, atol=1e-4)
-    with torch.autocast("cpu", torch.bfloat16):
-        half = single.train()(x.float())
-    half.float().sum().backward()
-    assert torch.isfinite(half).all()
-    assert all(torch.isfinite(parameter.grad).all() for parameter in single.parameters())
-
-
 @pytest.mark.parametrize(
     ("layer_cls", "attention"),
     [
@@ -193,7 +161,24 @@ def assert_works_in_all_formats(module, x):
 )
 def test_layers_work_in_all_formats(layer_cls, attention):
     layer = drawn(layer_cls(P4M, 2, 3, 3, attention=attention, attention_size=3))
-    assert_works_in_all_formats(layer, image(layer))
+    x = image(layer)
+    expected = layer(x)
+    last = copy.deepcopy(layer).to(memory_format=torch.channels_last)
+    x_last = x.to(memory_format=torch.channels_last) if x.ndim == 4 else x
+    torch.testing.assert_close(last(x_last), expected, rtol=0, atol=1e-10)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), expected, rtol=0, atol=1e-10)
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(layer, (x,), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(exported.module()(x[[0, 1, 0]]), expected[[0, 1, 0]], rtol=0, atol=1e-10)
+    single = copy.deepcopy(layer).float()
+    torch.testing.assert_close(single(x.float()).double(), expected, rtol=1e-3, atol=1e-4)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = single.train()(x.float())
+    half.float().sum().backward()
+    assert torch.isfinite(half).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in single.parameters())
 
 
 @pytest.mark.parametrize("name", ["p4_alpha_cnn", "p4_alpha_f_cnn", "p4_alpha_f_allcnn"])
@@ -211,8 +196,9 @@ def test_weights_load_into_networks_of_other_channels_and_classes(name, tmp_path
     assert other(torch.randn(1, channels, *model.input_size[1:])).shape == (1, 4)
     own, loaded = model.state_dict(), other.state_dict()
     assert all(torch.equal(own[key], loaded[key]) for key in own if key.startswith("blocks."))
-    again = eqzoo.create_model(f"{name}.{tag}", pretrained=True).state_dict()
-    assert all(torch.equal(own[key], again[key]) for key in own)
+    # Where attention stays as it is, there is no warning, which would be an error.
+    again = eqzoo.create_model(f"{name}.{tag}", pretrained=True, num_classes=4).state_dict()
+    assert all(torch.equal(own[key], again[key]) for key in own if not key.startswith("head."))
 
 
 def test_the_operation_takes_planes():

@@ -124,9 +124,6 @@ CHANGES = {
         for module in layer.modules()
         for name, value in list(module.named_parameters(recurse=False))
     ],
-    "vector": lambda layer, p: nn.utils.vector_to_parameters(
-        nn.utils.parameters_to_vector(layer.parameters()) + 1, layer.parameters()
-    ),
     "optimizer": lambda layer, p: optimize(layer),
     "data, and eval": lambda layer, p: (p.data.add_(1), layer.eval()),
     "data, and a pass with gradients": lambda layer, p: (p.data.add_(1), with_gradients(layer)),
@@ -138,7 +135,7 @@ def with_gradients(layer):
         layer(field())
 
 
-WHOLE = ("state dict", "state dict, assigned", "another parameter", "vector", "optimizer")  # all parameters at once
+WHOLE = ("state dict", "state dict, assigned", "another parameter", "optimizer")  # all parameters at once
 
 
 def optimize(layer):

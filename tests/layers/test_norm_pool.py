@@ -36,7 +36,7 @@ def trained(norm):
     return norm.eval()
 
 
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID)
 def test_batch_norm_is_equivariant_and_fuses(group):
     norm = trained(GroupBatchNorm2d(group, 3))
     x = torch.randn(2, 3, group.order, 5, 6)
@@ -70,7 +70,7 @@ def test_randomize_norms_changes_every_vector():
 
 @pytest.mark.parametrize("reduce", ["max", "avg"])
 @pytest.mark.parametrize("sizes", [(2, None, 0, 6, 4), (3, 2, 1, 5, 7), (3, 3, 0, 6, 6), (2, 1, 0, 5, 4)], ids=str)
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID)
 def test_spatial_pools(group, sizes, reduce):
     kernel_size, stride, padding, height, width = sizes
     pool = SpatialPool2d(group, kernel_size, stride, padding, reduce)
@@ -111,7 +111,7 @@ def test_adaptive_pool_is_exact_at_any_size(size):
 
 
 @pytest.mark.parametrize("reduce", ["max", "avg"])
-@pytest.mark.parametrize("group", GRID, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GRID)
 def test_group_and_global_pools(group, reduce):
     x = torch.randn(2, 3, group.order, 4, 4)
     over_group, over_all = GroupPool(group, reduce), GlobalPool(group, reduce)

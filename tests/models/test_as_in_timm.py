@@ -14,21 +14,6 @@ from eqzoo.groups import P4, orbit_array
 from eqzoo.models import ResNet44
 
 
-def test_a_head_of_layers_of_fields_that_hold_linear_ones_is_no_error():
-    model = eqzoo.create_model("p4_cnn").eval()
-    model.head = nn.Sequential(eqzoo.layers.GroupSqueezeExcite(P4, model.num_features, 2), model.head)
-    assert any(isinstance(module, nn.Linear) for module in model.head.modules())
-    assert eqzoo.equivariance_error(model) < 1e-12
-
-
-def test_a_linear_head_in_place_of_a_linear_one_works():
-    model = eqzoo.create_model("p4_resnet29").eval()
-    model.head = nn.Linear(model.num_features, 3)
-    x = torch.randn(2, 3, 16, 16)
-    assert model(x).shape == (2, 3)
-    assert eqzoo.equivariance_error(model, x) < 1e-12
-
-
 def test_a_deployed_network_that_is_trained_is_not_equivariant():
     """Its filters of all poses are parameters of their own: train the network that it was made of."""
     deployed = reparameterize_model(eqzoo.create_model("p4_resnet29").eval())
@@ -40,41 +25,6 @@ def test_a_deployed_network_that_is_trained_is_not_equivariant():
         for parameter in deployed.parameters():
             parameter -= 0.05 * parameter.grad
     assert not eqzoo.check_equivariance(deployed, size=16).exact
-
-
-class _Lifting(nn.Conv2d):
-    """A lifting convolution without `fuse`: the filters of the four rotations."""
-
-    def forward(self, x):
-        return torch.stack(
-            [nn.functional.conv2d(x, self.weight.rot90(k, (2, 3)), padding=self.padding) for k in range(4)], 2
-        )
-
-
-class _Own(eqzoo.models.EquivariantNet):
-    """A lifting layer of one's own in the stem; layers of this package in the block, which is a list, and the head."""
-
-    def __init__(self):
-        super().__init__(P4, 2, 1, 4)
-        self.stem = nn.Sequential(nn.BatchNorm2d(1), _Lifting(1, 4, 3, padding=1, bias=False))
-        self.blocks = nn.ModuleList([eqzoo.layers.GroupConv2d(P4, 4, 4, 3, padding=1)])
-        self.pretrained_cfg = {"input_size": (1, 12, 12)}
-        self.reset_classifier(2, "max")
-
-    def forward_head(self, x, pre_logits=False):
-        return self.pool(x if pre_logits else self.head(x))
-
-    def build_classifier(self, num_classes):
-        return eqzoo.layers.GroupConv2d(P4, 4, num_classes, 1)
-
-    def set_pool(self, global_pool):
-        self.pool = eqzoo.layers.GlobalPool(P4, global_pool)
-
-
-def test_a_network_of_ones_own_is_equivariant():
-    own = _Own().eval()
-    own.reset_classifier(3)
-    assert eqzoo.equivariance_error(own) < 1e-12
 
 
 def test_a_linear_classifier_of_a_deployed_network_is_reset():

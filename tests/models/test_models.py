@@ -15,7 +15,6 @@ from torch import nn
 import eqzoo
 from eqzoo.equivariance import equivariance_report, randomize_norms
 from eqzoo.groups import P4, P4M, transform
-from eqzoo.ops import use_backend
 from tests.conftest import NETWORKS, slow
 
 # Octic ViTs take images of 224 pixels and give tokens; they have tests of their own, test_octic_vit.py.
@@ -126,6 +125,7 @@ def test_the_table_has_every_network():
     assert {row["name"] for row in NETWORKS} == set(NAMES), "networks.csv, beside this file, has every network"
     registered = {name for name in timm.list_models(include_tags=True) if name.partition(".")[0] in NAMES}
     assert set(map(tagged, NETWORKS)) == {name.removesuffix("_aug") for name in registered}  # a second recipe
+    assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
 
 
 @pytest.mark.parametrize("row", NETWORKS, ids=tagged)
@@ -138,11 +138,15 @@ def test_group_classes_and_parameters_are_those_of_the_table(row):
     assert sum(parameter.numel() for parameter in model.parameters()) == int(row["parameters"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", eqzoo.list_models())
 def test_docstrings_state_the_parameters(name):
-    count = next(int(row["parameters"]) for row in NETWORKS if row["name"] == name)
+    """Those of the large and huge octic ViTs are the released networks'."""
+    counts = [int(row["parameters"]) for row in NETWORKS if row["name"] == name]
+    if not counts:
+        with torch.device("meta"):
+            counts = [sum(parameter.numel() for parameter in eqzoo.create_model(name).parameters())]
     said = timm.model_entrypoint(name).__doc__
-    assert f"({count:,} parameters)" in said, "the docstring of the registered function ends with its parameters"
+    assert f"({counts[0]:,} parameters)" in said, "the docstring of the registered function ends with its parameters"
 
 
 def _last_digit(number):
@@ -193,28 +197,6 @@ def test_the_checks_above_can_fail():
     report = equivariance_report(model)
     assert max(report.logits.values()) > 1e-3
     assert max(report.features.values()) < 1e-12
-
-
-def test_an_output_that_is_not_finite_is_an_error():
-    class NotFinite(nn.Module):
-        group = P4
-
-        def forward(self, x):
-            return x / x[..., :1, :1].clamp(min=0).sign() * 0 + x
-
-    x = torch.ones(1, 1, 4, 4)
-    x[..., 3, 3] = -1  # finite as it is, NaN after a 180° rotation
-    with pytest.raises(ValueError, match="not finite"):
-        eqzoo.equivariance_error(NotFinite(), x)
-
-
-def test_the_report_names_the_layer_that_is_not_equivariant():
-    model, _ = trained_like("p4_cnn")
-    conv = model.blocks[1].conv
-    conv.register_table("orbit_index", conv.orbit_index[:, [1, 0, 2, 3]].numpy())
-    with use_backend("expanded"):  # the irreps do not read this table
-        layers = equivariance_report(model).layers
-    assert [name for name, error in layers.items() if error > 1e-9] == ["blocks.1.conv"]
 
 
 @pytest.mark.parametrize("name", slow(NAMES, HEAVY | {name for name in NAMES if name.endswith("83")}))
@@ -449,12 +431,6 @@ def test_a_new_classifier_is_in_the_mode_of_its_network():
     assert all(module.training for module in model.modules())
 
 
-def test_the_networks_are_registered_with_timm():
-    assert timm.list_models("p4_cnn*") == ["p4_cnn", "p4_cnn_w11", "p4_cnn_w15", "p4_cnn_w19"]
-    assert eqzoo.list_models("p4_cnn*") == timm.list_models("p4_cnn*")
-    assert set(eqzoo.list_pretrained()) <= set(timm.list_models(pretrained=True))
-
-
 def test_features_are_numbered_by_integers_of_numpy_too():
     model, x = eqzoo.create_model("p4_cnn"), torch.zeros(1, 1, 28, 28)
     found = model.forward_intermediates(x, list(np.array([1, -1])), intermediates_only=True)
@@ -468,9 +444,3 @@ def test_filters_of_half_precision_are_summed_in_single_precision():
     assert filters[0].dtype == torch.float32
     assert torch.equal(filters[0].half().float(), filters[0])  # as they are stored
     torch.testing.assert_close(filters[1], filters[0].sum(1, keepdim=True), rtol=1e-6, atol=0)
-
-
-def test_attention_that_depends_on_the_channels_is_told_to_be_new():
-    with pytest.warns(UserWarning, match="depends on in_chans"):
-        eqzoo.create_model("p4_alpha_f_cnn", pretrained=True, in_chans=3)
-    eqzoo.create_model("p4_alpha_f_cnn", pretrained=True, num_classes=3)  # a warning would be an error

@@ -20,9 +20,10 @@ from eqzoo.layers import OcticLinear, OcticPosition2d
 from eqzoo.layers.irreps import Irreps
 from eqzoo.layers.octic import OcticResidual
 from eqzoo.layers.octic_embed import fold_quarters, resize_quarters, unfold_quarters
-from eqzoo.models import EquivariantNet, OcticViT
+from eqzoo.models import OcticViT
 from eqzoo.models.conversion import convert
 from tests.conftest import SHARED
+from tests.models.test_models import error
 
 NAMES = eqzoo.list_models("*octic_vit*")
 INVARIANT = eqzoo.list_models("p4m_octic_vit*")
@@ -46,20 +47,6 @@ def trained_like(name="p4m_octic_vit_tiny_patch16_224", **kwargs):
 
 def tiny(name="p4m_octic_vit_tiny_patch16_224", **kwargs):
     return trained_like(name, **(TINY | kwargs)), torch.randn(2, kwargs.get("in_chans", 3), 32, 32)
-
-
-def error(a, b):
-    return ((a - b).norm() / b.norm()).item()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_docstrings_state_the_parameters(name):
-    """Those of the large and huge ones are the released networks'."""
-    with torch.device("meta"):
-        model = eqzoo.create_model(name)
-    assert isinstance(model, EquivariantNet)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    assert f"{count:,} parameters)" in timm.model_entrypoint(name).__doc__
 
 
 @pytest.mark.parametrize("name", INVARIANT)

@@ -183,12 +183,6 @@ def test_saved_weights_of_another_group_are_refused_where_the_numbers_fit(saved_
             eqzoo.create_model("p4_cnn", checkpoint_path=str(tmp_path), group=other, **kwargs)
 
 
-def test_a_group_that_is_no_name_is_saved(tmp_path):
-    model = eqzoo.create_model("r4_gsanet_t", group=eqzoo.cyclic(8), kernel_size=3)
-    again = saved(model, tmp_path)
-    assert again.group == eqzoo.cyclic(8)
-
-
 def test_a_number_of_classes_may_be_of_any_integer_type():
     model = eqzoo.create_model("p4_cnn", num_classes=np.int64(3))
     assert type(model.num_classes) is int

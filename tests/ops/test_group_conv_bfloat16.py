@@ -34,7 +34,7 @@ def errors(found, expected):
 
 @needs_products
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_error_is_at_most_twice_that_of_the_expanded_convolution(shape, group, last):
     arguments, options = case(group, shape, last=last)
@@ -47,7 +47,7 @@ def test_the_error_is_at_most_twice_that_of_the_expanded_convolution(shape, grou
 
 
 @needs_products
-@pytest.mark.parametrize("group", [Z2M, P4, P4M], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", [Z2M, P4, P4M])
 def test_the_layer_is_equivariant_up_to_rounding(group):
     layer = GroupConv2d(group, 40, 32, 3, padding=1).bfloat16()
     x = torch.randn(2, 40, group.order, 7, 7).bfloat16()
@@ -138,13 +138,7 @@ def test_many_fields_go_through_the_irreps_and_few_are_expanded():
         (P4, 3, True, True, 16, 24),
         (P4, 3, False, False, 16, 24),
         (P4, 1, True, False, 64, 96),
-        (P4, 1, True, True, 32, 64),
-        (P4, 1, False, True, 8, 16),
         (P4M, 3, True, False, 12, 16),
-        (P4M, 3, True, True, 12, 16),
-        (P4M, 1, True, False, 32, 64),
-        (P4M, 1, True, True, 24, 44),
-        (Z2M, 3, True, True, 32, 64),
     ]:
         assert not chosen(group, few, side, last, trains)
         assert chosen(group, many, side, last, trains)

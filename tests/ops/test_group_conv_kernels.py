@@ -71,7 +71,7 @@ def kernels(request, monkeypatch):
         pytest.skip("no C++ compiler")
 
 
-@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shape", SHAPES[:5], ids=str)
 def test_the_numbers_of_loops(group, shape):
     (x, weight, bias), options = case(group, (1, min(shape[1], 3), min(shape[2], 2), *shape[3:]))
@@ -81,7 +81,7 @@ def test_the_numbers_of_loops(group, shape):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
-@pytest.mark.parametrize("group", GROUPS, ids=lambda g: g.name)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_numbers_of_the_expanded_convolution(kernels, shape, group, last):
     arguments, options = case(group, shape, last=last)

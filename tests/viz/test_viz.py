@@ -26,7 +26,7 @@ def trained_like(name):
     return model, torch.randn(*model.input_size)
 
 
-@pytest.mark.parametrize("group", [P4, P4M], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", [P4, P4M])
 @pytest.mark.parametrize("attention", ["full", "channel", "spatial"])
 @pytest.mark.parametrize("lifting", [True, False])
 def test_response_weights_give_the_layers_output(group, attention, lifting):
@@ -50,7 +50,7 @@ def test_input_weights_give_the_layers_output(field, attention):
     assert (found.output - x).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("group", [P4, P4M], ids=lambda g: g.name)
+@pytest.mark.parametrize("group", [P4, P4M])
 @pytest.mark.parametrize(
     "kind", [layers.AffineSelfConv2d, layers.SimpleAffineSelfConv2d, layers.StandAloneSelfAttention2d]
 )
