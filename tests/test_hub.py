@@ -150,10 +150,6 @@ def test_unfit_files_are_named(tmp_path):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"broken\.safetensors has no readable"):
         eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "broken.safetensors")
-    with pytest.raises(ValueError, match=r"model\.safetensors does not fit p4_cnn_w11"):
-        eqzoo.create_model("p4_cnn_w11", checkpoint_path=SHIPPED)
-    with pytest.raises(FileNotFoundError):
-        eqzoo.create_model("p4_cnn", checkpoint_path=tmp_path / "none.safetensors")
 
 
 def test_torch_hub_loads_from_a_clone(tmp_path):
@@ -172,12 +168,7 @@ print(sys.modules[type(model).__module__].__file__, model.num_classes)
 """
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ran = subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-P", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == f"{clone / 'eqzoo' / 'models' / 'gcnn.py'} 10"
 

@@ -1,6 +1,5 @@
 """What `eqzoo bench` times as compiled is compiled."""
 
-import argparse
 from types import SimpleNamespace
 
 import pytest
@@ -43,21 +42,9 @@ def compiled_calls(monkeypatch):
     torch._dynamo.reset()
 
 
-def run(**others):
-    args = argparse.Namespace(
-        names=NAMES,
-        against="a",
-        rounds=ROUNDS,
-        batch_sizes=SIZES,
-        threads=None,
-        device="cpu",
-        no_compile=False,
-        size=None,
-        precision="float32",
-        channels_last=False,
-    )
-    vars(args).update(others)
-    return bench.run(args).data
+def run(*options):
+    words = ["bench", *NAMES, "--against", "a", "--rounds", str(ROUNDS), "--batch-sizes", *map(str, SIZES)]
+    return bench.run(parser().parse_args([*words, "--device", "cpu", *options])).data
 
 
 def test_every_network_is_timed_compiled(compiled_calls):
@@ -113,7 +100,7 @@ def test_networks_are_compiled_in_the_number_format_and_fused_in_float32(compile
             return x * self.factor
 
     monkeypatch.setattr(bench, "load_network", lambda name, **_: SimpleNamespace(network=Seen(name)))
-    assert run(precision="bfloat16", channels_last=True)["notes"] == [
+    assert run("--precision", "bfloat16", "--channels-last")["notes"] == [
         "Compiled for one image, networks of this package do not use channels last."
     ]
     assert compiled_calls

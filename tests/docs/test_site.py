@@ -75,6 +75,15 @@ def test_the_page_of_commands_has_all_of_them_with_their_options(site):
         assert not [option for option in options - {"-h", "--help"} if option not in described], command
 
 
+def test_links_of_the_readme_lead_somewhere(site):
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#([\w-]+))?\)", (ROOT / "README.md").read_text())
+    assert links
+    for path, anchor in links:
+        assert (ROOT / path).exists(), path
+        page = site / path.removeprefix("docs/").replace(".md", ".html")
+        assert not anchor or f'id="{anchor}"' in page.read_text(), anchor
+
+
 def test_every_package_has_a_page():
     packages = {path.parent.name for path in (ROOT / "eqzoo").glob("*/__init__.py")} - {"cli"}
     assert packages | {"groups", "equivariance", "hub"} == set(PACKAGES)

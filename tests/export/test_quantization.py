@@ -8,7 +8,6 @@ import eqzoo
 from eqzoo.equivariance import randomize_norms
 from eqzoo.export import OnnxFile, quantization
 from eqzoo.export.onnx_filters import expand_filters
-from eqzoo.groups import P4, transform
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -214,12 +213,3 @@ def test_weights_have_a_step_for_each_channel_and_seven_bits(exported, tmp_path)
         assert found[name].dtype == np.int8
         assert 60 < np.abs(found[name].astype(int)).max() <= 64
         assert found[name.replace("_quantized", "_scale")].shape == found[name].shape[:1]
-
-
-def test_the_check_of_an_exported_file_takes_quantized_ones(exported, tmp_path):
-    path = tmp_path / "int8.onnx"
-    eqzoo.quantize_onnx(exported("p4_cnn", 28), noise(8, 1, 28), path)
-    found = eqzoo.check_equivariance(path)
-    assert found.exact
-    x = noise(2, 1, 28)
-    assert all(torch.equal(OnnxFile(path)(transform(x, P4, g, "trivial")), OnnxFile(path)(x)) for g in range(4))

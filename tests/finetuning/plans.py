@@ -13,14 +13,8 @@ def plan_of(splits, name="p4_cnn", *, start=None, native=None, drawn=(), image_s
     """The plan of a request, of which ``given`` are the keys of a recipe."""
     blank = weightless(name)
     shape = list(splits["train"].shape)
-    settings = {
-        "start": start,
-        "input_size": shape,
-        "data": "own",
-        "label_names": ["a", "b", "c"],
-        "mean": [0.5],
-        "std": [0.5],
-    }
+    settings = {"start": start, "input_size": shape, "data": "own", "label_names": ["a", "b", "c"]}
+    settings |= {"mean": [0.5], "std": [0.5]}
     source = SimpleNamespace(image_side=image_side, folder=None, architecture=name, model_args={}, config={}, name=name)
     images = OwnImages(splits, frozenset(drawn), (), {}, ())
     recipe = recipe or Recipe(name, "own", epochs=1, augment="affine")

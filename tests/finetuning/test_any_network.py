@@ -100,15 +100,6 @@ def test_a_folder_cannot_become_another_network(trained, tmp_path):
         eqzoo.finetune(str(trained[0]["one"].folder), trained[1], tmp_path, invariant="p4")
 
 
-def test_a_classifier_alone_is_trained_in_epochs_too(trained, tmp_path):
-    found, splits = trained
-    source = found["mean"].folder
-    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, epochs=1, precision="float32")
-    before, after = found["mean"].model.state_dict(), result.model.state_dict()
-    changed = {key for key in after if not torch.equal(before[key].float(), after[key].float())}
-    assert changed == {"network.classifier.weight", "network.classifier.bias"}
-
-
 def test_images_are_not_cropped_as_timm_does(trained):
     """By the transform that timm makes of these keys; those of this network's own configuration take an edge off."""
     cfg = timm.get_pretrained_cfg("test_efficientnet").to_dict()
@@ -144,12 +135,6 @@ def test_a_finished_run_keeps_what_was_written_since(trained):
     (folder / "results.json").unlink()  # as after a kill
     eqzoo.finetune("test_efficientnet", splits, folder, weights=folder.parent / WEIGHTS, **given)
     assert not card.read_text().endswith("Ours.\n")
-
-
-def test_copies_are_those_of_a_group(tmp_path):
-    splits = {"train": Split(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.arange(8) % 2)}
-    with pytest.raises(ValueError, match="copies are those of a group"):
-        eqzoo.finetune("test_efficientnet", splits, tmp_path / "run", copies=1)
 
 
 def test_a_network_without_weights_starts_from_random_ones(trained, tmp_path, capsys):

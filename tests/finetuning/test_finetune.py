@@ -519,11 +519,6 @@ def test_a_frozen_trunk_trains_the_classifier_alone(tmp_path):
         }
 
 
-def test_a_size_that_breaks_the_group_names_the_nearest_that_do_not(tmp_path):
-    with pytest.raises(ValueError, match=r"does not accept images of 29 x 29 .* 28 x 28 and 30 x 30"):
-        eqzoo.finetune("p4_cnn", tmp_path / "a", tmp_path / "out", size=29)
-
-
 MODES = {
     "L.png": lambda gray: Image.fromarray(gray),
     "1.png": lambda gray: Image.fromarray(gray).convert("1"),
@@ -652,6 +647,8 @@ def test_wrong_calls_are_errors_before_anything_is_written(tmp_path):
         "no weights for z2m_gsanet_b": {"name": "z2m_gsanet_b", "pretrained": True},
         "no weights for z2m_gsanet_b.cifar10: .*; --no-pretrained": {"name": "z2m_gsanet_b.cifar10"},
         "nothing is called 'p5_cnn'": {"name": "p5_cnn"},
+        "copies are those of a group": {"name": "test_efficientnet", "copies": 1},
+        "does not accept images of 29 x 29 .* 28 x 28 and 30 x 30": {"size": 29},
         "is inside the images": {"output": images / "out"},
         "holds other files": {"output": tmp_path / "full"},
         "no images at .*: give a folder": {"data": tmp_path / "full" / "thesis.tex"},

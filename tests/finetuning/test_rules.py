@@ -123,18 +123,6 @@ def test_options_come_before_what_is_measured(tmp_path, capsys):
     assert "precision=bfloat16 channels_last=true" in json.loads(capsys.readouterr().out)["command"]
 
 
-def test_numbered_classes_do_not_take_the_classifier_of_the_digits(tmp_path):
-    digits = eqzoo.create_model("p4_cnn", pretrained=True)
-    images = torch.randint(0, 256, (60, 1, 28, 28), dtype=torch.uint8)
-
-    def head(names):
-        data = {"train": Split(images, torch.arange(60) % 10, names)}
-        return make_plan(Request("p4_cnn", data, tmp_path, recipe={"epochs": 1})).build().head
-
-    assert not torch.equal(head(()).weight, digits.head.weight)
-    assert not torch.equal(head(tuple("abcdefghij")).weight, digits.head.weight)
-
-
 def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path):
     """Not of the one that has its name: another group has another augmentation, other patches other sides."""
     tune(tmp_path / "a", model_args={"group": "p4m"}, pretrained=False)

@@ -490,12 +490,7 @@ def test_networks_of_color_images_side_by_side(tmp_path, smooth, capsys):
                 parameter.normal_(0, 0.3)
         eqzoo.export_onnx(model, file)
     Image.fromarray(smooth).save(tmp_path / "image.png")
-    limits = [
-        "--threshold",
-        "constructor=0.001",
-        "--threshold",
-        "\u00e4=0.99",
-    ]
+    limits = ["--threshold", "constructor=0.001", "--threshold", "\u00e4=0.99"]
     words = [files[0], str(tmp_path / "page.html"), "--against", files[1], *limits, "--title", "A <b>"]
     assert main(["page", *words]) == 0
     main(["predict", str(tmp_path / "image.png"), "--model", *files, *limits, "--csv"])

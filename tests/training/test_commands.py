@@ -40,14 +40,25 @@ def parsed(words):
     return dataclasses.replace(recipe, model_args=sizes | recipe.model_args)
 
 
+def test_the_command_line_changes_recipes():
+    name, started = "z2_se_resnet29.cifar10", ["r8_gsanet_t.rotmnist", "--dataset", "mine.npz"]
+    new = parsed([name, "--seed", "3", "--set", "lr=0.5", "optimizer=adam", 'model_args={"width": 8}'])
+    assert (new.lr, new.optimizer, new.model_args, new.seed, new.valid_size) == (0.5, "adam", {"width": 8}, 3, 5_000)
+    other = parsed([name, "--dataset", "mine.npz"])
+    assert (other.dataset, other.valid_size) == ("mine.npz", None)
+    assert load_recipe(started[0]).start == "r4_gsanet_t.rotmnist"
+    assert [parsed([*started, *more]).start for more in ([], ["--set", "start=r4_gsanet_t"])] == [None, "r4_gsanet_t"]
+    with pytest.raises(ValueError, match="a key of a recipe"):
+        parsed([name, "--set", "speed=9"])
+
+
 def test_the_command_of_a_run_gives_its_recipe():
     others = itertools.cycle(CATALOG)
     for name in recipe_names():
         other = next(dataset for dataset in others if dataset != load_recipe(name).dataset)
         fresh = ["start=null"] if load_recipe(name).start_run else []
-        rate = [] if load_recipe(name).lr else ["lr=0.5"]  # instead of the weights of the start as they are
         elsewhere = ["--dataset", "cells.npz", "--set", "lr=0.5", *fresh]
-        for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh, *rate]):
+        for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh]):
             recipe = parsed([name, *words])
             command = shlex.split(evaluate.arguments_of(recipe, run_name(name, recipe)))
             assert parsed(command) == recipe, (name, words, command)

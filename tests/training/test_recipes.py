@@ -1,9 +1,8 @@
 """Recipes: typed, complete, and what they say they are."""
 
 import fnmatch
-import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.conftest import NETWORKS, ROOT
 sys.path.insert(0, str(ROOT / "training"))
 from common import input_size, load_recipe, recipe_names, recipe_text
 from recipes import asc, e4
-from train import changed
 
 BASE = {"model": "p4_cnn", "dataset": "bars", "epochs": 3}
 
@@ -61,12 +59,6 @@ def test_rates_of_parts_are_those_of_parameters():
     assert found == 2
 
 
-def test_recipes_survive_json():
-    for name in recipe_names():
-        recipe = load_recipe(name)
-        assert Recipe(**json.loads(json.dumps(asdict(recipe)))) == recipe
-
-
 def test_the_papers_numbers():
     """A few of them, read off the papers again."""
     allcnn = load_recipe("p4m_alpha_f_allcnn.cifar10_aug")
@@ -85,6 +77,7 @@ def test_the_papers_numbers():
     assert load_recipe("p4m_resnet18.cifar10").rate(61) == pytest.approx(0.02)
     pcam = load_recipe("p4m_densenet.pcam")
     assert (pcam.epochs, pcam.lr, pcam.decay_rate, pcam.batch_size) == (100, 1e-3, 0.5, 64)
+    assert Recipe(**BASE, lr=1.0, schedule="constant").rate(2.9) == 1
     gsa = load_recipe("r4m_gsanet_s.pcam")
     assert [gsa.rate(epoch) for epoch in (0, 5, 10, 55, 100)] == pytest.approx([0, 0.005, 0.01, 0.005, 0])
 
@@ -93,8 +86,8 @@ def test_networks_are_built_for_their_data_set():
     model = build_network(load_recipe("z2_resnet29.cifar100"))
     assert model.num_classes == 100
     assert model.pretrained_cfg["mean"] == (0.5071, 0.4865, 0.4409)
-    assert input_size("r4_gsanet_s", {}) == (3, 96, 96)
-    assert input_size("r4_gsanet_s", {"in_chans": 1}) == (1, 96, 96)
+    assert input_size("z2m_gsanet_b", {}) == (3, 32, 32)
+    assert input_size("z2m_gsanet_b", {"in_chans": 1}) == (1, 32, 32)
 
 
 BAD = {
@@ -143,11 +136,6 @@ def test_arguments_are_kept_as_json():
         Recipe(**BASE, model_args={"group": eqzoo.P4})
 
 
-def test_unknown_keys_are_refused_by_name():
-    with pytest.raises(TypeError, match="warmup_steps"):
-        Recipe(**BASE, warmup_steps=3)
-
-
 def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes():
     recipes = {name: load_recipe(name) for name in recipe_names()}
     starts = {recipe.start for recipe in recipes.values() if not recipe.start_run} - {None}
@@ -158,21 +146,3 @@ def test_recipes_start_from_published_checkpoints_and_from_runs_of_other_recipes
     for name, folder in runs.items():
         first = recipes[folder.parent.name]
         assert (first.model, first.dataset, first.start) == (recipes[name].model, recipes[name].dataset, None)
-
-
-def test_the_command_line_changes_recipes():
-    from argparse import Namespace
-
-    recipe = load_recipe("z2_se_resnet29.cifar10")
-    args = Namespace(set=["lr=0.5", "optimizer=adam", 'model_args={"width": 8}'], seed=3, epochs=None, dataset=None)
-    new = changed(recipe, args)
-    assert (new.lr, new.optimizer, new.model_args, new.seed, new.valid_size) == (0.5, "adam", {"width": 8}, 3, 5_000)
-    args = Namespace(set=[], seed=None, epochs=None, dataset="mine.npz")
-    assert (changed(recipe, args).dataset, changed(recipe, args).valid_size) == ("mine.npz", None)
-    started = load_recipe("r8_gsanet_t.rotmnist")
-    assert started.start == "r4_gsanet_t.rotmnist"
-    assert changed(started, args).start is None
-    args = Namespace(set=["start=r4_gsanet_t"], seed=None, epochs=None, dataset="mine.npz")
-    assert changed(started, args).start == "r4_gsanet_t"
-    with pytest.raises(ValueError, match="a key of a recipe"):
-        changed(recipe, Namespace(set=["speed=9"], seed=None, epochs=None, dataset=None))
