@@ -30,7 +30,7 @@ from eqzoo.data.hashes import split_differences, split_digests
 from eqzoo.engine import Recipe, RunDirectory, best_row, build_network
 from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
-from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of
+from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of, shipped_folder
 from eqzoo.models.builder import configured_name, default_checkpoint
 
 CHECKED = 500  # images on which a network is checked before the test
@@ -117,7 +117,7 @@ def evaluate_runs(
         **network_results(model),
         "start": recipe.start,
         "base_model": _started_from(earlier[-1] if earlier else recipe),
-        **({"distilled": True} if any(each.teachers or each.soft_labels for each in (recipe, *earlier)) else {}),
+        **({"distilled": True} if any(map(_is_distilled, (recipe, *earlier))) else {}),
         "command": f"{_launcher(rows)} training/train.py {arguments_of(recipe, name)}",
         "weights_sha256": sha256_of(weights),
         "weights_dtype": "float16" if half else "float32",
@@ -192,6 +192,14 @@ def _runs_before(recipe: Recipe) -> list[Recipe]:
     return found
 
 
+def _is_distilled(recipe: Recipe) -> bool:
+    """Whether the weights of a run, also where they are those of its start as they are, learned from other networks."""
+    if recipe.lr:
+        return bool(recipe.teachers or recipe.soft_labels)
+    path = shipped_folder() / str(recipe.start) / RESULTS_NAME
+    return bool(json.loads(path.read_text(encoding="utf-8")).get("distilled"))
+
+
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
     start = recipe.start
@@ -252,7 +260,7 @@ def arguments_of(recipe: Recipe, name: str) -> str:
 
 
 def _differences(recipe: Recipe, others: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a recipe that others are not, besides its data set, seed and model_args."""
+    """The values of a recipe that differ from others, besides its data set, seed and model_args."""
     kept = ("dataset", "seed", "model_args")
     return {key: value for key, value in vars(recipe).items() if key not in kept and value != others[key]}
 

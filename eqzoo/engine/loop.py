@@ -175,9 +175,15 @@ def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | No
         tracker.finish()
 
 
-def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "tqdm[Any]") -> float:
-    """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite."""
+def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "tqdm[Any]") -> float | None:
+    """Trains on all images once; returns the mean loss, or raises FloatingPointError if it is not finite.
+
+    Without a learning rate nothing is trained, and the loss is None.
+    """
     recipe, accelerator, split = state.recipe, state.accelerator, state.splits["train"]
+    if not recipe.lr:
+        bar.update(state.steps * recipe.batch_size)
+        return None
     state.begin_epoch(epoch)
     seed = recipe.seed * 1_000_003 + epoch
     parts, numbers = _process_shares(recipe, accelerator, len(split), seed)
@@ -202,7 +208,7 @@ def _train_epoch(state: TrainingState, epoch: int, best: dict[str, Any], bar: "t
 
 
 def _finish_epoch(
-    directory: RunDirectory, state: TrainingState, epoch: int, loss: float, best: dict[str, Any], began: float
+    directory: RunDirectory, state: TrainingState, epoch: int, loss: float | None, best: dict[str, Any], began: float
 ) -> dict[str, Any]:
     """Validates, saves state, weights and log; returns the row of the best epoch so far.
 
@@ -296,8 +302,8 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _postfix(epoch: int, loss: float, best: dict[str, Any]) -> dict[str, str]:
-    shown = {"epoch": str(epoch + 1), "loss": f"{loss:.4f}"}
+def _postfix(epoch: int, loss: float | None, best: dict[str, Any]) -> dict[str, str]:
+    shown = {"epoch": str(epoch + 1)} | ({} if loss is None else {"loss": f"{loss:.4f}"})
     score = best.get("valid_recall", best.get("valid_accuracy"))  # by which an epoch is kept
     return shown if score is None else shown | {"best": f"{score:.2f}"}
 

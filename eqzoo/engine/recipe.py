@@ -37,7 +37,8 @@ class Recipe:
         batch_size: The images in a step, over all processes; the last, smaller batch of an epoch is left
             out.
         optimizer: One of timm's optimizers; ``"sgd"`` has Nesterov momentum, ``"momentum"`` plain momentum.
-        lr: The highest learning rate. With ``start`` it may be 0, which keeps its weights as they are.
+        lr: The highest learning rate. With ``start`` and one epoch it may be 0: the weights of the start are then
+            validated and saved as they are.
         weight_decay: The weight decay of the optimizer, on all parameters but those that the network's
             ``no_weight_decay()`` names, as octic ViTs do.
         schedule: ``"constant"``, ``"cosine"`` or ``"multistep"``.
@@ -163,7 +164,7 @@ class Recipe:
             ("epochs", self.epochs >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("optimizer", self.optimizer in list_optimizers(), "one of timm.optim.list_optimizers()"),
-            ("lr", 0 < self.lr < infinity or kept, "a finite number above 0"),
+            ("lr", 0 < self.lr < infinity or kept, "a finite number above 0, or 0 with start"),
             ("weight_decay", self.weight_decay >= 0, "at least 0"),
             ("warmup_epochs", 0 <= self.warmup_epochs < self.epochs, f"0 to less than the {self.epochs} epochs"),
             ("seed", 0 <= self.seed < 2**32, "from 0 to 2^32 - 1"),
@@ -189,6 +190,8 @@ class Recipe:
         labels_count = self.teacher_weight < 1
         return [
             ("milestones", ascending and multistep, f"ascending epochs below {self.epochs} of a multistep schedule"),
+            ("epochs", self.lr > 0 or self.epochs == 1, "1 where lr is 0"),
+            ("teachers", self.lr > 0 or not self.teachers, "empty where lr is 0"),
             ("cuda_graphs", not (self.cuda_graphs and self.freeze), "false where modules are frozen"),
             ("patience", self.patience is None or self.valid_size != 0, "null without validation images"),
             ("teacher_weight", taught or self.teacher_weight == default, f"{default} without teachers or soft_labels"),

@@ -57,8 +57,9 @@ def test_the_command_of_a_run_gives_its_recipe():
     for name in recipe_names():
         other = next(dataset for dataset in others if dataset != load_recipe(name).dataset)
         fresh = ["start=null"] if load_recipe(name).start_run else []
+        rate = [] if load_recipe(name).lr else ["lr=0.5"]  # instead of the weights of the start as they are
         elsewhere = ["--dataset", "cells.npz", "--set", "lr=0.5", *fresh]
-        for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh]):
+        for words in ([], elsewhere, ["--seed", "3", "--set", f"dataset={other}", *fresh, *rate]):
             recipe = parsed([name, *words])
             command = shlex.split(evaluate.arguments_of(recipe, run_name(name, recipe)))
             assert parsed(command) == recipe, (name, words, command)

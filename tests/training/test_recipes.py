@@ -121,6 +121,9 @@ TOGETHER = [
     {"teachers": ["a"], "teacher_weight": 1, "label_smoothing": 0.1},  # no share of the labels is left
     {"teachers": ["a"], "teacher_weight": 1, "class_weights": [1.0, 2.0]},
     {"teachers": ["a"], "soft_labels": "a.npy"},
+    {"lr": 0.0, "start": "a"},  # for more than one epoch
+    {"lr": 0.0, "start": "a", "epochs": 1, "teachers": ["a"]},
+    {"lr": 0.0, "epochs": 1},  # of no start
 ]
 
 
