@@ -163,7 +163,7 @@ def test_features_are_compared_as_fields():
         eqzoo.equivariance_error(octic, x)
 
 
-def test_no_tensor_of_an_output_is_passed_over():
+def test_no_tensor_of_an_output_and_no_element_is_passed_over():
     for output in (
         lambda _, maps: [maps, maps * math.nan],
         lambda _, maps: [maps * math.nan, maps],

@@ -121,7 +121,8 @@ def make_the_figures(page, desk):
 
 
 def test_the_pages_that_teach_by_code_are_run():
-    assert sum(map(runs, PAGES)) >= 12
+    taught = {page.name for page in PAGES if runs(page)}
+    assert taught >= {"README.md", "exactness.md", "export.md", "fine_tuning.md", "migration.md", "own_training.md"}
 
 
 def test_a_page_that_is_wrong_is_noticed(desk):

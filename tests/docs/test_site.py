@@ -75,8 +75,9 @@ def test_the_page_of_commands_has_all_of_them_with_their_options(site):
         assert not [option for option in options - {"-h", "--help"} if option not in described], command
 
 
-def test_links_of_the_readme_lead_somewhere(site):
-    links = re.findall(r"\]\(([^)#:\s]+)(?:#([\w-]+))?\)", (ROOT / "README.md").read_text())
+def test_links_of_pages_outside_the_site_lead_somewhere(site):
+    text = (ROOT / "README.md").read_text() + (ROOT / "CHANGELOG.md").read_text()
+    links = re.findall(r"\]\(([^)#:\s]+)(?:#([\w-]+))?\)", text)
     assert links
     for path, anchor in links:
         assert (ROOT / path).exists(), path

@@ -8,13 +8,13 @@ import torch
 from eqzoo.ops import use_backend
 
 
-def assert_same_with_gradients(layer, x, slow):
-    """The output and the gradients of a layer are those of loops: with kernels, in eager torch and as formulas."""
+def assert_same_with_gradients(layer, x, slow, backends=("auto", "eager", "reference")):
+    """The output and the gradients of a layer are those of loops, in each backend."""
     inputs = (x.requires_grad_(), *layer.parameters())
     expected = slow(x)
     direction = torch.randn_like(expected)
     gradients = torch.autograd.grad((expected * direction).sum(), inputs)
-    for backend in ("auto", "eager", "reference"):
+    for backend in backends:
         with use_backend(backend):
             y = layer(x)
             found = torch.autograd.grad((y * direction).sum(), inputs)

@@ -138,6 +138,8 @@ def test_many_fields_go_through_the_irreps_and_few_are_expanded():
         (P4, 3, True, True, 16, 24),
         (P4, 3, False, False, 16, 24),
         (P4, 1, True, False, 64, 96),
+        (P4, 1, True, True, 32, 64),
+        (P4M, 1, True, False, 32, 64),
         (P4M, 3, True, False, 12, 16),
     ]:
         assert not chosen(group, few, side, last, trains)
