@@ -296,10 +296,11 @@ class GSANet(EquivariantNet):
         return head
 
 
+_GROUPS_S = ("z2", "r4", "r8", "r4m")
 default_cfgs = configs(
     {f"{group}_gsanet_t.rotmnist": CATALOG["rotmnist"].cfg() for group in ("z2", "r4", "r8", "r12", "r16")}
-    | {f"{group}_gsanet_s.pcam": CATALOG["pcam"].cfg() for group in ("z2", "r4", "r8", "r4m")}
-    | {"z2_gsanet_s.chula_rbc12": CATALOG["chula_rbc12"].cfg(input_size=(3, 56, 56))}
+    | {f"{group}_gsanet_s.pcam": CATALOG["pcam"].cfg() for group in _GROUPS_S}
+    | {f"{group}_gsanet_s.chula_rbc12": CATALOG["chula_rbc12"].cfg(input_size=(3, 56, 56)) for group in _GROUPS_S}
     | {f"{group}_gsanet_b.cifar10": CATALOG["cifar10"].cfg() for group in ("z2", "z2m")},
     first_conv=_FIRST.removesuffix(".weight"),
     classifier="head",

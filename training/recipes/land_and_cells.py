@@ -72,6 +72,7 @@ _P4M = _OTHER_RUN.format(reason="at full size it went in parts, with a cosine sc
 _Z2, _Z2_CELLS = (_BEFORE.format(model="z2_resnet29", error=error) for error in (7.87, 6.54))
 _P4_CELLS = _BEFORE.format(model="p4_resnet29", error=7.29) + " The run took 3.0 minutes on an H200."
 _TO_56 = " Cells are scaled to 56 x 56 pixels."
+_POSES = " All embeddings of relative poses begin as the one of the start." + _TO_56 + _PAPER
 _TO_64 = " Cells are scaled to 64 x 64 pixels."
 _MAPS_TO_64 = (
     " Maps are scaled to 64 x 64 pixels; the first layer, of three colors, begins with the sum of its filters."
@@ -109,6 +110,7 @@ RECIPES: dict[str, Entry] = {
     **_recipe("z2_resnet29", "chula_rbc12", 6, 0.02, "z2_resnet29.cifar10", _Z2_CELLS + _SCALED, **_CELLS),
     **_recipe("p4m_resnet29", "chula_rbc12", 8, 0.01, "p4m_resnet29.eurosat", _SCALED, **_CELLS),
     **_recipe("z2_gsanet_s", "chula_rbc12", 8, 0.01, None, _TO_56 + _PAPER, batch_size=16, **_COLORS),
+    **_recipe("r4_gsanet_s", "chula_rbc12", 2, 0.005, "z2_gsanet_s.chula_rbc12", _POSES, batch_size=16, **_COLORS),
     **_recipe("z2_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
     **_recipe("p4_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
     **_recipe("p4m_densenet", "chula_rbc12", 10, 0.02, None, _CROPS, **_CELLS),
