@@ -92,25 +92,25 @@ def checkpoints(root: Path) -> str:
 
 def _of_dataset(root: Path, name: str, found: Sequence[dict[str, Any]]) -> str:
     data, counts = CATALOG[name], [counts_of(r) for r in found]
-    differ = any(row != counts[0] for row in counts)
+    usual = max(counts, key=counts.count)
     columns = ["checkpoint", "input", "parameters", "test error", "at the worst of 24 angles"]
-    columns += ["same class at all 90° rotations", "license", *["images: train, valid, test"] * differ]
+    columns += ["same class at all 90° rotations", "license"]
     rows = []
     for r, count in zip(found, counts, strict=True):
         path = root / "model_cards" / r["checkpoint"] / CONFIG_NAME
         cfg = json.loads(path.read_text(encoding="utf-8"))["pretrained_cfg"]
+        others = "".join(f", {count[split]} {split} images" for split in count if count[split] != usual[split])
         cells = [
             f"[{r['checkpoint']}]({CARDS}{r['checkpoint']})",
             " x ".join(map(str, cfg["input_size"])),
             f"{r['parameters']:,}",
-            error_text(r, 2) + _published(r),
+            error_text(r, 2) + _published(r) + others,
             f"{100 - min(r['rotation_curve']['accuracy']):.2f} %",
             f"{r['same_class_at_all_quarter_rotations']:.2f} %",
             cfg["license"],
         ]
-        rows.append([*cells, *["; ".join(count.values())] * differ])
-    words = {split: " or ".join(dict.fromkeys(row[split] for row in counts)) for split in counts[0]}
-    text = wrapped(f"Trained and tested on {data.text.format(**words)}.")
+        rows.append(cells)
+    text = wrapped(f"Trained and tested on {data.text.format(**usual)}.")
     return f"## {data.title}\n\n{text}\n\n{table(columns, rows)}"
 
 
