@@ -196,15 +196,19 @@ def _is_distilled(recipe: Recipe) -> bool:
     """Whether the weights of a run, also where they are those of its start as they are, learned from other networks."""
     if recipe.lr:
         return bool(recipe.teachers or recipe.soft_labels)
-    path = shipped_folder() / str(recipe.start) / RESULTS_NAME
-    return bool(json.loads(path.read_text(encoding="utf-8")).get("distilled"))
+    path = shipped_folder() / str(_start(recipe)) / RESULTS_NAME
+    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8")).get("distilled"))
+
+
+def _start(recipe: Recipe) -> str | None:
+    """The start of a recipe, a network's bare name as that of its checkpoint."""
+    start = recipe.start
+    return default_checkpoint(start) if start and "." not in start and timm.models.is_model(start) else start
 
 
 def _started_from(recipe: Recipe) -> str | None:
     """The Hub repo of the checkpoint that a recipe starts from, unless it is an earlier one of the same name."""
-    start = recipe.start
-    if start is not None and "." not in start and timm.models.is_model(start):
-        start = default_checkpoint(start)
+    start = _start(recipe)
     if start in (None, f"{recipe.model}.{recipe.dataset}"):
         return None
     cfg = timm.get_pretrained_cfg(start)

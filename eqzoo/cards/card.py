@@ -76,7 +76,7 @@ def _opening(checkpoint: Checkpoint) -> str:
     paper, printed = _paper(architecture), any(name.partition(".")[0] == architecture for name in rows())
     of = f" {'of' if printed else 'after'} {paper.short}, [{paper.title}]({paper.url})," if paper else ""
     base = r.get("base_model")
-    made = "fine-tuned from" if checkpoint.training["recipe"]["lr"] else "converted, without training, from"
+    made = "fine-tuned from" if checkpoint.is_trained else "converted, without training, from"
     tuned = f" It was {made} [{base}](https://huggingface.co/{base})." if base else ""
     text = checkpoint.data.text.format(**counts_of(r))
     inside = checkpoint.config.get("model_args", {}).get("network") if architecture == "orbitnet" else None
@@ -293,7 +293,7 @@ def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:
         what = "The penalty of the classifier, which alone was fitted," if "penalty" in r else "The epoch"
         chosen = f"{what} was chosen on the validation {noun}"
         chosen += f"; the test {noun} chose nothing." if r["evaluated_on"] == "test" else ", which are those evaluated."
-    if not checkpoint.training["recipe"]["lr"]:
+    if not checkpoint.is_trained:
         chosen = f"The validation and the test {noun} chose nothing."
     call = "model" if len(Group.from_name(r["group"]).grid_elements) > 1 else 'model, group="p4"'
     return (
@@ -343,7 +343,7 @@ def _training(checkpoint: Checkpoint) -> str:
     known = {key: value for key, value in training["recipe"].items() if value not in (None, "", {}, [], ())}
     if "penalty" in r:  # fitted at once, without the optimizer of the recipe
         known = {key: value for key, value in known.items() if key in _OF_FITTED} | {"penalty": r["penalty"]}
-    if not training["recipe"]["lr"]:
+    if not checkpoint.is_trained:
         known = {key: value for key, value in known.items() if key in ("model", "dataset", "lr", "start", "model_args")}
     if not {"teachers", "soft_labels"} & known.keys():
         known.pop("teacher_weight", None)
@@ -352,7 +352,7 @@ def _training(checkpoint: Checkpoint) -> str:
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     text = f"{training['text']} " if training.get("text") else ""
     start = f"Started from {r['start']}. " if r.get("start") else "Started from random weights. "
-    trained = f"Trained in {_duration(r['training_seconds'])}" if training["recipe"]["lr"] else "Validated"
+    trained = f"Trained in {_duration(r['training_seconds'])}" if checkpoint.is_trained else "Validated"
     took = f"{start}{trained} on {r['machine']}; {versions}."
     return f"""{wrapped(text + took)}
 

@@ -43,6 +43,11 @@ class Checkpoint:
         return str(self.results["checkpoint"])
 
     @property
+    def is_trained(self) -> bool:
+        """Whether its run trained it; else its weights are those of the start, converted to its group."""
+        return bool(self.training["recipe"]["lr"])
+
+    @property
     def data(self) -> DataSet:
         """What is known of its data set."""
         return dataset(self.results["data"])

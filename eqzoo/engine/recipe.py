@@ -192,6 +192,7 @@ class Recipe:
             ("milestones", ascending and multistep, f"ascending epochs below {self.epochs} of a multistep schedule"),
             ("epochs", self.lr > 0 or self.epochs == 1, "1 where lr is 0"),
             ("teachers", self.lr > 0 or not self.teachers, "empty where lr is 0"),
+            ("soft_labels", self.lr > 0 or not self.soft_labels, "null where lr is 0"),
             ("cuda_graphs", not (self.cuda_graphs and self.freeze), "false where modules are frozen"),
             ("patience", self.patience is None or self.valid_size != 0, "null without validation images"),
             ("teacher_weight", taught or self.teacher_weight == default, f"{default} without teachers or soft_labels"),

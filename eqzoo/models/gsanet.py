@@ -237,11 +237,8 @@ class GSANet(EquivariantNet):
         are copied. Where only the new group has reflections, R^r M takes the row of R^r, unless the old group is
         unknown.
         """
-        known, source, target = (
-            source is not None,
-            source or Group.from_name(self.pretrained_cfg["architecture"].partition("_")[0]),
-            self.group,
-        )
+        is_known, target = source is not None, self.group
+        source = source or Group.from_name(self.pretrained_cfg["architecture"].partition("_")[0])
         if source == target:
             return state
         angles = torch.arange(target.rotations, device="cpu") * source.rotations  # in 2π / (both numbers of rotations)
@@ -252,7 +249,7 @@ class GSANet(EquivariantNet):
             if not name.endswith(".pose.weight") or len(table) != source.order:
                 return table
             rows = table.unflatten(0, (-1, source.rotations))
-            if known and target.reflections > source.reflections:
+            if is_known and target.reflections > source.reflections:
                 rows = rows.expand(2, -1, -1)
             rows = rows[: 1 + target.reflections]
             weight = fraction.to(table)

@@ -139,6 +139,10 @@ def test_a_start_without_a_tag_is_named_by_the_checkpoint_that_it_loads():
         assert evaluation._started_from(Recipe("p4_cnn", "rotmnist", epochs=1, start=start)) == found
     recipe = Recipe("p4_allcnn", "own", epochs=1, start="p4_allcnn")
     assert evaluation._started_from(recipe) == "eqzoo/p4_allcnn.cifar10_aug"
+    # Weights that are kept learned from other networks if those of the start did.
+    for start, distilled in (("r8_gsanet_t", True), ("p4_cnn.rotmnist", False), ("local-dir:mine", False)):
+        kept = Recipe("r12_gsanet_t", "rotmnist", epochs=1, lr=0.0, start=start)
+        assert evaluation._is_distilled(kept) == distilled
 
 
 @pytest.mark.parametrize(("name", "expected"), [("p4m_resnet_m.eurosat", "cc-by-nc-4.0"), ("p4_cnn.rotmnist", "mit")])

@@ -123,6 +123,7 @@ TOGETHER = [
     {"teachers": ["a"], "soft_labels": "a.npy"},
     {"lr": 0.0, "start": "a"},  # for more than one epoch
     {"lr": 0.0, "start": "a", "epochs": 1, "teachers": ["a"]},
+    {"lr": 0.0, "start": "a", "epochs": 1, "soft_labels": "a.npy"},
     {"lr": 0.0, "epochs": 1},  # of no start
 ]
 
