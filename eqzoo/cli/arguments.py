@@ -142,9 +142,9 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--augment",
         help="none, shifts, flips, quarter_rotations, quarter_rotations_flips, rotations, rotations_shifts, affine, "
-        "affine_color, standard, standard_pad2, standard_cutout, standard_cutout_rotations; or missing: the 90° "
-        "rotations and reflections that are not in the network's group (default: rotations_shifts for networks that "
-        "are equivariant to rotations, affine for those to rotations and reflections, shifts for others)",
+        "affine_color, standard, standard_pad2, standard_cutout; or missing: the 90° rotations and reflections that "
+        "are not in the network's group (default: rotations_shifts for networks that are equivariant to rotations, "
+        "affine for those to rotations and reflections, shifts for others)",
     )
     sub.add_argument(
         "--precision",

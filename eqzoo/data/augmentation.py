@@ -35,7 +35,6 @@ def augment(name: str, images: Tensor, numbers: Tensor) -> Tensor:
             * ``"standard_cutout"``: ``"standard"``, then a square is replaced by the mean color of the image (Cutout,
               DeVries and Taylor, 2017, https://arxiv.org/abs/1708.04552). Its side is a quarter of the image's shorter
               side and its center any pixel, so it may be cut off at an edge.
-            * ``"standard_cutout_rotations"``: the same, then a rotation by 0°, 90°, 180° or 270°.
             * ``"shifts"``: shifts alone, by whole pixels up to a sixteenth of the side in each direction, at least one.
               Pixels from outside are those of the image reflected at its edges.
             * ``"flips"``: left-right flips with probability 1/2 alone.
@@ -134,10 +133,6 @@ def _elements(group: Group) -> Callable[[Tensor, Tensor], Tensor]:
 _quarter_rotations = _elements(P4)
 
 
-def _standard_cutout_rotations(images: Tensor, numbers: Tensor) -> Tensor:
-    return _quarter_rotations(_standard_cutout(images, numbers), numbers[:, 2:])  # by column 5: 3 places the square
-
-
 def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
     _check_square(*images.shape[-2:])
     angles = 2 * math.pi * numbers[:, 3]
@@ -200,7 +195,6 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "standard": _standard,
     "standard_pad2": _flip_and_shift(2),
     "standard_cutout": _standard_cutout,
-    "standard_cutout_rotations": _standard_cutout_rotations,
     "shifts": _shift,
     "flips": _elements(Z2M),
     "quarter_rotations": _quarter_rotations,

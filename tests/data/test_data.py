@@ -517,18 +517,6 @@ def test_cutout_replaces_one_square_by_the_mean_color():
     assert changed.dtype == torch.uint8
 
 
-def test_a_rotation_by_90_degrees_after_cutout():
-    images = torch.randint(0, 200, (64, 3, 16, 16), dtype=torch.uint8)
-    numbers = draw(64, torch.Generator().manual_seed(0))
-    before, changed = (augment(f"standard_cutout{more}", images, numbers) for more in ("", "_rotations"))
-    turns = (numbers[:, 5] * 4).long()
-    assert turns.unique().tolist() == [0, 1, 2, 3]
-    for image, rotated, turn in zip(before, changed, turns.tolist(), strict=True):
-        assert torch.equal(rotated, image.rot90(turn, (1, 2)))
-    with pytest.raises(ValueError, match="only square images"):
-        augment("standard_cutout_rotations", images[..., 1:], numbers)
-
-
 def test_rotations_by_any_angle():
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     numbers = torch.tensor([[0, 0, 0, angle] for angle in (0.0, 0.25, 0.5, 0.1)], dtype=torch.float32)
@@ -539,8 +527,9 @@ def test_rotations_by_any_angle():
     torch.testing.assert_close(changed[2], images[2].rot90(2, (1, 2)).float(), atol=1e-1, rtol=0)
     assert changed.min() >= 0
     assert changed.max() <= 255
-    with pytest.raises(ValueError, match="square"):
-        augment("rotations", images[:, :, :4], numbers)
+    for name in ("rotations", "quarter_rotations"):
+        with pytest.raises(ValueError, match="only square images"):
+            augment(name, images[:, :, :4], numbers)
 
 
 def test_affine_maps_flip_rotate_and_shift_and_reflect_at_the_edges():
