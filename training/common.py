@@ -79,17 +79,14 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
     )
 
 
-def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int] | None:
-    """What images are scaled to: the input size of the checkpoint, or of the network for the user's own images.
+def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int]:
+    """What images are scaled to: the input size of the network for the data set, or its own where it has none.
 
     Images of the user's own folder keep their channels: one if all are gray, else three.
     """
-    name = configured_name(recipe.model, recipe.dataset)
-    configured, folder = name != recipe.model, data_dir / recipe.dataset
-    if not configured and not is_own(recipe.dataset):
-        return None
-    own = {"in_chans": channels_found(folder)[0]} if is_own(recipe.dataset) and folder.is_dir() else {}
-    return input_size(name, own | recipe.model_args)
+    folder = data_dir / recipe.dataset
+    own = {"in_chans": channels_found(folder)[0]} if recipe.dataset not in CATALOG and folder.is_dir() else {}
+    return input_size(configured_name(recipe.model, recipe.dataset), own | recipe.model_args)
 
 
 def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -101,6 +98,6 @@ def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int
     return model_args.get("in_chans", channels), height, width
 
 
-def is_own(dataset: str) -> bool:
-    """Whether a data set is the user's own folder or file, which determines the network's classes and channels."""
-    return dataset not in CATALOG
+def is_configured(recipe: Recipe) -> bool:
+    """Whether the network has a configuration for the data set; else the images say its classes and channels."""
+    return configured_name(recipe.model, recipe.dataset) != recipe.model

@@ -20,7 +20,16 @@ from typing import Any
 
 import timm
 import torch
-from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe_names, recipe_text, run_name, splits_of
+from common import (
+    OF_A_DATASET,
+    add_data_arguments,
+    is_configured,
+    load_recipe,
+    recipe_names,
+    recipe_text,
+    run_name,
+    splits_of,
+)
 from safetensors.torch import load_file, save_file
 
 from eqzoo._common import __version__, atomic, json_text, write_json
@@ -254,7 +263,7 @@ def arguments_of(recipe: Recipe, name: str) -> str:
     if recipe.dataset != plain["dataset"]:
         plain = plain | OF_A_DATASET
         words += ["--dataset", Path(recipe.dataset).name]
-    if is_own(recipe.dataset):
+    if not is_configured(recipe):
         args = {key: value for key, value in args.items() if key not in ("num_classes", "in_chans")}
     changed = _differences(recipe, plain)
     changed |= {"model_args": args} if args != plain["model_args"] else {}

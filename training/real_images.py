@@ -87,7 +87,7 @@ def main() -> None:
 
 def make_rows(args: argparse.Namespace, cache: Path) -> None:
     """Makes the rows that are missing, each in a process of its own."""
-    found = json.loads(PAGE.read_text(encoding="utf-8"))["rows"] if PAGE.is_file() else {}
+    found = _rows()
     keys = [
         (data, network, minutes, images, seed)
         for minutes in args.minutes
@@ -109,10 +109,15 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights, "--cache", cache]
         command += ["--row", json.dumps([*key, sides, epochs])]
         ran = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
-        found[name] = json.loads(ran.stdout.splitlines()[-1])
+        # Other rows may have been made meanwhile by another process.
+        found = _rows() | {name: json.loads(ran.stdout.splitlines()[-1])}
         write_json(PAGE, {"rows": found})
         print(name, f"{found[name]['accuracy']:.1f}", flush=True)
     draw(min(args.minutes))
+
+
+def _rows() -> dict[str, Any]:
+    return json.loads(PAGE.read_text(encoding="utf-8"))["rows"] if PAGE.is_file() else {}
 
 
 def draw(minutes: float) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from common import OF_A_DATASET, add_data_arguments, is_own, load_recipe, recipe_names, run_name, splits_of
+from common import OF_A_DATASET, add_data_arguments, is_configured, load_recipe, recipe_names, run_name, splits_of
 
 from eqzoo._common import parse_settings
 from eqzoo.data import AnySplit, num_classes
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         splits = splits_of(recipe, args)
         if num_classes(splits) < 2:
             raise ValueError(f"{recipe.dataset} has images of one class; two or more are needed")
-        if is_own(recipe.dataset):
+        if not is_configured(recipe):
             recipe = fitted(recipe, splits)
         run_dir = args.output or Path("runs") / run_name(args.recipe, recipe) / f"seed{recipe.seed}"
         train(recipe, lambda: build_network(recipe), splits, run_dir, args.device, args.workers, args.track)
@@ -111,7 +111,7 @@ def _scaled(recipe: Recipe, epochs: int) -> dict[str, Any]:
 
 
 def fitted(recipe: Recipe, splits: Mapping[str, AnySplit]) -> Recipe:
-    """The recipe with the numbers of classes and channels of the user's data set."""
+    """The recipe with the numbers of classes and channels of the data set."""
     sizes = {"num_classes": num_classes(splits), "in_chans": splits["train"].shape[0]}
     return dataclasses.replace(recipe, model_args=sizes | recipe.model_args)
 

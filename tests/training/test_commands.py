@@ -17,6 +17,7 @@ from PIL import Image
 import eqzoo
 from eqzoo.data import CATALOG
 from eqzoo.engine import Recipe
+from eqzoo.engine.recipe import build_network
 from eqzoo.engine.run import RunDirectory
 from eqzoo.models.load import weights_file
 from tests.conftest import ROOT
@@ -24,7 +25,7 @@ from tests.conftest import ROOT
 sys.path.insert(0, str(ROOT / "training"))
 import evaluate
 import train
-from common import is_own, load_recipe, recipe_names, run_name, splits_of
+from common import is_configured, load_recipe, recipe_names, run_name, splits_of
 
 
 def parsed(words):
@@ -36,7 +37,7 @@ def parsed(words):
         parser.add_argument(f"--{name}", type=kind)
     args = parser.parse_args(words)
     recipe = train.changed(load_recipe(args.recipe), args)
-    sizes = {"num_classes": 3, "in_chans": 1} if is_own(recipe.dataset) else {}
+    sizes = {} if is_configured(recipe) else {"num_classes": 3, "in_chans": 1}
     return dataclasses.replace(recipe, model_args=sizes | recipe.model_args)
 
 
@@ -95,6 +96,20 @@ def test_images_of_a_folder_keep_their_channels(tmp_path):
             assert splits["train"].shape[0] == train.fitted(recipe, splits).model_args["in_chans"] == channels
         recipe = dataclasses.replace(recipe, model_args={"in_chans": 4 - channels})
         assert splits_of(recipe, args)["train"].shape[0] == 4 - channels
+
+
+def test_images_of_another_data_set_say_the_classes(tmp_path):
+    """Those of the network's own data set would name them otherwise."""
+    labels = np.arange(8) % 4
+    images = {f"x_{part}": np.zeros((8, 40, 40, 1), np.uint8) for part in ("train", "test")}
+    np.savez(tmp_path / "radio.npz", **images, y_train=labels, y_test=labels)
+    recipe = dataclasses.replace(load_recipe("z2_cnn.rotmnist"), dataset="radio", valid_size=0)
+    splits = splits_of(recipe, argparse.Namespace(data_dir=tmp_path, download=False))
+    assert splits["train"].shape == (1, 28, 28)
+    assert not is_configured(recipe)
+    model = build_network(train.fitted(recipe, splits))
+    assert model.num_classes == 4
+    assert not model.pretrained_cfg.get("label_names")
 
 
 def test_a_run_shorter_than_its_epochs_at_half_size_has_fewer_of_them():
