@@ -104,7 +104,8 @@ def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
         num_classes: The number of classes.
 
     Raises:
-        ValueError: If the array has another shape: rows would be those of other images.
+        ValueError: If the array has another shape, as rows would be those of other images, or rows are no
+            probabilities: not below 0, with a sum of 1 but for rounding.
     """
     found = torch.from_numpy(np.load(path))
     if found.shape != (images, num_classes):
@@ -112,6 +113,8 @@ def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
             f"soft_labels={path!r} has the shape {tuple(found.shape)}; {images:,} training images of {num_classes} "
             f"classes need {(images, num_classes)}, in the order of the training split"
         )
+    if not (found.min() >= 0 and (found.double().sum(1) - 1).abs().max() < 0.01):
+        raise ValueError(f"soft_labels={path!r} has rows that are no probabilities, from 0 to 1 with a sum of 1")
     return found
 
 

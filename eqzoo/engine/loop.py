@@ -30,7 +30,7 @@ from ._accelerate import accelerate
 from .allocator import keep_freed_memory
 from .device import emulates_bfloat16, flushed_subnormals
 from .recipe import Recipe, best_row, patience_is_over, selection_key
-from .run import RunDirectory
+from .run import TRACKED_NAME, RunDirectory
 from .state import TrainingState
 
 CHECK_STEPS = 50  # between checks that the loss is finite; on a GPU each waits for the device
@@ -156,7 +156,7 @@ def _train_epochs(directory: RunDirectory, state: TrainingState, track: str | No
     start, best = _resume(directory, state)
     if track is not None:
         values = {k: v if isinstance(v, int | float | str) else str(v) for k, v in asdict(recipe).items()}
-        accelerator.init_trackers("eqzoo", config=values)
+        accelerator.init_trackers(TRACKED_NAME, config=values)
     size = state.steps * recipe.batch_size
     with progress_bar(recipe.model, recipe.epochs * size, start * size, accelerator.is_main_process) as bar:
         for epoch in range(start, recipe.epochs):

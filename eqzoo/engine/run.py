@@ -23,6 +23,7 @@ from .recipe import Recipe, best_row, is_finished
 
 TRAINING_NAME, LOG_NAME, LOCK_NAME = "training.json", "log.jsonl", ".lock"
 TAUGHT_NAME = "teachers.npy"
+TRACKED_NAME = "eqzoo"  # the run's name in a tracker, such as TensorBoard, which makes a folder of it
 
 
 class RunDirectory:
@@ -258,7 +259,7 @@ class RunDirectory:
 
     def is_unused(self) -> bool:
         """Whether the folder holds nothing but the files of a run that ended before its first epoch."""
-        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME, TAUGHT_NAME, TRAINED_NAME}
+        return set(self._files()) <= {TRAINING_NAME, CONFIG_NAME, TAUGHT_NAME, TRAINED_NAME, TRACKED_NAME}
 
     def _files(self) -> list[str]:
         return sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".")) if self.path.is_dir() else []

@@ -280,6 +280,8 @@ def _check_splits(recipe: Recipe, splits: Mapping[str, AnySplit], model: nn.Modu
             f"{len(splits['train'])}, and the same number in each of {processes} processes"
         )
     height, width = splits["train"].shape[1:]
+    if recipe.half_size_epochs and (height % 2 or width % 2):
+        raise ValueError(f"half_size_epochs={recipe.half_size_epochs} needs even sides, images are {height} x {width}")
     for h, w in ((height // 2, width // 2), (height, width)) if recipe.half_size_epochs else ():
         if reason := refusal(blank(model), h, w):
             raise ValueError(f"half_size_epochs={recipe.half_size_epochs} trains on {h} x {w} pixels too: {reason}")

@@ -59,6 +59,8 @@ def own_images(request: "Request", side: int) -> OwnImages:
     channels, colors = channels_found(data) if request.channels is None else (request.channels, [])
     if isinstance(data, Mapping):
         check(data, "data")
+        if (found := data["train"].shape[0]) != channels and channels is not None:
+            raise ValueError(f"channels={channels}, and the splits have {found}; leave channels out")
         images = {part: resized(split, (side, side)) for part, split in data.items()}
     else:
         images = read_images(data, side, channels, request.data_dir, request.download)

@@ -28,8 +28,8 @@ from .rules import default_side, fine_tuning_recipe, frozen_modules, with_rules
 
 # Keys of a recipe that follow from other arguments, or that choose images of a data set in training/train.py.
 _OTHERS = {"model", "dataset", "freeze", "class_weights", "start", "samples_per_class", "valid_size"}
-# Keys of a recipe that a classifier that is fitted at once depends on, and those that are measured for each run.
-_WHERE_FITTED = {"seed", "model_args", *AUTOMATIC}
+# Keys of a recipe that a classifier that is fitted at once depends on: its features are always float32.
+_WHERE_FITTED = {"seed", "model_args"}
 # How images are scaled here, whatever timm's configuration of the network says.
 _WHOLE_IMAGES = {"crop_pct": 1.0, "crop_mode": "center", "interpolation": "bicubic"}
 
@@ -65,6 +65,8 @@ class Request:
         known = {item.name for item in fields(Recipe)} - _OTHERS
         if unknown := sorted(self.recipe.keys() - known):
             raise ValueError(f"fine-tuning has no setting {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        if self.weights is not None and self.pretrained is False:
+            raise ValueError(f"pretrained=False would leave out the weights {self.weights}; leave out one of the two")
         images = None if isinstance(self.data, Mapping) else Path(self.data)
         if images and images.is_dir() and Path(self.output).resolve().is_relative_to(images.resolve()):
             raise ValueError(f"{self.output} is inside the images {images} and would be read as a class; name another")
@@ -232,7 +234,8 @@ def with_speed(plan: Plan, saved: Mapping[str, Any], clock: Callable[[], float] 
     if "speed" in saved:
         speed = Speed(**saved["speed"])
     else:
-        fixed = {key: request.given[key] for key in AUTOMATIC if key in request.given}
+        values = vars(plan.recipe) if plan.fits_classifier else request.given
+        fixed = {key: values[key] for key in AUTOMATIC if key in values}
         seconds = None if request.minutes is None else 60 * request.minutes
         folder = plan.directory.path
         speed = measure(

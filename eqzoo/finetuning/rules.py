@@ -81,7 +81,7 @@ def fine_tuning_recipe(plan: "Plan", measured: Mapping[str, Any]) -> Recipe:
     values["batch_size"] = min(batch, len(train))
     values.setdefault("epochs", least_epochs(len(train), values["batch_size"], pretrained))
     if isinstance(plan.blank, OrbitNet):
-        values = (_OF_TIMM if values.get("optimizer", _OPTIMIZER) == _OPTIMIZER else {}) | values
+        values = (_OF_TIMM if pretrained and values.get("optimizer", _OPTIMIZER) == _OPTIMIZER else {}) | values
         if plan.blank.copies is not None:  # a canonical copy is the same for all rotations already
             values.setdefault("augment", "shifts")
     values.setdefault("augment", suitable_augmentation(group))

@@ -167,7 +167,7 @@ def command(plan: Plan) -> str:
     """The `eqzoo finetune` command of a fine-tuning."""
     request, recipe = plan.request, plan.recipe
     # What was measured here may be measured otherwise on another machine.
-    chosen = {key: getattr(recipe, key) for key in AUTOMATIC if getattr(recipe, key) != getattr(type(recipe), key)}
+    chosen = {} if plan.fits_classifier else {key: getattr(recipe, key) for key in AUTOMATIC}
     given = request.given | chosen | ({} if request.minutes is None else {"epochs": recipe.epochs})
     settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given.items()]
     words = ["eqzoo", "finetune", plan.settings["name"], data_argument(request.data), "--output", "DIR"]

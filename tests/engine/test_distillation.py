@@ -216,6 +216,9 @@ def test_a_network_learns_the_soft_labels_of_its_images(tmp_path):
     assert accuracy["own"] > 90 > accuracy["others"] + 15
     with pytest.raises(ValueError, match=r"has the shape \(96, 2\); 32 training images of 2 classes need \(32, 2\)"):
         state_of(recipe, {"train": valid})
+    np.save(tmp_path / "others.npy", soft * 5 - 2)  # logits
+    with pytest.raises(ValueError, match="rows that are no probabilities"):
+        state_of(recipe, {"train": train_split})
 
 
 def test_a_teacher_of_other_classes_is_refused(teach):

@@ -265,6 +265,9 @@ def test_sizes_are_checked_before_the_epochs_at_half_size(tmp_path):
     split = Split(torch.zeros(16, 1, 28, 28, dtype=torch.uint8), torch.arange(16) % 2)
     with pytest.raises(ValueError, match="half_size_epochs=2 trains on 14 x 14 pixels too: "):
         train(other(epochs=4, half_size_epochs=2), build, {"train": split}, tmp_path)
+    odd = Split(split.images[..., :27], split.labels)
+    with pytest.raises(ValueError, match="half_size_epochs=2 needs even sides, images are 28 x 27"):
+        train(other(epochs=4, half_size_epochs=2), build, {"train": odd}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

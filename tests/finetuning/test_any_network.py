@@ -157,7 +157,7 @@ def test_weights_of_a_folder_that_are_damaged_are_an_error_of_the_input(trained,
 def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     found, splits = trained
     source = found["mean"].folder
-    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
+    result = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
     before, after = found["mean"].model.state_dict(), result.model.state_dict()
     changed = {key for key in after if not torch.equal(before[key].float(), after[key].float())}
     assert changed == {"network.classifier.weight", "network.classifier.bias"}
@@ -189,6 +189,6 @@ def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     assert len(set(scores.values())) == len(_PENALTIES) > 4
     log = tmp_path / "frozen" / "log.jsonl"
     log.write_text(log.read_text()[:57])  # as of a process that was killed while it wrote
-    again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True, precision="float32")
+    again = eqzoo.finetune(str(source), splits, tmp_path / "frozen", freeze=True)
     assert again.results["accuracy"] == result.results["accuracy"]
     assert json.loads(log.read_text())["penalty"] == row["penalty"]

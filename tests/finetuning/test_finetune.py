@@ -592,6 +592,8 @@ def test_colors_and_channels(tmp_path):
     assert read_images(images, 32, channels=4)["train"].shape == (4, 32, 32)
     with pytest.raises(ValueError, match=r"1, 3 or 4 channels.* 5"):
         read_images(images, 32, channels=5)
+    with pytest.raises(ValueError, match="channels=3, and the splits have 1"):
+        eqzoo.finetune("p4_cnn", shapes(24), tmp_path / "out", channels=3)
 
 
 def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
@@ -684,6 +686,7 @@ def test_values_are_checked_before_images_are_read(tmp_path, monkeypatch):
         ({"optimizer": "nonesuch"}, "optimizer should be one of"),
         ({"freeze": ["nonesuch"]}, "freeze names modules of the network such as stem, .* got 'nonesuch'"),
         ({"device": "tpu"}, "device is 'cpu' or 'cuda', got 'tpu'"),
+        ({"weights": "w.safetensors", "pretrained": False}, "pretrained=False would leave out the weights"),
     ):
         with pytest.raises(ValueError, match=message):
             eqzoo.finetune("p4_cnn", images, tmp_path / "out", **changes)

@@ -1,6 +1,7 @@
 """The rules of fine-tuning for what the user leaves open."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import timm
@@ -134,10 +135,15 @@ def test_the_rules_are_those_of_the_network_with_its_arguments(tmp_path):
         make_plan(Request("p4m_convnext_atto", shapes(), tmp_path / "c", size=30, recipe=small))
 
 
-@pytest.mark.parametrize(("given", "rate", "decay"), [({}, 3e-3, 0.75), ({"optimizer": "nmuon"}, 2e-2, None)])
-def test_the_rates_of_networks_of_timm_are_those_of_adamw(given, rate, decay, tmp_path):
+@pytest.mark.parametrize(
+    ("given", "trained", "rate", "decay"),
+    [({}, True, 3e-3, 0.75), ({"optimizer": "nmuon"}, True, 2e-2, None), ({}, False, 1e-2, None)],
+    ids=str,
+)
+def test_the_rates_of_trained_networks_of_timm_are_those_of_adamw(given, trained, rate, decay, tmp_path):
     request = Request("test_resnet", shapes(), tmp_path, size=32, invariant="p4", pretrained=False, recipe=given)
-    recipe = make_plan(request).recipe
+    plan = make_plan(request)
+    recipe = fine_tuning_recipe(replace(plan, settings={**plan.settings, "start": "a" if trained else None}), {})
     assert (recipe.lr, recipe.layer_decay) == (rate, decay)
 
 
