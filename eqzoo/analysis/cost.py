@@ -127,7 +127,6 @@ def _formulas() -> dict[Any, Callable[..., int]]:
         ),
         # Those of the expanded convolution.
         own.group_conv2d: lambda _, filters, *__, out_shape, **___: 2 * math.prod(out_shape) * math.prod(filters[1:]),
-        own.dynamic_depthwise: lambda kernel, value, *_, **__: 2 * math.prod(value) * kernel[3],
         own.generated_depthwise: _generated_depthwise,
         own.affine_attention: _affine_attention,
         own.response_peak: lambda x, filters, numbers, **_: (

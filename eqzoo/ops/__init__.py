@@ -5,7 +5,7 @@ from ._dispatch import use_backend
 from .asc import AffineBank, AffineBanks, affine_attention
 from .attentive import attend_input, attentive_conv
 from .drop import dropout
-from .e4 import dynamic_depthwise, generated_depthwise
+from .e4 import generated_depthwise
 from .group_conv import expand_filters, group_conv2d
 from .gsa import local_group_attention
 from .norm import batch_norm
@@ -20,7 +20,6 @@ __all__ = [
     "attentive_conv",
     "batch_norm",
     "dropout",
-    "dynamic_depthwise",
     "expand_filters",
     "generated_depthwise",
     "group_conv2d",

@@ -34,9 +34,10 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
     Example:
         >>> import torch, eqzoo.ops
+        >>> x = torch.ones(1, 1, 1, 3, 3)
         >>> with eqzoo.ops.use_backend("eager"):
-        ...     eqzoo.ops.dynamic_depthwise(torch.ones(1, 1, 1, 9, 4, 4), torch.ones(1, 1, 1, 4, 4)).sum()
-        tensor(100.)
+        ...     eqzoo.ops.generated_depthwise(x, torch.ones(1, 1, 9, 1), torch.zeros(1, 1, 9), x).sum()
+        tensor(49.)
     """
     global _backend
     if backend not in get_args(Backend):

@@ -76,14 +76,6 @@ def _inside_axis(side: int, taps: int, device: torch.device | None) -> Tensor:
     return (places >= 0) & (places < side)
 
 
-def dynamic_depthwise(kernel: Tensor, value: Tensor) -> Tensor:
-    """``out(c, h, x) = Σ_d kernel(slice(c), h, d, x) value(c, h, x + d)``."""
-    k = math.isqrt(kernel.shape[3])
-    neighbors = windows(value, (k, k)).transpose(-1, -2).unflatten(-1, value.shape[-2:])  # (B, C, |H|, k², h, w)
-    neighbors = neighbors.unflatten(1, (kernel.shape[1], -1))
-    return (kernel.unsqueeze(2) * neighbors).sum(4).flatten(1, 2)
-
-
 def generate_filters(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``K(s, h, d, x) = Σ_j weight(h, s, d, j) hidden(j, h, x) + bias(h, s, d)``, ``(B, s, |H|, k², h, w)``."""
     filters = torch.einsum("bjhyx,hsdj->bshdyx", hidden, weight)
@@ -91,8 +83,11 @@ def generate_filters(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
-    """`dynamic_depthwise` with the filters of `generate_filters`."""
-    return dynamic_depthwise(generate_filters(hidden, weight, bias), value)
+    """``out(c, h, x) = Σ_d K(slice(c), h, d, x) value(c, h, x + d)`` with the filters of `generate_filters`."""
+    kernel, k = generate_filters(hidden, weight, bias), math.isqrt(weight.shape[2])
+    neighbors = windows(value, (k, k)).transpose(-1, -2).unflatten(-1, value.shape[-2:])  # (B, C, |H|, k², h, w)
+    neighbors = neighbors.unflatten(1, (weight.shape[1], -1))
+    return (kernel.unsqueeze(2) * neighbors).sum(4).flatten(1, 2)
 
 
 def affine_map(x: Tensor, bank: AffineBank, kernel_size: int) -> Tensor:

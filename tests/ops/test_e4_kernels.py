@@ -5,7 +5,7 @@ import torch
 
 from eqzoo.groups import P4, P4M, Z2
 from eqzoo.layers import E4Layer2d
-from eqzoo.ops import _chunks, _compile, dynamic_depthwise, generated_depthwise, use_backend
+from eqzoo.ops import _chunks, _compile, generated_depthwise, use_backend
 from eqzoo.ops.e4 import eager
 from tests.conftest import kept_numbers, threads
 from tests.layers import reference_e4 as slow
@@ -24,7 +24,7 @@ SHAPES = [
 def use(implementation, monkeypatch):
     """Has the operators run in C++, in eager torch an image at a time, or in Triton on the CPU."""
     if implementation == "c++":
-        if _compile.cpu_function("e4/cpu", "dynamic_depthwise", torch.ones(1)) is None:
+        if _compile.cpu_function("e4/cpu", "generated_depthwise", torch.ones(1)) is None:
             pytest.skip("no C++ compiler")
         return
     monkeypatch.setattr(_compile, "cpu_function", lambda *_: None)
@@ -37,12 +37,6 @@ def use(implementation, monkeypatch):
             monkeypatch.setattr(eager, name, getattr(cuda, name))
 
 
-def stored(shape, dtype=torch.float64):
-    batch, channels, _, slices, order, height, width, k = shape
-    kernel = torch.randn(batch, slices, order, k * k, height, width, dtype=dtype, requires_grad=True)
-    return kernel, torch.randn(batch, channels, order, height, width, dtype=dtype, requires_grad=True)
-
-
 def generated(shape, dtype=torch.float64):
     batch, channels, fields, slices, order, height, width, k = shape
     hidden = torch.randn(batch, fields, order, height, width, dtype=dtype, requires_grad=True)
@@ -51,24 +45,21 @@ def generated(shape, dtype=torch.float64):
     return hidden, weight, bias, torch.randn(batch, channels, order, height, width, dtype=dtype, requires_grad=True)
 
 
-def loops(*arguments):
-    kernel, value = arguments[0], arguments[-1]
-    if len(arguments) == 4:
-        hidden, weight, bias, _ = arguments
-        kernel = torch.einsum("hsdj,bjhyx->bshdyx", weight, hidden) + bias.transpose(0, 1)[..., None, None]
+def loops(hidden, weight, bias, value):
+    kernel = torch.einsum("hsdj,bjhyx->bshdyx", weight, hidden) + bias.transpose(0, 1)[..., None, None]
     k = int(kernel.shape[3] ** 0.5)
     return slow.dynamic_depthwise(kernel.unflatten(3, (k, k)), value)
 
 
 @pytest.mark.parametrize("implementation", ["c++", "torch", "reference"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_they_are_their_equation(shape, implementation, monkeypatch):
+def test_it_is_its_equation(shape, implementation, monkeypatch):
     if implementation != "reference":
         use(implementation, monkeypatch)
-    for function, arguments in ((dynamic_depthwise, stored(shape)), (generated_depthwise, generated(shape))):
-        expected = with_gradients(loops, arguments)
-        with use_backend("reference" if implementation == "reference" else "auto"):
-            torch.testing.assert_close(with_gradients(function, arguments), expected, rtol=0, atol=1e-11)
+    arguments = generated(shape)
+    expected = with_gradients(loops, arguments)
+    with use_backend("reference" if implementation == "reference" else "auto"):
+        torch.testing.assert_close(with_gradients(generated_depthwise, arguments), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -82,23 +73,20 @@ def test_they_are_their_equation(shape, implementation, monkeypatch):
 )
 def test_single_precision_is_the_reference(shape, implementation, monkeypatch):
     use(implementation, monkeypatch)
-    for function, arguments in (
-        (dynamic_depthwise, stored(shape, torch.float32)),
-        (generated_depthwise, generated(shape, torch.float32)),
-    ):
-        with use_backend("reference"):
-            expected = with_gradients(function, arguments)
-        torch.testing.assert_close(with_gradients(function, arguments), expected, rtol=1e-5, atol=1e-4)
+    arguments = generated(shape, torch.float32)
+    with use_backend("reference"):
+        expected = with_gradients(generated_depthwise, arguments)
+    torch.testing.assert_close(with_gradients(generated_depthwise, arguments), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_the_comparison_sees_a_rotated_filter_and_a_lost_edge(monkeypatch):
     use("torch", monkeypatch)
-    kernel, value = stored(SHAPES[0])
-    expected = loops(kernel, value)
+    arguments = generated(SHAPES[0])
+    expected = loops(*arguments)
     right = eager.filtered_sum
     for planted in (lambda k: k.flip(3), lambda k: k.roll(1, 5)):
         monkeypatch.setattr(eager, "filtered_sum", lambda k, v, out, planted=planted: right(planted(k), v, out))
-        assert (dynamic_depthwise(kernel, value) - expected).abs().max() > 0.1
+        assert (generated_depthwise(*arguments) - expected).abs().max() > 0.1
 
 
 def test_large_images_many_fields_and_threads():
@@ -118,10 +106,6 @@ def test_any_layout_of_memory_is_read():
     last = [x.detach().transpose(1, -1).contiguous().transpose(1, -1).requires_grad_() for x in arguments]
     assert not last[0].is_contiguous()
     torch.testing.assert_close(with_gradients(generated_depthwise, last), expected)
-    kernel, value = (x.detach() for x in stored(SHAPES[0]))
-    expected = dynamic_depthwise(kernel, value)
-    planes = value.flatten(1, 2).contiguous(memory_format=torch.channels_last).unflatten(1, value.shape[1:3])
-    torch.testing.assert_close(dynamic_depthwise(kernel.mT.contiguous().mT, planes), expected)
 
 
 def test_halves_and_mixed_types_are_brought_to_one():
@@ -137,15 +121,9 @@ def test_halves_and_mixed_types_are_brought_to_one():
                 assert generated_depthwise(hidden, weight, bias, value.bfloat16()).dtype == torch.bfloat16
 
 
-def test_operators_keep_torchs_rules():
-    kernel, value = stored((1, 2, 1, 1, 2, 2, 3, 3))
-    grad = torch.randn_like(value)
-    ops = torch.ops.eqzoo
-    torch.library.opcheck(ops.dynamic_depthwise.default, (kernel, value))
-    torch.library.opcheck(ops.dynamic_depthwise_kernel.default, (grad.requires_grad_(), value, [1, 9]))
-    torch.library.opcheck(ops.dynamic_depthwise_value.default, (kernel, grad))
+def test_the_operator_keeps_torchs_rules():
     arguments = generated((1, 2, 1, 1, 2, 2, 3, 3))
-    torch.library.opcheck(ops.generated_depthwise.default, arguments)
+    torch.library.opcheck(torch.ops.eqzoo.generated_depthwise.default, arguments)
     assert torch.autograd.gradcheck(generated_depthwise, arguments)
     assert torch.autograd.gradgradcheck(generated_depthwise, arguments)
 
@@ -176,16 +154,11 @@ def test_what_is_kept_does_not_grow_with_the_window(group):
 
 def test_shapes_that_do_not_belong_together_are_refused():
     hidden, weight, bias, value = generated(SHAPES[0])
-    kernel, _ = stored(SHAPES[0])
-    for function, arguments, message in (
-        (generated_depthwise, (hidden[:1], weight, bias, value), "hidden has shape"),
-        (generated_depthwise, (hidden, weight[..., :1], bias, value), "hidden has shape"),
-        (generated_depthwise, (hidden, weight, bias, value[:, :5]), "value has shape"),
-        (generated_depthwise, (hidden, weight[:, :, :4], bias[:, :, :4], value), "odd sides"),
-        (dynamic_depthwise, (kernel, value[0]), "has shape"),
-        (dynamic_depthwise, (kernel, value[:, :5]), "has shape"),
-        (dynamic_depthwise, (kernel[:1], value), "has shape"),
-        (dynamic_depthwise, (kernel[:, :, :, :4], value), "odd sides"),
+    for arguments, message in (
+        ((hidden[:1], weight, bias, value), "hidden has shape"),
+        ((hidden, weight[..., :1], bias, value), "hidden has shape"),
+        ((hidden, weight, bias, value[:, :5]), "value has shape"),
+        ((hidden, weight[:, :, :4], bias[:, :, :4], value), "odd sides"),
     ):
         with pytest.raises(ValueError, match=message):
-            function(*arguments)
+            generated_depthwise(*arguments)

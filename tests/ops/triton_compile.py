@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 from eqzoo.ops.asc import cuda as affine_attention
 from eqzoo.ops.asc import cuda_half as affine_attention_half
 from eqzoo.ops.attentive import cuda as attentive_conv
-from eqzoo.ops.e4 import cuda as dynamic_depthwise
+from eqzoo.ops.e4 import cuda as depthwise
 from eqzoo.ops.gsa import cuda as local_group_attention
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -47,9 +47,9 @@ def generated_depthwise(dtype, order, shared, side, pixels):
     """The three kernels of E4, for ``shared`` channels that share a filter."""
     kernel = torch.zeros(1, 2, order, side**2, *pixels, dtype=dtype)
     value = torch.zeros(1, 2 * shared, order, *pixels, dtype=dtype)
-    dynamic_depthwise.filtered_sum(kernel, value, value)
-    dynamic_depthwise.field_gradient(kernel, value, value)
-    dynamic_depthwise.filter_gradient(value, value, kernel)
+    depthwise.filtered_sum(kernel, value, value)
+    depthwise.field_gradient(kernel, value, value)
+    depthwise.filter_gradient(value, value, kernel)
 
 
 def affine(dtype, order, channels, heads, side, pixels, values):

@@ -194,52 +194,6 @@ class Worker {
     Reads<T> near_, far_;
 };
 
-// Calls f(worker, offset of the filter, offset of the field) for every image, slice and element, on all threads.
-template <typename T, typename F>
-void each(const Shape &s, int64_t threads, F f) {
-    const Masks<T> masks(s);
-#pragma omp parallel num_threads(threads)
-    {
-        const FlushSubnormals flush;
-        Worker<T> worker(s, masks);
-        auto own = f(worker);
-#pragma omp for collapse(3) schedule(static)
-        for (int64_t b = 0; b < s.batch; b++)
-            for (int64_t slice = 0; slice < s.slices; slice++)
-                for (int64_t h = 0; h < s.order; h++)
-                    own(((b * s.slices + slice) * s.order + h) * s.taps() * s.pixels(),
-                        ((b * s.channels + slice * s.shared()) * s.order + h) * s.pixels());
-    }
-}
-
-template <typename T>
-void forward(const T *kernel, const T *value, T *out, const Shape &s, int64_t threads) {
-    each<T>(s, threads, [&](Worker<T> &worker) {
-        return [&](int64_t filter, int64_t field) { worker.sum(kernel + filter, value + field, out + field); };
-    });
-}
-
-template <typename T>
-void backward_kernel(const T *grad, const T *value, T *grad_kernel, const Shape &s, int64_t threads) {
-    each<T>(s, threads, [&](Worker<T> &worker) {
-        return [&](int64_t filter, int64_t field) {
-            worker.filter_gradient(grad + field, value + field, grad_kernel + filter);
-        };
-    });
-}
-
-template <typename T>
-void backward_value(const T *kernel, const T *grad, T *grad_value, const Shape &s, int64_t threads) {
-    each<T>(s, threads, [&](Worker<T> &worker) {
-        std::vector<T> copy(s.taps() * s.pixels() + 2 * s.reach());
-        return [&, copy](int64_t filter, int64_t field) mutable {
-            T *place = copy.data() + s.reach();
-            std::copy_n(kernel + filter, s.taps() * s.pixels(), place);
-            worker.value_gradient(place, grad + field, grad_value + field);
-        };
-    });
-}
-
 // out[r][p] = first[r·row] + Σ_k a[r·row + k·column] · b[k][p]; first may be null, for zeros.
 template <typename T>
 void product(int64_t rows, int64_t depth, int64_t pixels, const T *a, int64_t row, int64_t column, const T *first,
@@ -435,15 +389,6 @@ void generated_backward(const T *grad, const T *hidden, const T *map, const T *v
     int64_t batch, int64_t channels, int64_t order, int64_t slices, int64_t height, int64_t width, int64_t side
 #define SHAPE Shape{batch, channels, order, slices, height, width, side, height * width}
 extern "C" {
-void dynamic_depthwise(const Scalar *kernel, const Scalar *value, Scalar *out, SIZES, int64_t threads) {
-    forward<Scalar>(kernel, value, out, SHAPE, threads);
-}
-void dynamic_depthwise_kernel(const Scalar *grad, const Scalar *value, Scalar *out, SIZES, int64_t threads) {
-    backward_kernel<Scalar>(grad, value, out, SHAPE, threads);
-}
-void dynamic_depthwise_value(const Scalar *kernel, const Scalar *grad, Scalar *out, SIZES, int64_t threads) {
-    backward_value<Scalar>(kernel, grad, out, SHAPE, threads);
-}
 void generated_depthwise(const Scalar *hidden, const Scalar *map, const Scalar *value, Scalar *out, SIZES,
         int64_t fields, int64_t threads) {
     generated_forward<Scalar>(hidden, map, value, out, SHAPE, fields, threads);

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from types import ModuleType
 from typing import Any
 
@@ -16,11 +16,10 @@ from .._derivatives import derivative_of_gradients
 from .._dispatch import Operator, check_pixels, check_shape, check_window
 from .._dtypes import accumulation_dtype, promote, upcast
 from . import eager
-from .dynamic import dynamic_depthwise, sizes, traced
 
 
 def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
-    """`dynamic_depthwise` with filters that are a linear map of a hidden field at the same pixel and element.
+    """Depthwise correlation with a filter at every pixel: a linear map of a hidden field there, at the same element.
 
     ``out(c, h, x) = Σ_d K(slice(c), h, d, x) value(c, h, x + d)`` with ``K(s, h, d, x) = Σ_j weight(h, s, d, j)
     hidden(j, h, x) + bias(h, s, d)``, d over the k x k offsets row by row, with zero padding. The C channels are
@@ -63,7 +62,7 @@ def generated_depthwise(hidden: Tensor, weight: Tensor, bias: Tensor, value: Ten
     check_pixels(value)
     if _dispatch.forced("reference"):
         return reference.generated_depthwise(hidden, weight, bias, value)
-    if _dispatch.plain() and traced():
+    if _dispatch.plain() and (torch.compiler.is_compiling() or _dispatch.exporting()):
         return _composed(hidden, weight, bias, value)
     given = [x.contiguous() for x in (hidden, weight, bias, value)]
     # The kernels on a CPU do not read half precision.
@@ -76,7 +75,21 @@ def _composed(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Te
     order, slices, taps, _ = weight.shape
     bank = weight.flatten(0, 2)[:, :, None, None]
     kernel = F.conv2d(hidden.transpose(1, 2).flatten(1, 2), bank, bias.flatten(), groups=order)
-    return dynamic_depthwise(kernel.unflatten(1, (order, slices, taps)).transpose(1, 2), value)
+    return _sum(kernel.unflatten(1, (order, slices, taps)).transpose(1, 2), value)
+
+
+def _sum(kernel: Tensor, value: Tensor) -> Tensor:
+    """The correlation; nothing is written in place, which runtimes would implement by copies.
+
+    A row of the neighborhood at a time, its k neighbors at once: runtimes are faster with few and large operators.
+    """
+    slices, side = kernel.shape[1], math.isqrt(kernel.shape[3])
+    height, width = value.shape[-2:]
+    padded = eager.pad(value, kernel.shape[3]).unflatten(1, (slices, -1)).unsqueeze(4)
+    columns = torch.cat([padded[..., j : j + width] for j in range(side)], 4)
+    rows = kernel.unsqueeze(2).split(side, 4)
+    products = [row * columns[..., i : i + height, :] for i, row in enumerate(rows)]
+    return reduce(torch.add, products).sum(4).flatten(1, 2)
 
 
 def _forward(depthwise: ModuleType, hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
@@ -130,7 +143,7 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
     if function is None:
         return NotImplemented
     out = torch.empty_like(value)
-    _compile.launch(function, hidden, bank, value, out, *sizes(value, *weight.shape[1:3]), hidden.shape[1])
+    _compile.launch(function, hidden, bank, value, out, *_sizes(value, *weight.shape[1:3]), hidden.shape[1])
     return out
 
 
@@ -145,7 +158,7 @@ def _(
     grad_hidden, grad_value = torch.empty_like(hidden), torch.empty_like(value)
     grad_banks = bank.new_zeros(torch.get_num_threads(), *bank.shape)
     grads = (grad_hidden if needs_filters else None, grad_banks, grad_value if needs_value else None)
-    _compile.launch(function, grad, hidden, bank, value, *grads, *sizes(value, *weight.shape[1:3]), hidden.shape[1])
+    _compile.launch(function, grad, hidden, bank, value, *grads, *_sizes(value, *weight.shape[1:3]), hidden.shape[1])
     return [grad_hidden, *_split_bank(grad_banks.sum(0), weight, bias), grad_value]
 
 
@@ -192,6 +205,12 @@ def _split_bank(grad_bank: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor
     grad_weight.copy_(grad_bank[..., :-1].view_as(weight))
     grad_bias.copy_(grad_bank[..., -1].view_as(bias))
     return grad_weight, grad_bias
+
+
+def _sizes(value: Tensor, slices: int, taps: int) -> tuple[int, ...]:
+    """The shape arguments of the C++ functions."""
+    batch, channels, order, height, width = value.shape
+    return batch, channels, order, slices, height, width, math.isqrt(taps)
 
 
 class _Generator:
