@@ -1,5 +1,5 @@
 """Depthwise correlations with filters that are generated at every pixel, of E4 layers."""
 
-from .generated import generated_depthwise
+from .operator import generated_depthwise
 
 __all__ = ["generated_depthwise"]
