@@ -74,7 +74,8 @@ def _fuses(norm: nn.Module, act: nn.Module) -> bool:
 
 def _takes_residual_and_relu(norm: nn.Module) -> bool:
     """Whether it is a group batch norm; one whose ``forward`` is the user's own takes no residual and no ReLU."""
-    return isinstance(norm, GroupBatchNorm2d) and type(norm).forward is GroupBatchNorm2d.forward
+    own = type(norm).forward is not GroupBatchNorm2d.forward or "forward" in vars(norm)
+    return isinstance(norm, GroupBatchNorm2d) and not own
 
 
 def _has_hooks(module: nn.Module) -> bool:

@@ -109,7 +109,8 @@ class AffineSelfConv2d(_SelfConv2d):
 
     ψ is a function on the group and the offsets, β a function on the offsets alone. Embeddings are padded with zeros,
     so a neighbor outside the image has the key ``P·β_K`` and takes part in the softmax. If ψ_Q, β_Q and β_V are zero
-    and W_O is the identity, the layer is the depthwise group convolution of V with the filters ``ψ_V / k²``.
+    and W_O is the identity, the layer is the group convolution of each field of V by itself with the filter
+    ``ψ_V / k²``.
 
     Args:
         group: The point group H; it must map the pixel grid onto itself.

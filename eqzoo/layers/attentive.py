@@ -196,7 +196,7 @@ class _AttentiveConv2d(_OrbitConv2d):
         )
         bias = self.expanded_bias()
         if bias is not None:
-            y = y + bias[:, None, None]
+            y = y + bias.to(y.dtype)[:, None, None]
         return y.unflatten(1, (self.out_channels, self.group.order))
 
     def fuse(self) -> nn.Module:
@@ -325,7 +325,7 @@ class _FusedAttentiveConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = attentive_conv(x, self.filters, self.reduce, self.expand, self.spatial, *self.sampling)
-        return y if self.bias is None else y + self.bias[:, None, None]
+        return y if self.bias is None else y + self.bias.to(y.dtype)[:, None, None]
 
 
 def _filter_bank(weight: Tensor, index: Tensor) -> Tensor:

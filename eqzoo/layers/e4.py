@@ -98,10 +98,10 @@ class E4Layer2d(_E4):
         eps: float = 1e-5,
     ) -> None:
         check_arguments(group, kernel_size=kernel_size, slices=slices)
-        if out_channels % slices or kernel_size % 2 == 0:
+        if out_channels % slices or kernel_size % 2 == 0 or in_channels % reduction:
             raise ValueError(
-                f"E4Layer2d takes an odd kernel_size and slices that divide out_channels, got {kernel_size}, {slices} "
-                f"and {out_channels}"
+                f"E4Layer2d takes an odd kernel_size, slices that divide out_channels and a reduction that divides "
+                f"in_channels, got {kernel_size}, {slices}, {out_channels}, {reduction} and {in_channels}"
             )
         super().__init__(group.order, slices)
         self.group = group

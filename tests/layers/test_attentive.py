@@ -176,6 +176,7 @@ def test_layers_work_in_all_formats(layer_cls, attention):
     torch.testing.assert_close(single(x.float()).double(), expected, rtol=1e-3, atol=1e-4)
     with torch.autocast("cpu", torch.bfloat16):
         half = single.train()(x.float())
+    assert half.dtype == torch.bfloat16
     half.float().sum().backward()
     assert torch.isfinite(half).all()
     assert all(torch.isfinite(parameter.grad).all() for parameter in single.parameters())

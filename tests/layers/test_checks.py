@@ -83,7 +83,7 @@ def test_an_option_that_does_not_exist_is_no_default(make):
         make()
 
 
-@pytest.mark.parametrize("wrong", [{"out_channels": 3}, {"kernel_size": 4}], ids=str)
+@pytest.mark.parametrize("wrong", [{"out_channels": 3}, {"kernel_size": 4}, {"reduction": 3}], ids=str)
 def test_an_e4_layer_is_not_built_with_numbers_that_do_not_fit(wrong):
     E4Layer2d(P4, **{"in_channels": 4, "out_channels": 4})
     with pytest.raises(ValueError, match="kernel_size"):

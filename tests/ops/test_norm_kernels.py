@@ -244,6 +244,9 @@ def test_what_would_be_read_beyond_memory_or_broadcast_is_refused():
             batch_norm(x, vector, vector, residual=residual)
     with pytest.raises(RuntimeError, match="device"):
         batch_norm(x, vector, vector, residual=torch.zeros(x.shape, device="meta"))
+    for call in (batch_norm, torch.compile(batch_norm, backend="eager")):
+        with pytest.raises(RuntimeError, match="weight should contain 3 elements"):
+            call(x, vector, vector, torch.ones(2), torch.ones(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -37,7 +37,8 @@ def affine_attention(
     Args:
         query: The queries before their map, ``(B, C, |H|, height, width)``.
         key: The keys before their map, of the same shape.
-        value: The values before their map, of the same shape; ignored where ``banks.value`` is None.
+        value: The values before their map, of the same shape. Where it or ``banks.value`` is None, the mapped keys are
+            the values.
         banks: The affine maps.
         kernel_size: The side k of the neighborhood, in pixels, odd.
         num_heads: The number of heads; it divides C.

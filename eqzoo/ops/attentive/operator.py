@@ -43,8 +43,9 @@ def attentive_conv(
     ``out(h) = Σ_c Σ_h' (1 − α^C(h, h', c) α^X(h, h')) f̃(h, h', c)`` with the response ``f̃ = f(c, h') ⋆ (h·ψ)(c, h')``.
     All responses would take ``C·S`` times the memory of the output. The kernels store none: each response is reduced as
     it is computed, to its maximum for the channel attention, and to the sum and the maximum over channels for the
-    spatial attention. The backward pass keeps ``S`` times the output and computes responses again. Eager torch computes
-    the responses of a few images and output planes at a time.
+    spatial attention. The backward pass computes responses again; with spatial attention a CPU keeps their sums and
+    maxima for it, 2.5·S times the output in float32. Eager torch computes the responses of a few images and output
+    planes at a time.
 
     Args:
         x: The input, ``(B, C·S, height, width)``.

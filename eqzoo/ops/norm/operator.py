@@ -89,12 +89,12 @@ def _has_kernel(x: Tensor, *vectors: Tensor | None) -> bool:
     for vector in vectors:
         if vector is not None and not (vector.dtype == dtype and vector.is_cpu and vector.is_contiguous()):
             return False
+    if any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
+        return False  # torch says what is wrong
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting() and _compile.is_built("norm/cpu", "batch_norm")
     if type(x) is not Tensor or plain() or x.numel() == 0 or is_transformed():
         return False
-    if any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
-        return False  # torch says what is wrong
     return _compile.cpu_function("norm/cpu", "batch_norm", x, scalars=WITH_BFLOAT16) is not None
 
 
