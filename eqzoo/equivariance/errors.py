@@ -235,7 +235,8 @@ def element_errors(
     Args:
         function: Φ. The shapes of its input and output say how elements act on them: a regular field
             ``(B, C, |H|, height, width)``, an image or map ``(B, C, height, width)``, an output ``(B, height, width)``
-            of the sides of the input, or an invariant vector. The output may be a list, tuple or dictionary.
+            of the sides of the input, or an invariant vector. The output may be a list, tuple or dictionary: the error
+            is the largest of its parts, of one that is zero at x relative to the largest norm.
         x: The input.
         group: The group.
         own: The group of the regular fields, if ``group`` is a subgroup of it; by default ``group``.
@@ -261,9 +262,10 @@ def element_errors(
     if other is not None:
         changes = [float((a - b).norm()) for a, b in zip(parts, tensors(function(other)), strict=True)]
         norms = [min(norm, change) if change else norm for norm, change in zip(norms, changes, strict=True)]
-    kept = [i for i, norm in enumerate(norms) if norm]
+    largest = max(norms, default=0.0)
+    scales = [norm or largest for norm in norms]
     errors = {}
-    for g in group.grid_elements if kept else ():
+    for g in group.grid_elements if largest else ():
         if law is None:
             moved, expected = _act(x, group, g, own), [_act(part, group, g, own, sides) for part in parts]
         else:
@@ -272,7 +274,7 @@ def element_errors(
         if [part.shape for part in found] != [part.shape for part in expected]:
             shapes = [[tuple(part.shape) for part in tensors] for tensors in (found, expected)]
             raise ValueError(f"the output for a transformed image has shapes {shapes[0]} instead of {shapes[1]}")
-        values = [float((found[i] - expected[i]).norm()) / norms[i] for i in kept]
+        values = [float((a - b).norm()) / scale for a, b, scale in zip(found, expected, scales, strict=True)]
         errors[g] = max(values) if all(map(math.isfinite, values)) else math.nan
     if not errors:
         raise ValueError("the output is zero everywhere, so the relative error is undefined; pass another x")

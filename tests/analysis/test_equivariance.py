@@ -9,7 +9,7 @@ from torch import nn
 
 import eqzoo
 from eqzoo import viz
-from eqzoo.equivariance import equivariance_report
+from eqzoo.equivariance import element_errors, equivariance_report
 from eqzoo.groups import P4, cyclic
 from eqzoo.layers import (
     AttentiveLiftingConv2d,
@@ -136,6 +136,18 @@ def test_dense_outputs_rotate_with_the_image(output):
     broken = Mask(lambda fields, maps: MAPS[output](fields * torch.linspace(1, 2, 12), maps.roll(1, 3)))
     assert eqzoo.equivariance_error(broken) > 0.1
     assert not eqzoo.check_equivariance(broken).exact
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_part_that_is_zero_for_the_image_alone_is_compared(seed):
+    """Whatever the noise: a weighted sum over the columns is below 0 for it or for its copy rotated by 180°."""
+
+    def output(_, maps):
+        return [maps, (maps * torch.linspace(-1, 1, 12)).sum((2, 3)).relu()]
+
+    model = Mask(output).requires_grad_(False)
+    torch.manual_seed(seed)
+    assert max(element_errors(model, torch.randn(1, 1, 12, 12), P4).values()) > 0.1
 
 
 def test_what_the_shape_of_an_output_does_not_tell_is_not_guessed():
