@@ -10,7 +10,7 @@ import timm
 from timm.models import build_model_with_cfg, register_model
 
 from ..groups import Group
-from .builder import fits, per_channel
+from .builder import complete_cfg, fits, per_channel
 from .load import ModelSource, is_own
 from .orbit import OrbitNet
 
@@ -58,13 +58,14 @@ def orbitnet(
             cache_dir=cache_dir,
             **kwargs,
         )
+        complete_cfg(model, kwargs.get("img_size"), unnamed=False)
         return model
     overlay = dict(pretrained_cfg_overlay or {})
     with fits(overlay.get("file"), network):
         model = wrap(pretrained=pretrained, pretrained_cfg_overlay=overlay or None, cache_dir=cache_dir, **kwargs)
     channels = kwargs.get("in_chans") or model.network.pretrained_cfg["input_size"][0]
-    cfg = _own_cfg(model.network, channels, kwargs.get("img_size"))
-    model.pretrained_cfg = cfg
+    model.pretrained_cfg = _own_cfg(model.network, channels, kwargs.get("img_size"))
+    model.default_cfg = model.pretrained_cfg
     return model
 
 

@@ -160,7 +160,7 @@ def build(
         model: EquivariantNet = build_model_with_cfg(
             model_cls, variant, pretrained, pretrained_cfg_overlay=overlay, feature_cfg=feature_cfg, **kwargs
         )
-    _complete_cfg(model, side, unnamed)
+    complete_cfg(model, side, unnamed)
     model._model_args = arguments  # timm saves them, and its caller's, with the network
     return model.to(**placement) if placement else model
 
@@ -176,7 +176,7 @@ def _requested_side(kwargs: Mapping[str, Any], overlay: Mapping[str, Any]) -> An
     return None if "input_size" in overlay or (sized and side == saved) else side
 
 
-def _complete_cfg(model: Any, side: Any, unnamed: bool) -> None:
+def complete_cfg(model: Any, side: Any, unnamed: bool) -> None:
     """Sets the size, normalization and class names of a network's ``pretrained_cfg``, in place."""
     cfg = model.pretrained_cfg
     if hasattr(model, "in_chans"):  # not every extractor of features of timm's has it

@@ -74,6 +74,7 @@ class OrbitNet(nn.Module):
 
     network: Any
     pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
     num_classes: int
     in_chans: int
     input_size: tuple[int, int, int]

@@ -154,6 +154,12 @@ def test_weights_of_a_folder_that_are_damaged_are_an_error_of_the_input(trained,
             eqzoo.create_model(str(folder), pretrained=True)
 
 
+def test_a_folder_for_other_images_has_their_configuration(trained):
+    model = eqzoo.create_model(str(trained[0]["one"].folder), pretrained=True, in_chans=1, num_classes=5)
+    cfg = model.pretrained_cfg
+    assert (model.in_chans, cfg["input_size"][0], len(cfg["mean"]), cfg["label_names"]) == (1, 1, 1, None)
+
+
 def test_a_classifier_on_frozen_features_has_converged(trained, tmp_path):
     found, splits = trained
     source = found["mean"].folder

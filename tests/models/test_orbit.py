@@ -398,6 +398,7 @@ def test_weights_of_a_file_start_it(ending, tmp_path):
     assert not same(build().network, source)
     gray = build(pretrained=True, pretrained_cfg_overlay={"file": str(file)}, num_classes=2, in_chans=1)
     assert gray.input_size[0] == len(gray.pretrained_cfg["mean"]) == 1
+    assert gray.default_cfg is gray.pretrained_cfg
     conv = gray.pretrained_cfg["first_conv"] + ".weight"
     own = source.state_dict()[conv.removeprefix("network.")]
     torch.testing.assert_close(gray.state_dict()[conv], own.sum(1, keepdim=True))
