@@ -158,9 +158,17 @@ class EquivariantNet(nn.Module):
         Args:
             num_classes: The number of classes; with 0 the output is the pooled features ``(B, num_features)``.
             global_pool: Another global pooling, as the argument ``global_pool`` of the class; None keeps the present.
+
+        Raises:
+            ValueError: If the network is deployed, unless the classifier is a plain linear layer and the pooling stays.
         """
         num_classes = operator.index(num_classes)
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
+        if self._deployed and (global_pool is not None or not isinstance(head, nn.Linear | nn.Identity)):
+            raise ValueError(
+                f"a deployed {type(self).__name__} takes no new {'pooling' if global_pool else 'classifier'}: call "
+                "reset_classifier before reparameterize_model"
+            )
         if global_pool is not None:
             self.set_pool(global_pool)
             if (

@@ -35,6 +35,9 @@ def test_a_linear_classifier_of_a_deployed_network_is_reset():
     assert not list(attentive.stem.parameters())  # whose stem has buffers alone
     attentive.reset_classifier(0)
     assert attentive(torch.zeros(1, 3, 32, 32)).ndim == 2
+    for args, message in (((3,), "no new classifier"), ((0, "max"), "no new pooling")):  # they would be of fields
+        with pytest.raises(ValueError, match=message):
+            attentive.reset_classifier(*args)
 
 
 def test_networks_are_placed_as_they_are_created():
