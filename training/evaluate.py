@@ -39,6 +39,7 @@ from eqzoo.data.hashes import split_differences, split_digests
 from eqzoo.engine import Recipe, RunDirectory, best_row, build_network
 from eqzoo.engine.recipe import selection_key
 from eqzoo.evaluation import Predictor, check_device, measure, sample, top1
+from eqzoo.evaluation.rotation import SAMPLE_SEED
 from eqzoo.hub import CONFIG_NAME, RESULTS_NAME, base_model, sha256_of, shipped_folder
 from eqzoo.models.builder import configured_name, default_checkpoint
 
@@ -68,10 +69,8 @@ def main(argv: list[str] | None = None) -> None:
             raise ValueError(f"{tuned[0]} is a fine-tuning, which eqzoo finetune has evaluated")
         splits = splits_of(runs[0].recipe(), args)
         _check_runs(runs, splits)
-        if args.images is not None:
-            splits = {**splits, "test": sample(splits["test"], args.images)}
         device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        folder, results = evaluate_runs(runs, splits, device, args.half, args.rotated, args.workers)
+        folder, results = evaluate_runs(runs, splits, device, args.half, args.images, args.rotated, args.workers)
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from error
     print(json_text(results))
@@ -83,6 +82,7 @@ def evaluate_runs(
     splits: Mapping[str, AnySplit],
     device: str = "cpu",
     half: bool = False,
+    images: int | None = None,
     rotated: int | None = None,
     workers: int = 0,
 ) -> tuple[Path, dict[str, Any]]:
@@ -93,6 +93,7 @@ def evaluate_runs(
         splits: The splits of their data set.
         device: Where the networks run.
         half: Whether parameters are rounded to float16 before the evaluation.
+        images: The number of test images, drawn with a fixed seed; None for all.
         rotated: The number of test images that are rotated too; None for all.
         workers: The processes that read images that are not in memory.
 
@@ -104,7 +105,9 @@ def evaluate_runs(
     """
     run = max(runs, key=lambda each: selection_key(best_row(each.rows()))[:3])
     recipe, rows = run.recipe(), run.rows()
-    test, earlier = splits["test"], _runs_before(recipe)
+    every, earlier = splits["test"], _runs_before(recipe)
+    test = every if images is None else sample(every, images)
+    fewer = f"{len(test):,} of the {len(every):,} test images were evaluated, drawn with seed {SAMPLE_SEED}."
     name = run_name(run.path.resolve().parent.name, recipe)
     folder = _rounded(run) if half else run.path
     model = build_network(recipe, checkpoint_path=folder).to(device).eval()
@@ -120,12 +123,14 @@ def evaluate_runs(
         **found.metrics,
         "evaluated_on": "test",
         "data": recipe.dataset,
-        "images": {split: len(part) for split, part in splits.items()},
+        "images": {split: len(part) for split, part in {**splits, "test": test}.items()},
+        **({"notes": [fewer]} if len(test) < len(every) else {}),
         "accuracies": accuracies,
         **training_results(rows, model),
         **network_results(model),
         "start": recipe.start,
         "base_model": _started_from(earlier[-1] if earlier else recipe),
+        **({} if recipe.lr else {"converted": True}),
         **({"distilled": True} if any(map(_is_distilled, (recipe, *earlier))) else {}),
         "command": f"{_launcher(rows)} training/train.py {arguments_of(recipe, name)}",
         "weights_sha256": sha256_of(weights),
@@ -202,11 +207,11 @@ def _runs_before(recipe: Recipe) -> list[Recipe]:
 
 
 def _is_distilled(recipe: Recipe) -> bool:
-    """Whether the weights of a run, also where they are those of its start as they are, learned from other networks."""
-    if recipe.lr:
-        return bool(recipe.teachers or recipe.soft_labels)
+    """Whether the weights of a run, or those of its start on the same images, learned from other networks."""
     path = shipped_folder() / str(_start(recipe)) / RESULTS_NAME
-    return path.is_file() and bool(json.loads(path.read_text(encoding="utf-8")).get("distilled"))
+    start = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    taught = start.get("distilled") and start["data"] == recipe.dataset
+    return bool(recipe.teachers or recipe.soft_labels or taught)
 
 
 def _start(recipe: Recipe) -> str | None:

@@ -17,7 +17,7 @@ from ..evaluation.metrics import averaged_classes
 from ..groups import Group
 from ..models.load import is_own, own_module
 from ..models.papers import PAPERS, Paper, Row, paper_of, rows
-from .checkpoint import Checkpoint, counts_of, distilled, error_text, has_spread
+from .checkpoint import Checkpoint, counts_of, error_text, has_spread, marks
 
 EXACT = 1e-9  # the largest equivariance error, in float64, of an exactly equivariant network
 _LIMITS = "At angles that are not in its group its accuracy depends on its training; the curve over the angle shows it."
@@ -224,7 +224,7 @@ def _accuracy_rows(checkpoint: Checkpoint, row: Row | None) -> list[tuple[str, s
     found = [
         (f"accuracy, {of}, seed {seed}", f"{r['accuracy']:.2f} %", ""),
         ("95 % confidence interval of it, as if each image stood alone", f"{low:.1f} to {high:.1f} %", ""),
-        ("error", f"{100 - r['accuracy']:.2f} %{distilled(r)}", "" if several else printed),
+        ("error", f"{100 - r['accuracy']:.2f} %{marks(r)}", "" if several else printed),
     ]
     if several:
         errors = ", ".join(f"{100 - accuracy:.2f}" for accuracy in r["accuracies"])
@@ -239,8 +239,8 @@ def _accuracy_rows(checkpoint: Checkpoint, row: Row | None) -> list[tuple[str, s
         if r.get(key) is not None:
             found.append((title, f"{r[key]:.2f} %", ""))
     if (valid := r.get("valid_accuracy")) is not None and "valid" in r["images"]:
-        which = f"penalty {r['penalty']:g}" if "penalty" in r else f"epoch {r['selected_epoch']} of {r['epochs']}"
-        kept = f"{valid:.2f} %, {which}"
+        which = f", penalty {r['penalty']:g}" if "penalty" in r else f", epoch {r['selected_epoch']} of {r['epochs']}"
+        kept = f"{valid:.2f} %{which if checkpoint.is_trained else ''}"
         found.append((f"validation accuracy, {r['images']['valid']:,} {checkpoint.data.noun}", kept, ""))
     return found
 
@@ -282,7 +282,7 @@ def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:
     note = f"The paper's number: {row.note}. " if row else ""
     if r.get("distilled"):
         other = ", which no network of the paper did, so the two errors do not compare like with like" if row else ""
-        note += f"Distilled: the network also learned from the predictions of other networks{other}. "
+        note += f"Distilled: the network, or its start, also learned from the predictions of other networks{other}. "
     if r["weights_dtype"] != "float32":
         note += "The parameters were rounded to half precision before the evaluation. "
     last = "the weights are those of the last epoch"
@@ -351,7 +351,8 @@ def _training(checkpoint: Checkpoint) -> str:
     table = "\n".join(f"| {name} | {_value(value)} |" for name, value in known.items())
     versions = ", ".join(f"{'Python' if name == 'python' else name} {value}" for name, value in r["versions"].items())
     text = f"{training['text']} " if training.get("text") else ""
-    start = f"Started from {r['start']}. " if r.get("start") else "Started from random weights. "
+    origin = str(r.get("start") or "random weights").replace("{seed}", str(training["recipe"].get("seed")))
+    start = f"Started from {origin}. "
     trained = f"Trained in {_duration(r['training_seconds'])}" if checkpoint.is_trained else "Validated"
     took = f"{start}{trained} on {r['machine']}; {versions}."
     return f"""{wrapped(text + took)}

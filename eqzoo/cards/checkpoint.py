@@ -45,7 +45,7 @@ class Checkpoint:
     @property
     def is_trained(self) -> bool:
         """Whether its run trained it; else its weights are those of the start, converted to its group."""
-        return bool(self.training["recipe"]["lr"])
+        return not self.results.get("converted")
 
     @property
     def data(self) -> DataSet:
@@ -97,7 +97,7 @@ def error_text(r: Mapping[str, Any], digits: int) -> str:
     """The error, where there are several seeds their mean and spread."""
     spread = f" ± {statistics.stdev(r['accuracies']):.{digits}f}" if has_spread(r) else ""
     error = 100 - statistics.fmean(r.get("accuracies") or [r["accuracy"]])
-    return f"{error:.{digits}f}{spread} %{distilled(r)}"
+    return f"{error:.{digits}f}{spread} %{marks(r)}"
 
 
 def has_spread(r: Mapping[str, Any]) -> bool:
@@ -105,6 +105,7 @@ def has_spread(r: Mapping[str, Any]) -> bool:
     return len(r.get("accuracies", ())) > 1
 
 
-def distilled(r: Mapping[str, Any]) -> str:
-    """A mark behind the error of a network that learned from the predictions of others too."""
-    return " (distilled)" if r.get("distilled") else ""
+def marks(r: Mapping[str, Any]) -> str:
+    """Marks behind an error: converted, not trained; distilled, from the predictions of other networks too."""
+    words = [word for word in ("converted", "distilled") if r.get(word)]
+    return f" ({', '.join(words)})" if words else ""

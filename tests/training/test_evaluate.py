@@ -1,5 +1,6 @@
 """Evaluating runs: several seeds, half precision, and the folder of a checkpoint that comes of it."""
 
+import dataclasses
 import json
 import sys
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from tests.training.in_process import run_script as script
 
 sys.path.insert(0, str(ROOT / "training"))
 import evaluate as evaluation
+from common import load_recipe
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,7 @@ def test_half_precision_is_what_is_evaluated(runs):
     rounded = folder.with_name("seed1-half")
     assert results(rounded)["weights_dtype"] == "float16"
     assert sum(map(sum, results(rounded)["confusion"])) == results(rounded)["images"]["test"] == 12
+    assert results(rounded)["notes"] == ["12 of the 40 test images were evaluated, drawn with seed 0."]
     half, full = (load_file(place / "model.safetensors") for place in (rounded, folder))
     kept = {name for name, value in half.items() if value.dtype == torch.float32}
     assert kept == {name for name in half if "running_" in name} != set()
@@ -124,6 +127,14 @@ def test_results_name_the_checkpoint_that_was_started_from(runs):
     assert evaluate(runs, "further", "--rotated", "5").returncode == 0
     r = results(runs / "further")
     assert (r["base_model"], r["distilled"]) == ("eqzoo/p4_cnn.rotmnist", True)
+
+
+def test_a_network_that_starts_from_a_distilled_one_of_its_images_is_distilled():
+    recipe = load_recipe("p4_asc_resnet83.cifar10")
+    assert not recipe.teachers
+    assert evaluation._is_distilled(recipe)
+    assert not evaluation._is_distilled(dataclasses.replace(recipe, dataset="cifar100"))
+    assert not evaluation._is_distilled(load_recipe("z2_resnet83.cifar10"))
 
 
 def test_what_is_not_a_set_of_seeds_is_refused(runs, tmp_path):
