@@ -210,7 +210,7 @@ def _configuration(model: EquivariantNet | OrbitNet, size: Any) -> dict[str, Any
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """The SHA-256 of the safetensors file, without metadata, to which this package saves the weights."""
+    """The SHA-256 of the weights as a safetensors file without metadata, in the types that the network has."""
     return hashlib.sha256(weights_file(model.state_dict())).hexdigest()
 
 

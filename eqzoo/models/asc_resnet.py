@@ -31,7 +31,6 @@ References:
     Deep Residual Learning for Image Recognition (He et al., 2016), section 4.2, https://arxiv.org/abs/1512.03385
 """
 
-import math
 from collections import OrderedDict
 from typing import Any, Literal
 
@@ -147,7 +146,7 @@ class ASCResNet(EquivariantNet):
         """Draws convolutions from He's normal distribution, N(0, 2/fan_in), fan_in = planes · k²; biases are 0."""
         for module in self.modules():
             if isinstance(module, (LiftingConv2d, GroupConv2d)):
-                nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_planes * module.kernel_size**2)))
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
             elif isinstance(module, Bottleneck):

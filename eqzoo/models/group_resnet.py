@@ -23,7 +23,6 @@ References:
     means on the shortcuts, https://arxiv.org/abs/1812.01187
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -115,7 +114,7 @@ class GroupResNet(EquivariantNet):
         """Draws convolutions from He's normal distribution; the last norm of each block has scale 0."""
         for module in self.modules():
             if isinstance(module, (LiftingConv2d, GroupConv2d)):
-                nn.init.normal_(module.weight, std=math.sqrt(2 / (module.in_planes * module.kernel_size**2)))
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             elif isinstance(module, BasicBlock):
                 nn.init.zeros_(module.branch.norm2.weight)  # type: ignore[union-attr, arg-type]
 

@@ -148,7 +148,7 @@ def _octic_block(rest: dict[str, Tensor], block: str) -> Iterator[tuple[str, Ten
     for i in (1, 2):
         yield f"{block}.norm{i}.weight", alphas(f"norm{i}.scaling")
         yield f"{block}.norm{i}.bias", rest.pop(f"{block}.norm{i}.scaling.beta")
-        scale = _scale(rest, block, i, ".alpha_A1")
+        scale = _scale(rest, block, i)
         if scale:
             yield f"{block}.ls{i}.weight", alphas(scale)
     for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
@@ -168,9 +168,9 @@ def _plain_block(rest: dict[str, Tensor], block: str) -> Iterator[tuple[str, Ten
                 yield f"{block}.ls{i}.gamma", rest.pop(f"{block}.{name}")
 
 
-def _scale(rest: Mapping[str, Tensor], block: str, i: int, ending: str) -> str | None:
+def _scale(rest: Mapping[str, Tensor], block: str, i: int) -> str | None:
     """What layer scale is called: one way in files of DeiT III, another in those of DINOv2."""
-    return next((name for name in (f"gamma_{i}", f"ls{i}") if f"{block}.{name}{ending}" in rest), None)
+    return next((name for name in (f"gamma_{i}", f"ls{i}") if f"{block}.{name}.alpha_A1" in rest), None)
 
 
 def _sizes(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _sizes(theirs: Mapping[str, Tensor]) -> dict[str, Any]:
     lifting = theirs[_LIFTED]
     width, patch = 8 * lifting.shape[0], 2 * lifting.shape[2]
     blocks = {int(name.split(".")[1]) for name in theirs if name.startswith("blocks.")}
-    scaled = any(_scale(theirs, "blocks.0", i, ".alpha_A1") for i in (1, 2))
+    scaled = any(_scale(theirs, "blocks.0", i) for i in (1, 2))
     return {
         "num_classes": theirs["head.weight"].shape[0] if "head.weight" in theirs else 0,
         "in_chans": lifting.shape[1],
@@ -195,7 +195,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
     """The weights of a file, without the wrappers and prefixes of either project."""
     held = read_pth(path)
     for wrapper in ("model", "teacher", "state_dict"):
-        if isinstance(held, dict) and isinstance(held.get(wrapper), dict):
+        if isinstance(held.get(wrapper), dict):
             held = held[wrapper]
             break
     state = {str(name).removeprefix("module."): value for name, value in held.items()}

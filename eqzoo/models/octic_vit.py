@@ -200,7 +200,7 @@ class OcticViT(EquivariantNet):
 
         They are maps ``(B, C, height', width')``. Those of the octic half are the channels of
         `eqzoo.layers.channels_of`: A1, A2, B1, B2 and both components of E; ``norm`` applies the last norm to those of
-        plain blocks. The last features are the normed tokens.
+        plain blocks. The last features are the normed tokens, of a stop in the octic half its `Irreps`.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt is 'NCHW', maps (B, C, height, width); got {output_fmt!r}")
