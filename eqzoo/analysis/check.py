@@ -85,7 +85,10 @@ class EquivarianceCheck:
 
     def __str__(self) -> str:
         sides = " x ".join(map(str, self.image))
-        verdict = "is exactly equivariant under" if self.exact else "is NOT exactly equivariant under"
+        usual = self.tolerance <= _TOLERANCES[getattr(torch, self.precision)]
+        verdict = "exactly equivariant" if usual else f"equivariant up to {self.tolerance:.0e}"
+        measured = Group.from_name(self.group).of_grid.name
+        under = measured + (f", of its group {self.group}" if measured != self.group else "")
         columns = ["output" if self.kind == "module" else "logits", *["features"] * bool(self.features)]
         rows = [["", *columns]]
         identity = P4.describe(0)
@@ -96,7 +99,7 @@ class EquivarianceCheck:
             rows.append([element, *(f"{value:.1e}" for value in errors)])
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         table = ["   ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines = [f"{self.subject} {verdict} {self.group}", "", *table, ""]
+        lines = [f"{self.subject} is {'' if self.exact else 'NOT '}{verdict} under {under}", "", *table, ""]
         if self.worst_layer:
             lines.append(f"worst layer: {self.worst_layer[0]}, {self.worst_layer[1]:.1e}")
         lines.append(f"tolerance: {self.tolerance:.0e}, in {self.precision}, on images of {sides}")

@@ -177,7 +177,7 @@ def _finetune(sub: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="other keys of a recipe, such as optimizer=nmuon; eqzoo.engine.Recipe has all",
+        help="other keys of eqzoo.engine.Recipe, such as optimizer=nmuon",
     )
     _reading(sub)
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from ..data.hashes import SPLIT_NAMES
 from ..finetuning.compare import compare
 from ._answer import Answer, table
 
@@ -13,6 +14,7 @@ def run(args: argparse.Namespace) -> Answer:
     lines = [
         ["", *(row["folder"] for row in rows)],
         ["network", *(row["checkpoint"] for row in rows)],
+        ["evaluated on", *(f"{row['images']:,} {SPLIT_NAMES[row['evaluated_on']]} images" for row in rows)],
         ["accuracy", *(f"{row['accuracy']:.2f} %" for row in rows)],
         ["mean F1 of the classes that have images", *(f"{row['macro_f1']:.2f} %" for row in rows)],
         ["accuracy, difference to the first", "", *(_difference(row, "accuracy") for row in rows[1:])],

@@ -28,8 +28,10 @@ def run(args: argparse.Namespace) -> Answer:
             f"{args.source} is a checkpoint with weights of its own; leave --untrained out, or name a network"
         )
     output = target(args.output, ".onnx", ".pt2")  # before anything is computed
-    if output.suffix == ".pt2" and (args.int8 or args.opset):
-        raise ValueError(f"--int8 and --opset are of ONNX files, and {output} is a torch program; leave them out")
+    if output.suffix == ".pt2" and (args.int8 or args.opset or not args.irreps):
+        raise ValueError(
+            f"--int8, --opset and --no-irreps are of ONNX files, and {output} is a torch program; leave them out"
+        )
     source = load_network(args.source, args.model, pretrained=False if args.untrained else None)
     if not source.trained and not args.untrained:
         raise ValueError(

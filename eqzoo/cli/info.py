@@ -174,9 +174,11 @@ def _checkpoint_rows(entry: dict[str, Any]) -> list[list[str]]:
         rows.append(["classes", ", ".join(entry["classes"])])
     results = entry["results"] or {}
     if "accuracy" in results:
-        rows.append([f"{SPLIT_NAMES[results['evaluated_on']]} error", error_text(results, 2)])
+        split = results["evaluated_on"]
+        of = f", of {results['images'][split]:,} images"
+        rows.append([f"{SPLIT_NAMES[split]} error", error_text(results, 2) + of])
     if "same_class_at_all_quarter_rotations" in results:
-        share = f"{results['same_class_at_all_quarter_rotations']:.2f} %"
+        share = f"{results['same_class_at_all_quarter_rotations']:.2f} %, of {results['rotated_images']:,} images"
         rows.append(["same class at all 90° rotations", share])
     if "equivariance_error" in results:
         rows.append(["equivariance error", f"{results['equivariance_error']:.0e}"])

@@ -18,7 +18,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Lists networks or checkpoints: as a table on a terminal, names alone in a pipe."""
     names = (list_pretrained if args.pretrained else list_models)(args.pattern)
     if not names:
-        raise ValueError(f"nothing matches {args.pattern!r}; `eqzoo list` shows all names")
+        command = f"eqzoo list{' --pretrained' if args.pretrained else ''}"
+        raise ValueError(f"nothing matches {args.pattern!r}; `{command}` shows all names")
     if not (args.long or args.parameters or args.json or sys.stdout.isatty()):
         return Answer("\n".join(names), {"names": names})
     entries = [_entry(name, args.parameters) for name in names]

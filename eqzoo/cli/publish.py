@@ -13,8 +13,8 @@ from ._answer import Answer
 def run(args: argparse.Namespace) -> Answer:
     """Checks the folder, and uploads it with --push OWNER."""
     folder = Path(args.folder)
-    if args.private and not args.push:
-        raise ValueError("--private is for a repo that is made by --push OWNER; leave it out, or add that")
+    if (args.private or args.replace) and not args.push:
+        raise ValueError("--private and --replace are for --push OWNER; leave them out, or add that")
     if folder.resolve().parent == shipped_folder().resolve():
         raise ValueError(f"{folder} is a checkpoint of eqzoo itself, which training/publish.py publishes")
     before = read_checkpoint(folder).config["pretrained_cfg"].get("license")

@@ -36,7 +36,8 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
         *folders: The folders that `eqzoo.finetune` wrote, two or more.
 
     Returns:
-        For each its ``folder``, ``checkpoint``, ``accuracy`` and ``macro_f1`` in percent,
+        For each its ``folder``, ``checkpoint``, the split that it was ``evaluated_on`` and its number of ``images``,
+        ``accuracy`` and ``macro_f1`` in percent,
         ``same_class_at_all_quarter_rotations`` and ``lowest_over_angles`` in percent, of ``rotated_images`` and
         ``images_over_angles`` of the test images; ``images_per_second``,
         ``multiply_adds``, ``megabytes`` and ``training_minutes``; and from the second one on the differences to the
@@ -47,12 +48,14 @@ def compare(*folders: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: If a folder is not that of a finished fine-tuning.
-        ValueError: If they were evaluated on other images or classes.
+        ValueError: If there are fewer than two, or they were evaluated on other images or classes.
 
     References:
         Note on the sampling error of the difference between correlated proportions (McNemar, 1947)
         https://doi.org/10.1007/BF02295996
     """
+    if len(folders) < 2:
+        raise ValueError(f"two or more folders are compared, got {len(folders)}")
     paths = [Path(folder) for folder in folders]
     checkpoints = [read_checkpoint(path) for path in paths]
     classes = [[str(row["name"]) for row in checkpoint.results["classes"]] for checkpoint in checkpoints]
@@ -99,6 +102,8 @@ def _facts(folder: Path, checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "folder": str(folder),
         "checkpoint": checkpoint.name,
+        "evaluated_on": r["evaluated_on"],
+        "images": r["images"][r["evaluated_on"]],
         **{key: r[key] for key in kept},
         "lowest_over_angles": min(r["rotation_curve"]["accuracy"]),
         "images_over_angles": r["rotation_curve"]["images"],

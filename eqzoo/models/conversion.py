@@ -17,6 +17,7 @@ References:
     https://arxiv.org/abs/2002.03830, https://github.com/dwromero/att_gconvs
 """
 
+import inspect
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -92,10 +93,11 @@ def convert(
     Raises:
         FileNotFoundError: If there is no checkpoint, or no folder for the output.
         KeyError: If the source is unknown.
-        TypeError: If the source has no such option.
-        ValueError: If the checkpoint does not fit.
+        ValueError: If the source has no such option, or the checkpoint does not fit.
     """
     given = {name: value for name, value in options.items() if value}
+    if unknown := sorted(given.keys() - inspect.signature(SOURCES[source]).parameters.keys()):
+        raise ValueError(f"a checkpoint of {source} takes no {', '.join(unknown)}")
     return SOURCES[source](Path(path), model, Path(output), **given)
 
 

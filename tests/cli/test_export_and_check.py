@@ -59,6 +59,7 @@ def test_export_of_8_bit_numbers(capsys, tmp_path):
     assert onnxruntime.InferenceSession(file).get_inputs()[0].shape[1:] == [1, 32, 32]
     for args, message in (
         ((tmp_path / "net.pt2", "--int8", images), "--int8"),
+        ((tmp_path / "net.pt2", "--no-irreps"), "--no-irreps"),
         ((tmp_path / "none" / "net.onnx", "--int8", file), "no folder"),  # before all reading
         ((file, "--int8", tmp_path / "none"), "none"),
         ((file, "--int8", file), "net.onnx"),

@@ -56,6 +56,8 @@ def test_folders_are_compared_on_the_same_images(tmp_path, capsys):
     for file in brighter.rglob("*.png"):
         assert (images / file.relative_to(brighter)).is_file()  # the same names
     assert compare(tmp_path / "p4_cnn", tmp_path / "of_others")[1]["other_pixels"]
+    with pytest.raises(ValueError, match="two or more folders"):
+        compare(tmp_path / "p4_cnn")
     other = shutil.copytree(tmp_path / "z2_cnn", tmp_path / "other")
     text = (other / "predictions.csv").read_text()
     (other / "predictions.csv").write_text(text.replace("test,bar/", "test,new/"))

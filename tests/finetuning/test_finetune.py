@@ -111,6 +111,7 @@ def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, cap
     assert (folder / "README.md").read_text().endswith("by hand.\n")
     for words in (
         (folder, "--private"),
+        (folder, "--replace"),
         (folder, "--label-names", "cross", "blob", "bar"),  # another order would mislabel predictions
         (folder, "--checkpoint", "../x"),
         (tmp_path / "nowhere",),
