@@ -235,7 +235,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error})") from error
     return config
 

@@ -99,5 +99,5 @@ def input_size(model: str, model_args: Mapping[str, Any]) -> tuple[int, int, int
 
 
 def is_configured(recipe: Recipe) -> bool:
-    """Whether the network has a configuration for the data set; else the images say its classes and channels."""
-    return configured_name(recipe.model, recipe.dataset) != recipe.model
+    """Whether the network has a configuration for a data set of the catalog; else the images say its classes."""
+    return recipe.dataset in CATALOG and configured_name(recipe.model, recipe.dataset) != recipe.model

@@ -60,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.images is not None and args.images < 1:
         parser.error(f"--images is 1 or more, got {args.images}")
+    if args.rotated is not None and args.rotated < 0:
+        parser.error(f"--rotated is 0 or more, got {args.rotated}")
     try:
         check_device(args.device)
         runs = sorted(map(RunDirectory.finished, args.runs), key=lambda run: run.recipe().seed)

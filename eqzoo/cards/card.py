@@ -282,7 +282,9 @@ def _explanation(checkpoint: Checkpoint, row: Row | None) -> str:
     note = f"The paper's number: {row.note}. " if row else ""
     if r.get("distilled"):
         other = ", which no network of the paper did, so the two errors do not compare like with like" if row else ""
-        note += f"Distilled: the network, or its start, also learned from the predictions of other networks{other}. "
+        taught = any(checkpoint.training["recipe"].get(key) for key in ("teachers", "soft_labels"))
+        who = "the network" if taught else "its start"
+        note += f"Distilled: {who} also learned from the predictions of other networks{other}. "
     if r["weights_dtype"] != "float32":
         note += "The parameters were rounded to half precision before the evaluation. "
     last = "the weights are those of the last epoch"

@@ -3,7 +3,6 @@
 import argparse
 from pathlib import Path
 
-from ..export.programs import target
 from ..page import write_page
 from ._answer import Answer
 from ._metrics import thresholds_of
@@ -11,8 +10,7 @@ from ._metrics import thresholds_of
 
 def run(args: argparse.Namespace) -> Answer:
     """Writes the page."""
-    output = target(args.output, ".html", ".htm")
-    names = write_page(args.source, output, args.against, thresholds_of(args.threshold), args.title)
+    names = write_page(args.source, args.output, args.against, thresholds_of(args.threshold), args.title)
     size = Path(args.output).stat().st_size
     text = f"wrote {args.output}, {size / 1e6:.1f} MB: open it in a browser or send it; it runs {' and '.join(names)}"
     return Answer(text, {"path": args.output, "bytes": size, "networks": names})

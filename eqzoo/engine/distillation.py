@@ -113,8 +113,12 @@ def soft_labels(path: str, images: int, num_classes: int) -> Tensor:
             f"soft_labels={path!r} has the shape {tuple(found.shape)}; {images:,} training images of {num_classes} "
             f"classes need {(images, num_classes)}, in the order of the training split"
         )
-    if not (found.min() >= 0 and (found.double().sum(1) - 1).abs().max() < 0.01):
-        raise ValueError(f"soft_labels={path!r} has rows that are no probabilities, from 0 to 1 with a sum of 1")
+    least, sums = found.min(), found.double().sum(1)
+    if not (least >= 0 and (sums - 1).abs().max() < 0.01):
+        raise ValueError(
+            f"soft_labels={path!r} has rows that are no probabilities, from 0 to 1 with a sum of 1: values from "
+            f"{least:.3g}, sums from {sums.min():.3g} to {sums.max():.3g}; logits need a softmax"
+        )
     return found
 
 

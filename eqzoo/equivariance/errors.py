@@ -262,7 +262,7 @@ def element_errors(
     if other is not None:
         changes = [float((a - b).norm()) for a, b in zip(parts, tensors(function(other)), strict=True)]
         norms = [min(norm, change) if change else norm for norm, change in zip(norms, changes, strict=True)]
-    largest = max(norms, default=0.0)
+    largest = max((norm for norm in norms if norm), default=0.0)  # a NaN, if one is the first
     scales = [norm or largest for norm in norms]
     errors = {}
     for g in group.grid_elements if largest else ():

@@ -65,8 +65,6 @@ def measure(
     Raises:
         ValueError: If a logit is not finite.
     """
-    if rotated is not None and rotated < 0:
-        raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     names = split.classes or predictor.classes
     if seconds is not None:  # kernels are compiled at the first pass, which would look slow
         predictor.logits(sample(split, 1), workers)
@@ -175,6 +173,8 @@ def evaluate(
         (4, 100.0)
     """
     check_device(device)
+    if rotated is not None and rotated < 0:
+        raise ValueError(f"rotated is a number of images, 0 or more, got {rotated}")
     if isinstance(model, nn.Module):
         predictor = Predictor.of(model)
     else:

@@ -62,7 +62,7 @@ class E4Layer2d(_E4):
         out_channels: The number of output fields, C'.
         kernel_size: The side k of the square filters, in pixels, odd.
         slices: The number of filters per pixel, s; blocks of ``C'/s`` consecutive channels share one.
-        reduction: The ratio of input fields to hidden fields, r.
+        reduction: The ratio of input fields to hidden fields, r; it divides C.
         kernel_norm_affine: ``"tied"``: one scale and shift per hidden field, which is equivariant. ``"per_element"``:
             one for each element, as in the authors' code, which is not equivariant once it is trained.
         eps: Added to the variance of the norm.
@@ -97,8 +97,8 @@ class E4Layer2d(_E4):
         kernel_norm_affine: KernelNormAffine = "tied",
         eps: float = 1e-5,
     ) -> None:
-        check_arguments(group, kernel_size=kernel_size, slices=slices)
-        if out_channels % slices or kernel_size % 2 == 0 or in_channels % reduction:
+        check_arguments(group, kernel_size=kernel_size, slices=slices, reduction=reduction)
+        if out_channels % slices or kernel_size % 2 == 0 or reduction < 1 or in_channels % reduction:
             raise ValueError(
                 f"E4Layer2d takes an odd kernel_size, slices that divide out_channels and a reduction that divides "
                 f"in_channels, got {kernel_size}, {slices}, {out_channels}, {reduction} and {in_channels}"

@@ -10,7 +10,7 @@ import timm
 from timm.models import build_model_with_cfg, register_model
 
 from ..groups import Group
-from .builder import complete_cfg, fits, per_channel
+from .builder import complete_cfg, fits, per_channel, requested_side
 from .load import ModelSource, is_own
 from .orbit import OrbitNet
 
@@ -58,7 +58,8 @@ def orbitnet(
             cache_dir=cache_dir,
             **kwargs,
         )
-        complete_cfg(model, kwargs.get("img_size"), unnamed=False)
+        side = requested_side({**kwargs, "pretrained_cfg": pretrained_cfg}, pretrained_cfg_overlay or {})
+        complete_cfg(model, side, unnamed=False)
         return model
     overlay = dict(pretrained_cfg_overlay or {})
     with fits(overlay.get("file"), network):

@@ -166,8 +166,8 @@ class EquivariantNet(nn.Module):
         head = self.build_classifier(num_classes) if num_classes else nn.Identity()
         if self._deployed and (global_pool is not None or not isinstance(head, nn.Linear | nn.Identity)):
             raise ValueError(
-                f"a deployed {type(self).__name__} takes no new {'pooling' if global_pool else 'classifier'}: call "
-                "reset_classifier before reparameterize_model"
+                f"a deployed {type(self).__name__} takes no new {'classifier' if global_pool is None else 'pooling'}: "
+                "call reset_classifier before reparameterize_model"
             )
         if global_pool is not None:
             self.set_pool(global_pool)

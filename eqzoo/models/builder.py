@@ -146,7 +146,7 @@ def build(
     cfg = replace(cfg, **overlay)
     # Names are those of the classes of weights, or of the data set that a registered name stands for.
     unnamed = not pretrained and ("num_classes" in kwargs or isinstance(kwargs.get("pretrained_cfg"), dict))
-    side = _requested_side(kwargs, overlay)
+    side = requested_side(kwargs, overlay)
     arguments = getattr(cfg, "model_args", {})
     kwargs = arguments | kwargs
     source = group_of_weights(Path(str(cfg.file)), variant) if pretrained and cfg.file else None
@@ -165,7 +165,7 @@ def build(
     return model.to(**placement) if placement else model
 
 
-def _requested_side(kwargs: Mapping[str, Any], overlay: Mapping[str, Any]) -> Any:
+def requested_side(kwargs: Mapping[str, Any], overlay: Mapping[str, Any]) -> Any:
     """The side of the images that the caller gives with ``img_size``; None where it is the one that was saved.
 
     That is the side of a network's positions, which may have been fine-tuned on images of another side.

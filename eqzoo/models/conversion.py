@@ -97,7 +97,7 @@ def convert(
     """
     given = {name: value for name, value in options.items() if value}
     if unknown := sorted(given.keys() - inspect.signature(SOURCES[source]).parameters.keys()):
-        raise ValueError(f"a checkpoint of {source} takes no {', '.join(unknown)}")
+        raise ValueError(f"{', '.join(unknown)} is of another source than {source}; leave it out")
     return SOURCES[source](Path(path), model, Path(output), **given)
 
 

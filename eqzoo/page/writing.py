@@ -20,7 +20,7 @@ from ..evaluation.notes import BRIGHTNESS
 from ..evaluation.predictor import load_predictor
 from ..evaluation.thresholds import check_thresholds
 from ..export.onnx_network import OnnxNetwork
-from ..export.programs import export_onnx, weights_sha256
+from ..export.programs import export_onnx, target, weights_sha256
 from ..groups import P4M
 from ..hub import CONFIG_NAME, RESULTS_NAME, fetch_npm, shipped_folder
 from ..models.load import load_network
@@ -60,12 +60,11 @@ def write_page(
         The names of the networks in the page.
 
     Raises:
-        ValueError: If a network does not classify images of 1, 3 or 4 channels, the two have different classes, or a
-            threshold is of no class.
+        ValueError: If the path has another suffix, a network does not classify images of 1, 3 or 4 channels, the two
+            have different classes, or a threshold is of no class.
         OSError: If ONNX Runtime Web cannot be downloaded, or the file cannot be written.
     """
-    if not Path(path).parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
+    page = target(Path(path), ".html")
     found = [_network(each) for each in (source, against) if each is not None]
     networks = [network for network, _, _ in found]
     name, classes = networks[0]["name"], networks[0]["classes"]
@@ -104,7 +103,7 @@ def write_page(
         "worker": _script("\n;\n".join([*map(bytes.decode, libraries), own["pixels.js"], own["worker.js"]])),
         "script": _script(own["chart.js"] + own["page.js"]),
     }
-    write_text(Path(path), re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], own["page.html"]))
+    write_text(page, re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], own["page.html"]))
     return [network["name"] for network in networks]
 
 

@@ -179,6 +179,7 @@ def test_no_tensor_of_an_output_and_no_element_is_passed_over():
     for output in (
         lambda _, maps: [maps, maps * math.nan],
         lambda _, maps: [maps * math.nan, maps],
+        lambda _, maps: [torch.zeros_like(maps), maps * math.nan],
     ):
         with pytest.raises(ValueError, match="the output is not finite"):
             eqzoo.equivariance_error(Mask(output))

@@ -194,7 +194,7 @@ def test_errors_name_what_does_not_fit(tmp_path):
     for model in ("p4_cnn", "p4_alpha_f_cnn"):  # which have none, and others
         with pytest.raises(ValueError, match=r"c1\.channel_attention\.weight_fc1, "):
             att_gconvs(path, model)
-    with pytest.raises(ValueError, match="att_gconvs takes no settings"):
+    with pytest.raises(ValueError, match="settings is of another source than att_gconvs"):
         convert("att_gconvs", tmp_path / "a.pth", "p4_cnn", tmp_path / "b.safetensors", settings={"num_heads": 3})
     with pytest.raises(ValueError, match="fit z2_cnn, p4_cnn, p4_alpha_cnn, p4_alpha_f_cnn, p4m_densenet; got 'p4m"):
         att_gconvs(path, "p4m_cnn")

@@ -536,6 +536,8 @@ def test_a_page_needs_a_folder_and_a_name(tmp_path, monkeypatch):
     need_browser()
     with pytest.raises(FileNotFoundError, match="no folder"):
         write_page("p4_cnn", tmp_path / "missing" / "page.html")
+    with pytest.raises(ValueError, match=r"ends in \.html"):
+        write_page("p4_cnn", tmp_path / "network.onnx")
     shutil.copytree(ROOT / "model_cards" / "p4_cnn.rotmnist", tmp_path / "digits")
     monkeypatch.chdir(tmp_path / "digits")
     write_page(".", "page.html")
