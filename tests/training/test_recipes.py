@@ -56,7 +56,7 @@ def test_rates_of_parts_are_those_of_parameters():
                 names = [name for name, _ in build_network(recipe).named_parameters()]
             assert all(fnmatch.filter(names, pattern) for pattern in recipe.lr_factors)
             found += 1
-    assert found == 2
+    assert found == 3
 
 
 def test_the_papers_numbers():

@@ -35,6 +35,10 @@ _GROWN = (
     "other six begin as the identity."
 )
 _GATED = " The run started from the weights of {start}; only the layers of squeeze-and-excitation are new."
+_SLOWER = (
+    " Embeddings and maps have 0.3 of the learning rates above, with which they grew until attention was too sharp to "
+    "learn."
+)
 _HALF: dict[str, Any] = {"channels_last": True, "half_size_epochs": 4}
 
 _SAME = (
@@ -134,7 +138,7 @@ def _rows(depth: int, dataset: str, epochs: int, milestones: tuple[int, int]) ->
 RECIPES: dict[str, Entry] = {
     **OURS,
     **on_a_gpu(("p4m_resnet29",), "", _P4M, **_OF_ALL),
-    **_on_a_cpu("p4_simple_asc_resnet29", 12, channels_last=True, half_size_epochs=8),
+    **_on_a_cpu("p4_simple_asc_resnet29", 12, _SLOWER, lr_factors={"*.embed.*": 0.3, "*.map.*": 0.3}, **_HALF),
     **_from("p4m", "p4m_se_resnet29", 3, _GATED, lr=0.003),
     **_from("p4_asc", "p4_asc_se_resnet29", 3, _GATED, lr=0.003),
     **on_a_gpu(("p4m_asc_resnet29",), "", _P4M_ASC, **_OF_TAUGHT),
