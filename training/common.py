@@ -80,7 +80,7 @@ def splits_of(recipe: Recipe, args: argparse.Namespace) -> dict[str, AnySplit]:
 
 
 def _images_size(recipe: Recipe, data_dir: Path) -> tuple[int, int, int]:
-    """What images are scaled to: the input size of the network for the data set, or its own where it has none.
+    """What images are scaled to: the input size that the network has for the data set, else its default.
 
     Images of the user's own folder keep their channels: one if all are gray, else three.
     """
