@@ -2,7 +2,7 @@
 
 A row is a network on a data set: fine-tuned from its best start for some minutes of one core, and evaluated once on
 test images, also under all 8 rotations and reflections, and with the mean over these. The side of the images is the
-one that is best on validation images after the fewest minutes; rows of more minutes and further seeds keep it. Further
+one that is best on validation images after the fewest minutes with the fewest images; other rows keep it. Further
 seeds have as many epochs as the first, on any machine. Rows that `docs/benchmarks/real_sets.json` has are kept, so that
 a run goes on where another ended; `--only TEXT ...` makes those whose name has one of the texts. FILE holds the
 ImageNet weights of EfficientNet-Lite0 in timm's names.
@@ -52,12 +52,15 @@ NETWORKS: dict[str, tuple[Starts | str, dict[str, Any], tuple[int, ...]]] = {
     "p4m_resnet_s": ("p4m_resnet_s.tiny_imagenet", {}, (64, 96)),
     "p4m_resnet_s, MIT": (MIT, {}, (64, 96)),
     "p4m_resnet_m": ("p4m_resnet_m.tiny_imagenet", {}, (64, 96)),
+    "p4m_resnet_m, random weights": ("p4m_resnet_m", {}, (64, 96)),
     "p4_resnet_m": ("p4_resnet_m.tiny_imagenet", {}, (64, 96)),
     "z2_resnet_m": ("z2_resnet_m.tiny_imagenet", AFFINE, (64, 96)),
+    "z2_resnet_m, random weights": ("z2_resnet_m", AFFINE, (64, 96)),
     "p4_resnet29": (OF_29, {}, (32, 64)),
     "p4m_resnet29": (OF_29, {}, (32, 64)),
     "z2_resnet29": (OF_29, AFFINE, (32, 64)),
     "EfficientNet-Lite0": (LITE0, AFFINE, (96, 128)),
+    "EfficientNet-Lite0, random weights": (LITE0, AFFINE | {"weights": None, "pretrained": False}, (96, 128)),
     "EfficientNet-Lite0, OrbitNet": (LITE0, {"invariant": "p4m"}, (96, 128)),
     "EfficientNet-Lite0, canonical copy": (LITE0, {"invariant": "p4m", "copies": 1}, (96, 128)),
     "EfficientNet-Lite0, frozen": (LITE0, {"invariant": "p4m", "freeze": True, "minutes": None}, (128,)),
@@ -101,8 +104,8 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
         if name in found or not any(text in name for text in args.only):
             continue
         first, shortest = (
-            found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], minutes, key[3]))
-            for minutes in (key[2], min(args.minutes))
+            found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], *budget))
+            for budget in (key[2:4], (min(args.minutes), min(args.images)))
         )
         sides = (shortest["side"],) if shortest else NETWORKS[key[1]][2]
         epochs = first["epochs"] if first else None
@@ -162,9 +165,9 @@ def row(
     """
     torch.set_num_threads(1)
     name, options = start_of(network, data), NETWORKS[network][1]
-    settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0} | options
-    settings |= {"recipe": {"seed": seed} | options.get("recipe", {})}
+    settings: dict[str, Any] = {"minutes": minutes, "device": "cpu", "workers": 0}
     settings |= {"weights": weights} if name == LITE0 else {"pretrained": "." in name}
+    settings |= options | {"recipe": {"seed": seed} | options.get("recipe", {})}
     trained = []
     for side in sides:
         splits = read(data, folder, side, images, cache)
