@@ -148,13 +148,13 @@ def real_sets(root: Path, minutes: float, images: int = 100) -> dict[str, dict[s
         if row["same_class"] < 100:
             several = {key.removesuffix("_averaged"): value for key, value in row.items() if key.endswith("_averaged")}
             copies = 2 if network.startswith("p4_") else 8  # what is invariant to rotations is reflected alone
-            several |= {"same_class": 100.0} | ({RATE: row[RATE] / copies} if RATE in row else {})
+            several |= {"parameters": row["parameters"], "same_class": 100.0} | ({RATE: row[RATE] / copies} if RATE in row else {})
             found.setdefault(f"{network}, TTA", {}).setdefault(dataset, []).append(several)
     return found
 
 
 def by_set(root: Path, minutes: float, images: int = 100) -> str:
-    """Accuracies of networks by data set, each the mean over seeds; their mean, also by seed; symmetry and cost."""
+    """Accuracies of networks by data set, each the mean over seeds; their mean, also by seed; symmetry, cost, size."""
     found = real_sets(root, minutes, images)
     present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
     several = any(len(seeds) > 1 for sets in found.values() for seeds in sets.values())
@@ -175,9 +175,10 @@ def by_set(root: Path, minutes: float, images: int = 100) -> str:
         cells.append(f"{means['same_class']:.1f}" if complete else "")
         rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]
         rate = f"{statistics.median(rates):,.0f}" if rates else ""
-        lines.append((_quoted(network), *cells, *[rate] * timed))
+        parameters = statistics.median(rows[0]["parameters"] for rows in sets.values())
+        lines.append((_quoted(network), *cells, *[rate] * timed, f"{4e-6 * parameters:.1f}"))
     header = ["network", *(DATA_TITLES[name] for name in present), "mean", *["mean, by seed"] * several]
-    return table([*header, "same class", *["predictions a second"] * timed], lines)
+    return table([*header, "same class", *["predictions a second"] * timed, "MB"], lines)
 
 
 def mean_of(rows: Iterable[Mapping[str, float]], key: str) -> float:
