@@ -47,7 +47,7 @@ def restate(
         checkpoint: Another name.
         weights_license: The license of the weights, as the Hub names it.
         base_model: The Hub repo of the weights that the network started from.
-        label_names: Names of the classes.
+        label_names: Names of the classes, in the order of their numbers.
 
     Raises:
         ValueError: If the classes have names already, their number differs or two are equal: predictions would be
@@ -71,8 +71,9 @@ def restate(
                 f"{len(label_names)} names for {len(rows)} classes, {rows[0]['name']!r} and others: names are given "
                 "to numbered classes, each its own"
             )
-        results["classes"] = [row | {"name": name} for row, name in zip(rows, label_names, strict=True)]
-        config["label_names"] = list(label_names)
+        names = dict(zip(sorted((row["name"] for row in rows), key=int), label_names, strict=True))
+        results["classes"] = [row | {"name": names[row["name"]]} for row in rows]
+        config["label_names"] = [row["name"] for row in results["classes"]]
     write_json(folder / CONFIG_NAME, config)
     write_json(folder / RESULTS_NAME, results)
     if checkpoint or label_names:

@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> Answer:
             return Answer("\n".join([*lines, why]), data | {"reason": why}, 1)
     if before and license_name != before:
         lines.append(f"its license is {license_name} in place of {before}; terms of the weights it started from stay")
+    if (split_by := checkpoint.training.get("split_by")) not in (None, "folder", "listed"):
+        lines.append(f"what it publishes has --split-by {split_by!r}: see that this names no patient")
     if card := edited_card(folder, checkpoint):
         stated = [f"# {checkpoint.name}", *[f"license: {license_name}"] * bool(license_name)]
         missing = [repr(line) for line in stated if line not in card.splitlines()]

@@ -31,8 +31,8 @@ def image_folder(
 ) -> dict[str, AnySplit]:
     """Reads an image folder, laid out as ``<split>/<class>/<image>``.
 
-    The classes are the sorted names of the sub-folders of ``train``; ``val`` and ``test`` are optional. ``training``,
-    ``valid``, ``validation`` and ``testing`` are accepted too, in lower or upper case. Images of any size
+    The classes are the sub-folders of ``train``, in the order of `class_names`; ``val`` and ``test`` are optional.
+    ``training``, ``valid``, ``validation`` and ``testing`` are accepted too, in lower or upper case. Images of any size
     and format are scaled and center-cropped to the input size, see `preprocess`.
 
     Args:
@@ -282,15 +282,29 @@ def composed(name: str) -> str:
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class of a split, by its composed name; empty class folders count as missing."""
     found: dict[str, list[Path]] = {}
-    for name in sorted(class_names(folder), key=composed) if folder.is_dir() else ():
+    for name in class_names(folder) if folder.is_dir() else ():
         if files := images_below(folder / name):
             found[composed(name)] = found.get(composed(name), []) + files
     return found
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The sorted names of the folders in a folder, which are those of the classes."""
-    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)))
+    """The names of the folders in a folder, which are those of the classes: numbers by value, then others as text.
+
+    Raises:
+        ValueError: If a name is no text, so that no file could hold it.
+    """
+    names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the folder {name!r} in {folder} has a name that is not UTF-8: rename it") from error
+    return tuple(sorted(names, key=lambda name: (*_as_number(name), composed(name), name)))
+
+
+def _as_number(name: str) -> tuple[int, int]:
+    return (0, int(name)) if name.isdecimal() else (1, 0)
 
 
 def read_files(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from .arrays import is_npz
-from .folder import folder_of, split_folder
+from .folder import composed, folder_of, split_folder
 from .hashes import SPLIT_NAMES
 from .splits import DRAW_SEED, AnySplit, numbered, part_of, stratified
 
@@ -88,9 +88,11 @@ def image_sources(
                 "of a folder of images, split_by is 'folder', a regular expression, or a dictionary with the source of "
                 f"each file by its path, such as {{{split.files[0]!r}: 'patient7', ...}}; got {type(split_by).__name__}"
             )
-        if missing := [file for file in split.files if str(split_by.get(file, "")) in _MISSING]:
+        listed = {composed(file): source for file, source in split_by.items()}
+        found = [composed(str(split_by.get(file, listed.get(composed(file), "")))) for file in split.files]
+        if missing := [file for file, source in zip(split.files, found, strict=True) if source in _MISSING]:
             raise ValueError(f"split_by has no source of {len(missing):,} images, such as {missing[0]!r}")
-        return [str(split_by[file]) for file in split.files]
+        return found
     if isinstance(split_by, str) and isinstance(data, str | os.PathLike) and is_npz(data):
         with np.load(data, allow_pickle=False) as arrays:
             if split_by not in arrays:
@@ -106,7 +108,7 @@ def image_sources(
             f"value for each of the {len(split):,} training images, got {values.dtype} {values.shape}"
             + (f" without values at {', '.join(map(str, gaps[:5]))}" if gaps else "")
         )
-    return [str(value) for value in values.tolist()]
+    return [composed(str(value)) for value in values.tolist()]
 
 
 def check_apart(sources: Mapping[str, Sequence[str]]) -> None:
@@ -145,11 +147,11 @@ def source_counts(
 def _of_files(split_by: str, path: Path, files: Sequence[str]) -> list[str]:
     outer = 2 if any(split_folder(path, part) for part in SPLIT_NAMES) else 1  # train/<class>/... or <class>/...
     try:
-        pattern = re.compile(r"([^/]+)/" if split_by == "folder" else split_by)
+        pattern = re.compile(r"([^/]+)/" if split_by == "folder" else composed(split_by))
     except re.error as error:
         raise ValueError(f"split_by is no regular expression: {split_by!r} ({error}); any text is .*") from error
     search = pattern.match if split_by == "folder" else pattern.search
-    matches = [search(file.split("/", outer)[outer]) for file in files]
+    matches = [search(composed(file.split("/", outer)[outer])) for file in files]
     found = [next(filter(None, match.groups() or (match[0],)), "") if match else "" for match in matches]
     if missing := [file for file, source in zip(files, found, strict=True) if not source]:
         raise ValueError(

@@ -216,8 +216,8 @@ def stratified(split: AnySplit, fraction: float) -> tuple[AnySplit, AnySplit]:
         if not 0 < count < len(of_class):
             name = split.classes[label] if split.classes else label
             raise ValueError(
-                f"class {name!r} has too few images to split: {count} of {len(of_class)} would be held out; add "
-                "images, hold out fewer or none, or provide the folders train, val and test yourself"
+                f"class {name!r} has too few images to split: of {len(of_class)} that no other part has, {count} would "
+                "be held out; add images, hold out fewer or none, or provide the folders train, val and test yourself"
             )
         first.append(of_class[count:])
         second.append(of_class[:count])

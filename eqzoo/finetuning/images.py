@@ -104,7 +104,7 @@ def data_argument(data: object) -> str:
     if isinstance(data, Mapping):
         return "own"
     path = Path(cast(str, data))
-    return path.resolve().name if path.exists() else str(data)
+    return path.resolve().name.encode("utf-8", "replace").decode() if path.exists() else str(data)
 
 
 def image_statistics(

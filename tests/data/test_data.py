@@ -3,6 +3,7 @@
 import hashlib
 import math
 import multiprocessing
+import os
 import pickle
 import sys
 from collections import Counter
@@ -274,6 +275,19 @@ def test_names_of_classes_are_equal_in_either_form_of_unicode(tmp_path):
     for split, labels in ((splits["train"], [0, 1]), (splits["test"], [0, 0, 1, 1])):
         assert (split.classes, split.labels.tolist()) == (("cafz", composed), labels)
     assert [file.split("/")[1] for file in splits["test"].files] == ["cafz", "cafz", decomposed, composed]
+
+
+def test_numbered_classes_have_the_order_of_their_numbers(tmp_path):
+    names = ["0", "1", "2", "10", "a"]
+    save_images(tmp_path, *(f"{name}/0.png" for name in names))
+    assert read_images(tmp_path, 8)["train"].classes == tuple(names)
+
+
+def test_a_folder_whose_name_is_no_text_is_named(tmp_path):
+    save_images(tmp_path, "a/0.png", "b/0.png")
+    (tmp_path / os.fsdecode(b"Pl\xe4ttchen")).mkdir()
+    with pytest.raises(ValueError, match=r"the folder 'Pl\\udce4ttchen' .* not UTF-8: rename it"):
+        read_images(tmp_path, 8)
 
 
 def test_folders_inside_of_class_folders_are_found(tmp_path):

@@ -146,6 +146,18 @@ def test_sources_of_files(folder):
     assert image_sources("folder", inner, eqzoo.data.read_images(inner, 28)["train"]) == patients
 
 
+def test_sources_are_equal_in_either_form_of_unicode(folder):
+    """Copies from macOS have u and dots for ü."""
+    composed, decomposed = "M\u00fcller", "Mu\u0308ller"
+    (folder / "benign" / "patient0").rename(folder / "benign" / composed)
+    (folder / "tumor" / "patient0").rename(folder / "tumor" / decomposed)
+    train = eqzoo.data.read_images(folder, 28)["train"]
+    sources = image_sources("folder", folder, train)
+    assert set(sources) == {composed, *(f"patient{i}" for i in range(1, 8))}
+    assert image_sources(rf"({decomposed}|patient\d)/", folder, train) == sources
+    assert image_sources(dict(zip(train.files, sources, strict=True)), folder, train) == sources
+
+
 def test_sources_of_arrays(tmp_path):
     images, labels = np.zeros((12, 28, 28), np.uint8), np.arange(12) % 2
     slides = np.repeat(np.arange(4), 3)

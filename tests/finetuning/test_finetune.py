@@ -126,21 +126,26 @@ def test_publishing_checks_and_changes_what_the_folder_says(tuned, tmp_path, cap
     card = (folder / "README.md").read_text()
     assert "# p4_cnn.rotmnist" in card  # which is not another edit
     assert "paper's number" not in card  # for other images
+    training = json.loads((folder / "training.json").read_text())
+    for pattern, named in ((r"Ann|Bob", True), ("folder", False)):
+        write_json(folder / "training.json", training | {"split_by": pattern})
+        assert ("--split-by" in run(capsys, "publish", folder)[1]) == named
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b"0")
     assert run(capsys, "publish", folder)[0] == 2
 
 
 def test_numbered_classes_are_given_names(tmp_path, capsys):
-    splits = shapes(24)
+    splits = {name: replace(split, classes=("1", "10", "2")) for name, split in shapes(24).items()}
     folder = eqzoo.finetune("z2_cnn", splits, tmp_path / "o", epochs=1, pretrained=False, device="cpu").folder
     before = json.loads(run(capsys, "compare", folder, folder, "--json")[1])["networks"]
     assert run(capsys, "publish", folder, "--label-names", "a", "b")[0] == 2
     assert run(capsys, "publish", folder, "--label-names", "a", "b", "b")[0] == 2
-    names = NAMES[::-1]  # in another order than sorted
+    names = NAMES[::-1]  # in another order than sorted, of 1, 2 and 10
     plain, axes = shutil.copytree(folder, tmp_path / "plain"), (folder / "confusion.png").read_bytes()
     assert run(capsys, "publish", folder, "--label-names", *names)[0] == 0
     assert (folder / "confusion.png").read_bytes() != axes
-    assert eqzoo.create_model(str(folder), pretrained=True).pretrained_cfg["label_names"] == list(names)
+    named = eqzoo.create_model(str(folder), pretrained=True).pretrained_cfg["label_names"]
+    assert named == [names[0], names[2], names[1]]
     assert json.loads(run(capsys, "compare", folder, folder, "--json")[1])["networks"] == before
     for pair in ((folder, plain), (plain, folder)):
         found = json.loads(run(capsys, "compare", *pair, "--json")[1])["networks"]
@@ -611,11 +616,11 @@ def test_parts_are_drawn_class_by_class_and_always_alike(tmp_path):
     for fractions, message in (
         ((-0.1, 0.2), "together less than 1"),
         ((0.6, 0.6), "together less than 1"),
-        ((0.01, 0.98), "class 'bar' has too few images to split: 20 of 20 would be held out"),
+        ((0.01, 0.98), "class 'bar' has too few images to split: of 20 that no other part has, 20 would"),
     ):
         with pytest.raises(ValueError, match=message):
             complete_splits({"train": split}, *fractions)
-    with pytest.raises(ValueError, match="class 'bar' has too few images to split: 1 of 1"):
+    with pytest.raises(ValueError, match="class 'bar' has too few images to split: of 1 that no"):
         complete_splits({"train": few})
 
 
