@@ -148,7 +148,8 @@ def real_sets(root: Path, minutes: float, images: int = 100) -> dict[str, dict[s
         if row["same_class"] < 100:
             several = {key.removesuffix("_averaged"): value for key, value in row.items() if key.endswith("_averaged")}
             copies = 2 if network.startswith("p4_") else 8  # what is invariant to rotations is reflected alone
-            several |= {"parameters": row["parameters"], "same_class": 100.0} | ({RATE: row[RATE] / copies} if RATE in row else {})
+            several |= {"parameters": row["parameters"], "same_class": 100.0}
+            several |= {RATE: row[RATE] / copies} if RATE in row else {}
             found.setdefault(f"{network}, TTA", {}).setdefault(dataset, []).append(several)
     return found
 
