@@ -48,6 +48,13 @@ NETWORKS = {
     "p4m_octic_vit_large_patch16_224": "[ImageNet weights](imagenet.md)",
 }
 RATE = "predictions_per_second"  # of rows that were made on one machine; the others have none
+# Minutes of training and images a class, by their title.
+OTHER_BUDGETS = {
+    "1 min, 25 a class": (1.0, 25),
+    "4 min, all images": (4.0, 100_000),
+    "5 min, 100 a class": (5.0, 100),
+    "20 min, 100 a class": (20.0, 100),
+}
 PAPERS_DATA = {"rotmnist": "rotated MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "pcam": "PatchCamelyon"}
 DATA_TITLES = {
     "ucmerced": "aerial scenes (UC Merced)",
@@ -154,17 +161,25 @@ def real_sets(root: Path, minutes: float, images: int = 100) -> dict[str, dict[s
     return found
 
 
-def by_set(root: Path, minutes: float, images: int = 100) -> str:
-    """Accuracies of networks by data set, each the mean over seeds; their mean, also by seed; symmetry, cost, size."""
-    found = real_sets(root, minutes, images)
-    present = [name for name in DATA_TITLES if any(name in sets for sets in found.values())]
-    several = any(len(seeds) > 1 for sets in found.values() for seeds in sets.values())
-    timed = any(RATE in seeds[0] for sets in found.values() for seeds in sets.values())
+def by_set(root: Path, budgets: Mapping[str, tuple[float, int]]) -> str:
+    """Accuracies of networks by data set, each the mean over seeds; their mean, also by seed; symmetry, cost, size.
+
+    Args:
+        root: The repository.
+        budgets: Minutes and images a class by what a table of several says of them.
+    """
+    found = {title: real_sets(root, *budget) for title, budget in budgets.items()}
+    every = [sets for networks in found.values() for sets in networks.values()]
+    present = [name for name in DATA_TITLES if any(name in sets for sets in every)]
+    several = any(len(seeds) > 1 for sets in every for seeds in sets.values())
+    compared = len(budgets) > 1
     lines = []
-    for network, sets in found.items():
-        cells = [f"{mean_of(sets[name], 'accuracy'):.1f}" if name in sets else "" for name in present]
+    for title, network, sets in [(title, *item) for title, networks in found.items() for item in networks.items()]:
+        cells = [_quoted(network), *[title] * compared]
+        cells += [f"{mean_of(sets[name], 'accuracy'):.1f}" if name in sets else "" for name in present]
         if "chula_rbc12" in sets:  # of unequal classes
-            cells[present.index("chula_rbc12")] += f" / {mean_of(sets['chula_rbc12'], 'macro_f1'):.1f}"
+            column = present.index("chula_rbc12") - len(present)
+            cells[column] += f" / {mean_of(sets['chula_rbc12'], 'macro_f1'):.1f}"
         means = {
             key: statistics.fmean(mean_of(rows, key) for rows in sets.values()) for key in ("accuracy", "same_class")
         }
@@ -173,13 +188,15 @@ def by_set(root: Path, minutes: float, images: int = 100) -> str:
         if several:
             by_seed = [mean_of(rows, "accuracy") for rows in zip(*sets.values(), strict=False)]
             cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete and len(by_seed) > 1 else "")
-        cells.append(f"{means['same_class']:.1f}" if complete else "")
-        rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]
-        rate = f"{statistics.median(rates):,.0f}" if rates else ""
-        parameters = statistics.median(rows[0]["parameters"] for rows in sets.values())
-        lines.append((_quoted(network), *cells, *[rate] * timed, f"{4e-6 * parameters:.1f}"))
-    header = ["network", *(DATA_TITLES[name] for name in present), "mean", *["mean, by seed"] * several]
-    return table([*header, "same class", *["predictions a second"] * timed, "MB"], lines)
+        cells.append(f"{means['same_class']:.1f}")
+        if not compared:
+            rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]
+            cells.append(f"{statistics.median(rates):,.0f}" if rates else "")
+            cells.append(f"{4e-6 * statistics.median(rows[0]['parameters'] for rows in sets.values()):.1f}")
+        lines.append(cells)
+    header = ["network", *["training"] * compared, *(DATA_TITLES[name] for name in present), "mean"]
+    header += ["mean, by seed"] * several + ["same class", *["predictions a second", "MB"] * (not compared)]
+    return table(header, lines)
 
 
 def mean_of(rows: Iterable[Mapping[str, float]], key: str) -> float:
@@ -306,11 +323,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "files": files,
     "networks": networks,
     "papers": papers,
-    "pays": partial(by_set, minutes=5.0),
-    "real-sets": partial(by_set, minutes=1.0),
-    "real-sets-few": partial(by_set, minutes=1.0, images=25),
-    "real-sets-long": partial(by_set, minutes=5.0),
-    "real-sets-longest": partial(by_set, minutes=20.0),
+    "pays": partial(by_set, budgets={"": (5.0, 100)}),
+    "real-sets": partial(by_set, budgets={"": (1.0, 100)}),
+    "real-sets-others": partial(by_set, budgets=OTHER_BUDGETS),
     "twins": twins,
 }
 
