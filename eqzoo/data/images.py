@@ -45,7 +45,7 @@ def normalize(
     """Normalizes images: ``(x / 255 − mean) / std`` for each channel.
 
     Args:
-        images: ``(n, channels, height, width)`` with values in 0 to 255, uint8 or floating point.
+        images: ``(n, channels, height, width)`` with values in 0 to 255.
         mean: The mean of each channel, or one for all, for pixel values in 0 to 1.
         std: The standard deviation, the same.
         dtype: The floating point type of the result.
@@ -59,7 +59,7 @@ def normalize(
     Warns:
         UserWarning: If floating point images on the CPU seem to have values in 0 to 1, as those of
             `torchvision.transforms.ToTensor`: none is above 2, as `preprocess` may go beyond 1 at edges, and not all
-            are 0. Multiply them by 255 before. Also if a value is above 510, as raw counts have.
+            are 0. Multiply them by 255 before. Also if a value of any type is above 510, as raw counts have.
     """
     if isinstance(images, Tensor) and not torch.jit.is_tracing():  # type: ignore[attr-defined]
         counts = {torch.as_tensor(values).numel() for values in (mean, std)}
@@ -68,8 +68,8 @@ def normalize(
                 "images are (n, channels, height, width), mean and std have a number for each channel or one for all, "
                 f"and the result is of a floating point type; got {tuple(images.shape)}, {mean}, {std} and {dtype}"
             )
-        if images.is_floating_point() and images.device.type == "cpu" and not torch.compiler.is_compiling():
-            _warn_of_fractions(images.detach())
+        if images.dtype != torch.uint8 and images.device.type == "cpu" and not torch.compiler.is_compiling():
+            _warn_of_range(images.detach())
     return normalized(images, mean, std, dtype)
 
 
@@ -83,14 +83,14 @@ def normalized(
     return (images.to(dtype) / 255 - center) / scale
 
 
-def _warn_of_fractions(images: Tensor) -> None:
+def _warn_of_range(images: Tensor) -> None:
     if not images.numel():
         return
     try:
-        largest = float(images.amax())
+        largest = float((images if images.is_floating_point() else images.float()).amax())
     except RuntimeError:  # no values to look at: under torch.func.vmap, or a fake tensor
         return
-    if 0 < largest <= _FRACTION or largest > 2 * 255:
+    if (images.is_floating_point() and 0 < largest <= _FRACTION) or largest > 2 * 255:
         warnings.warn(
             f"the largest value of the images is {largest:.4g}, and normalize takes values in 0 to 255: multiply those "
             "in 0 to 1 by 255, and scale others as the images that the network was trained on",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..groups import Group, transform
 from ..layers._layout import is_channels_last
+from .builder import per_channel
 from .canonical import canonical_elements, group_of_sides, needs_graph, take_copies
 
 _SHARED = (
@@ -121,19 +122,16 @@ class OrbitNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits Ψ(x), ``(B, classes)``, of normalized images."""
-        y = self._of_copies(self.network, x)
-        if self.average == "probabilities":
-            return torch.logsumexp(y.log_softmax(2), 1) - math.log(y.shape[1])
-        return y.mean(1)
+        return self._mean(self._of_copies(self.network, x))
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last features of the copies of each image, ``(B, copies, ...)``."""
         return self._of_copies(self.network.forward_features, x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The mean over the copies of the logits, or of the pooled features, of what `forward_features` gives."""
-        y: Tensor = self.network.forward_head(x.flatten(0, 1), pre_logits=pre_logits)
-        return y.unflatten(0, x.shape[:2]).mean(1)
+        """The logits Ψ(x), or the mean of the pooled features, of what `forward_features` gives."""
+        y: Tensor = self.network.forward_head(x.flatten(0, 1), pre_logits=pre_logits).unflatten(0, x.shape[:2])
+        return y.mean(1) if pre_logits else self._mean(y)
 
     def feature_field(self, x: Tensor) -> Tensor:
         """What the equivariance check compares beside the logits: the mean of the pooled features, ``(B, C)``."""
@@ -178,6 +176,12 @@ class OrbitNet(nn.Module):
     def extra_repr(self) -> str:
         return f"group={self.copied.name}, copies={self.copies or self.copied.order}"
 
+    def _mean(self, y: Tensor) -> Tensor:
+        """The mean of what the network gives of the copies, ``(B, copies, classes)``, or without classes features."""
+        if self.average == "probabilities" and getattr(self, "num_classes", None) != 0:
+            return torch.logsumexp(y.log_softmax(2), 1) - math.log(y.shape[1])
+        return y.mean(1)
+
     def _of_copies(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """A function of the copies of each image, ``(B, copies, ...)``."""
         group = group_of_sides(self.copied, x.shape[2], x.shape[3])
@@ -201,7 +205,8 @@ class OrbitNet(nn.Module):
         if self.copies is None or self.copies >= group.order:
             return None
         cfg = getattr(self, "pretrained_cfg", {})
-        return canonical_elements(x, group, self.copies, cfg.get("mean", (0.0,)), cfg.get("std", (1.0,)))
+        mean, std = (per_channel(cfg.get(*entry), x.shape[1]) for entry in (("mean", (0.0,)), ("std", (1.0,))))
+        return canonical_elements(x, group, self.copies, mean, std)
 
 
 def _joined(group: Group, other: Group) -> Group:

@@ -82,9 +82,11 @@ def test_images_in_0_to_1_are_not_normalized_without_a_word():
         normalize(over, (0.2,), (0.4,), torch.float64)
     with pytest.warns(UserWarning, match="the largest value of the images is 5500"):  # raw counts
         normalize(images * 5500.0 / 255, (0.5,), (0.5,), torch.float64)
+    with pytest.warns(UserWarning, match="the largest value of the images is 5100"):
+        normalize((images.int() * 20).to(torch.uint16), (0.5,), (0.5,), torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255):
+        for silent in (images / 51, images * 0.0, torch.zeros(0, 1, 4, 4), images // 255, images.int() // 255):
             normalize(silent, (0.2,), (0.4,), torch.float64)
 
 

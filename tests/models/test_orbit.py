@@ -216,6 +216,25 @@ def test_probabilities_that_vanish_stay_numbers():
     assert OrbitNet(network, "p4", average="probabilities")(x).isfinite().all()
 
 
+def test_the_head_averages_as_the_network_does_and_features_are_averaged_as_they_are():
+    network = timm.create_model("test_resnet", num_classes=5).eval()
+    model, plain = (OrbitNet(network, "p4m", average=of).eval() for of in ("probabilities", "logits"))
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    logits, features = model(x), model.forward_features(x)
+    torch.testing.assert_close(model.forward_head(features), logits)
+    assert not torch.allclose(logits, plain(x), atol=1e-2)
+    pooled = model.forward_head(features, pre_logits=True)
+    model.reset_classifier(0)
+    torch.testing.assert_close(model(x), pooled)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 13])
+def test_a_canonical_copy_of_any_number_of_channels(channels):
+    model = OrbitNet(timm.create_model("test_resnet", num_classes=5, in_chans=channels), "p4m", copies=1).eval()
+    x = torch.rand(2, channels, 64, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(x.rot90(1, (2, 3))), model(x))
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("last", [False, True])
 def test_copies_have_the_memory_format_of_the_images(last, channels):
