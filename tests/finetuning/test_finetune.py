@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import shutil
@@ -39,7 +40,7 @@ from eqzoo.engine.run import RunDirectory
 from eqzoo.export.onnx_file import OnnxFile
 from eqzoo.finetuning import frozen, write
 from eqzoo.finetuning import run as finetuning
-from eqzoo.finetuning.images import data_label
+from eqzoo.finetuning.images import data_argument, data_label
 from eqzoo.finetuning.plan import Plan
 from eqzoo.finetuning.rules import frozen_modules
 from eqzoo.hub import WeightsNotFoundError, shipped_folder
@@ -286,6 +287,8 @@ def test_a_folder_or_hub_set_with_the_name_of_a_public_data_set_is_another_set(t
     assert data_label("eurosat") == data_label("EuroSAT") == "eurosat"
     assert data_label(tmp_path / "cells") == "cells"
     assert data_label("Zellen füllen ünï.npz") == "zellen-fullen-uni"
+    (latin := tmp_path / os.fsdecode(b"M\xfcller")).mkdir()
+    assert data_argument(latin) == "M?ller"  # as a report can hold it
 
 
 def test_a_fine_tuned_network_is_fine_tuned_again(tuned, tmp_path):
