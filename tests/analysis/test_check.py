@@ -45,7 +45,7 @@ def test_a_trained_network_passes_whatever_it_is_called(source):
 
 
 def test_a_network_that_is_not_trained_is_checked_as_if_it_were():
-    report = eqzoo.check_equivariance("p4_simple_asc_resnet29")
+    report = eqzoo.check_equivariance("p4_convnext_atto", size=64)
     assert report.exact
     assert len(report.logits) == 4
     assert "random" in report.notes[0]
