@@ -107,7 +107,8 @@ def make_rows(args: argparse.Namespace, cache: Path) -> None:
             found.get("{}/{}/{:g} minutes/{} a class/seed 0".format(*key[:2], *budget))
             for budget in (key[2:4], (min(args.minutes), min(args.images)))
         )
-        sides = (shortest["side"],) if shortest else NETWORKS[key[1]][2]
+        same = first or shortest
+        sides = (same["side"],) if same else NETWORKS[key[1]][2]
         epochs = first["epochs"] if first else None
         command = [sys.executable, __file__, "--data-dir", args.data_dir, "--weights", args.weights, "--cache", cache]
         command += ["--row", json.dumps([*key, sides, epochs])]
@@ -125,10 +126,13 @@ def _rows() -> dict[str, Any]:
 
 def draw(minutes: float) -> None:
     """Draws accuracy over the cost of a prediction, a panel for each data set."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     found = real_sets(PAGE.parents[2], minutes)
-    colors = {network: f"C{index}" for index, network in enumerate(NETWORKS)}
+    drawn = [network for network in found if any(RATE in rows[0] for rows in found[network].values())]
+    plain = dict.fromkeys(network.removesuffix(", TTA") for network in drawn)
+    colors = {network: colormaps["tab20"](index) for index, network in enumerate(plain)}
     ticks = (1, 2, 5, 10, 20, 50)  # milliseconds
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     for axes, (data, title) in zip(figure.subplots(2, 3).flat, DATA_TITLES.items(), strict=True):

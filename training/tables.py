@@ -188,7 +188,7 @@ def by_set(root: Path, budgets: Mapping[str, tuple[float, int]]) -> str:
         if several:
             by_seed = [mean_of(rows, "accuracy") for rows in zip(*sets.values(), strict=False)]
             cells.append(", ".join(f"{mean:.1f}" for mean in by_seed) if complete and len(by_seed) > 1 else "")
-        cells.append(f"{means['same_class']:.1f}")
+        cells.append(f"{means['same_class']:.1f}" if complete else "")
         if not compared:
             rates = [rows[0][RATE] for rows in sets.values() if RATE in rows[0]]
             cells.append(f"{statistics.median(rates):,.0f}" if rates else "")

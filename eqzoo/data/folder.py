@@ -47,12 +47,18 @@ def image_folder(
     Raises:
         FileNotFoundError: If there is no ``train`` folder.
         ValueError: If there are images but no classes, the splits differ in the classes that they have images of, there
-            is a folder ``train``, ``val`` or ``test`` beside class folders or in each of them, or files cannot be read.
+            is a folder ``train``, ``val`` or ``test`` beside class folders or in each of them, the name of a class is
+            not UTF-8, or files cannot be read.
             Of a streamed split, only the headers of the files are checked.
     """
     folders = {part: alone} if part and (alone := split_folder(path, part)) else _split_folders(path, flat)
     found = {name: _class_files(folder) for name, folder in folders.items()}
     first, classes = next((name, tuple(files)) for name, files in found.items())
+    for name in classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:  # no file could hold the name
+            raise ValueError(f"the class folder {name!r} in {path} has a name that is not UTF-8: rename it") from error
     listed = {}
     for name, files in found.items():
         if not classes or files.keys() != set(classes):
@@ -289,17 +295,8 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in a folder, which are those of the classes: numbers by value, then others as text.
-
-    Raises:
-        ValueError: If a name is no text, so that no file could hold it.
-    """
+    """The names of the folders in a folder, which are those of the classes: numbers by value, then others as text."""
     names = [entry.name for entry in folder.iterdir() if entry.is_dir() and not _hidden(entry.name)]
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"the folder {name!r} in {folder} has a name that is not UTF-8: rename it") from error
     return tuple(sorted(names, key=lambda name: (*_as_number(name), composed(name), name)))
 
 

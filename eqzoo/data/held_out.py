@@ -88,7 +88,7 @@ def image_sources(
                 "of a folder of images, split_by is 'folder', a regular expression, or a dictionary with the source of "
                 f"each file by its path, such as {{{split.files[0]!r}: 'patient7', ...}}; got {type(split_by).__name__}"
             )
-        listed = {composed(file): source for file, source in split_by.items()}
+        listed = {composed(str(file)): source for file, source in split_by.items()}
         found = [composed(str(split_by.get(file, listed.get(composed(file), "")))) for file in split.files]
         if missing := [file for file, source in zip(split.files, found, strict=True) if source in _MISSING]:
             raise ValueError(f"split_by has no source of {len(missing):,} images, such as {missing[0]!r}")

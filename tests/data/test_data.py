@@ -285,8 +285,11 @@ def test_numbered_classes_have_the_order_of_their_numbers(tmp_path):
 
 def test_a_folder_whose_name_is_no_text_is_named(tmp_path):
     save_images(tmp_path, "a/0.png", "b/0.png")
-    (tmp_path / os.fsdecode(b"Pl\xe4ttchen")).mkdir()
-    with pytest.raises(ValueError, match=r"the folder 'Pl\\udce4ttchen' .* not UTF-8: rename it"):
+    latin = os.fsdecode(b"Pl\xe4ttchen")
+    (tmp_path / latin).mkdir()
+    assert read_images(tmp_path, 8)["train"].classes == ("a", "b")  # it is empty
+    save_images(tmp_path, f"{latin}/0.png")
+    with pytest.raises(ValueError, match=r"the class folder 'Pl\\udce4ttchen' .* not UTF-8: rename it"):
         read_images(tmp_path, 8)
 
 
