@@ -385,7 +385,7 @@ def _publish(sub: argparse.ArgumentParser) -> None:
     )
     sub.add_argument("--base-model", metavar="REPO", help="the Hub repo of the weights that the network started from")
     sub.add_argument(
-        "--label-names", nargs="+", metavar="TEXT", help="the classes, if they are numbered, by their numbers"
+        "--label-names", nargs="+", metavar="TEXT", help="names for numbered classes, in the order of the numbers"
     )
     sub.add_argument("--onnx", action="store_true", help="write model.onnx too, checked against the network")
     sub.add_argument("--push", metavar="OWNER", help="upload to the Hub repo OWNER/<checkpoint>; without it nothing is")

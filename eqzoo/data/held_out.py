@@ -73,7 +73,8 @@ def image_sources(
             Another string: of image files a regular expression, searched in the path below the class folder; the
             source is the first of its groups that matches, or all that it finds. Of a .npz file the name of an array
             with a value for each training image. Or the values themselves: of image files by their paths in the
-            folder, such as ``{"tumor/3.png": "patient7"}``, of other data a list or an array.
+            folder, such as ``{"tumor/3.png": "patient7"}``, of other data a list or an array. Names in either form of
+            Unicode are equal.
         data: The data that the images were read from, as `read_images` takes it.
         split: The images; those of a folder may be of any part, others are the training images.
 
